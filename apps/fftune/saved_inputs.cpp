@@ -13,9 +13,9 @@
 
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/nearest.hpp"
 #include "device/blocks.hpp"
-#include "store/file_access.hpp"
 #include "store/json_value.hpp"
 
 namespace fftune::tool {
@@ -93,12 +93,16 @@ void transpose(const std::byte* in, std::byte* out, std::int64_t rows, std::int6
   });
 }
 
-void convert_all(Element element, const std::byte* in, DType dtype, std::byte* out,
-                 std::int64_t count, Parallel& parallel) {
+/// Elements of a saved tensor from `first` on, rounded to `dtype`.
+void read_as(const SavedModel& model, const SavedModel::Tensor& tensor, std::int64_t first,
+             DType dtype, std::byte* out, std::int64_t count, Parallel& parallel) {
+  const Element element = tensor.saved.element;
   for_each_block(count, 1, parallel, [&](const Block& block) {
-    const auto first = static_cast<std::size_t>(block.first_row);
-    convert(element, in + first * element_bytes(element), dtype, out + first * dtype_bytes(dtype),
-            static_cast<std::size_t>(block.last_row) - first);
+    const auto begin = static_cast<std::size_t>(block.first_row);
+    const std::size_t size = static_cast<std::size_t>(block.last_row) - begin;
+    std::vector<std::byte> saved(size * element_bytes(element));
+    model.read(tensor, static_cast<std::size_t>(first) + begin, saved);
+    convert(element, saved.data(), dtype, out + begin * dtype_bytes(dtype), size);
   });
 }
 
@@ -445,8 +449,7 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
   const auto at = [&](std::int64_t element) { return static_cast<std::size_t>(element); };
   const auto read = [&](const SavedModel::Tensor& tensor, std::int64_t from, std::int64_t count,
                         std::byte* to) {
-    convert_all(tensor.saved.element, tensor.data + at(from) * element_bytes(tensor.saved.element),
-                spec.dtype, to, count, parallel);
+    read_as(source->recorded ? *input_ : *model_, tensor, from, spec.dtype, to, count, parallel);
   };
   if (source->transposed) {
     const SavedModel::Tensor& tensor = *source->parts.front();

@@ -12,14 +12,15 @@
 #include <cstddef>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/fork_count.hpp"
 #include "cpu/machine.hpp"
 
@@ -60,7 +61,7 @@ std::string memory_refusal(std::uint64_t threads) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
   std::uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
+  std::istringstream(text_of_file("/proc/self/statm")) >> pages;
   const std::uint64_t used = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t needed = used + (threads + 1) * bytes_of_thread;
   if (needed <= limit.rlim_cur) return "";

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "store/comparison.hpp"
-#include "store/file_access.hpp"
 #include "store/record.hpp"
 
 namespace fftune {

@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "store/field_reader.hpp"
-#include "store/file_access.hpp"
 #include "store/preset_format.hpp"
 #include "store/record_json.hpp"
 #include "store/renamed_parameters.hpp"

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "registry/catalog.hpp"
 #include "store/comparison.hpp"
-#include "store/file_access.hpp"
 #include "store/record.hpp"
 
 namespace fftune {

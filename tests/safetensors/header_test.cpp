@@ -16,7 +16,7 @@ using fftune::testing::SafetensorsWriter;
 namespace {
 
 std::vector<SavedTensor> read(const std::string& bytes) {
-  return read_safetensors_header(std::as_bytes(std::span(bytes)));
+  return read_safetensors_header(std::as_bytes(std::span(bytes)), bytes.size());
 }
 
 std::string complaint(const std::string& bytes) {

@@ -32,7 +32,9 @@ void write_shard(const fs::path& path, const std::string& name, float value) {
 double first_value(const SavedModel& model, const std::string& name) {
   double value = 0;
   const auto& tensor = model.at(name);
-  decode(tensor.saved.element, tensor.data, {&value, 1});
+  std::vector<std::byte> saved(element_bytes(tensor.saved.element));
+  model.read(tensor, 0, saved);
+  decode(tensor.saved.element, saved.data(), {&value, 1});
   return value;
 }
 
@@ -64,6 +66,19 @@ TEST_CASE("a model is a file, a folder, or an index of several files") {
     CHECK(first_value(model, "one") == 1);
     CHECK(first_value(model, "two") == 2);
     CHECK(model.folder() == folder.path());
+  }
+}
+
+TEST_CASE("a file that is cut short while it is open is an error that names it") {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "a.safetensors";
+  write_shard(path, "one", 1);
+  const SavedModel model(path);
+  const auto whole = fs::file_size(path);
+  for (const std::uintmax_t left : {whole - 1, std::uintmax_t{0}}) {
+    fs::resize_file(path, left);
+    CHECK_THROWS_WITH(first_value(model, "one"),
+                      ContainsSubstring(path.string()) && ContainsSubstring("cut short"));
   }
 }
 

@@ -24,6 +24,7 @@ class Journal {
  public:
   /// Starts <folder>/<device slug>/<op>-<UTC time>-<process>.jsonl; with `resume` continues the
   /// newest one of this device and op, if there is one, and repairs its last line if it was torn.
+  /// The folders must be OwnFolders: journals that others wrote, or could write, do not count.
   /// `data` names what the inputs hold. Throws Error(io).
   static Journal open(const std::filesystem::path& folder, const DeviceFacts& facts,
                       const std::string& op, bool resume, const std::string& data = "");
@@ -53,7 +54,7 @@ class Journal {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  void read_back(const JournalHeader& own);
+  void read_back(const JournalHeader& own, int descriptor);
   void write_line(const std::string& line);
   void sync();
 

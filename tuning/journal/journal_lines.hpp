@@ -40,7 +40,11 @@ struct JournalText {
   std::size_t bytes = 0;
 };
 
-/// A file that cannot be read has no lines.
+/// The most bytes of a journal that is read.
+constexpr std::size_t most_journal_bytes = std::size_t{256} << 20;
+
+JournalText parse_journal(const std::string& text);
+/// Throws Error(io) that names the file.
 JournalText read_journal(const std::filesystem::path& path);
 
 std::string journal_line(const JournalHeader& header);

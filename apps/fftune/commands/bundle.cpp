@@ -28,8 +28,8 @@
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "cuda/open.hpp"
-#include "store/file_access.hpp"
 
 namespace fftune::tool {
 

@@ -25,8 +25,8 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "registry/catalog.hpp"
-#include "store/file_access.hpp"
 
 namespace fftune::tool {
 

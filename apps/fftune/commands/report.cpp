@@ -20,7 +20,7 @@
 #include "apps/fftune/report/report_page.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
-#include "store/file_access.hpp"
+#include "core/file_access.hpp"
 
 namespace fftune::tool {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "store/file_access.hpp"
+#include "core/file_access.hpp"
 
 namespace fftune::tool {
 
