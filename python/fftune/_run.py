@@ -9,7 +9,7 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ._library import Error, Plan, _lock, check_status, library, on_two_devices
+from ._library import Error, Plan, _lock, check_status, destroy_idle, library, on_two_devices
 
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
                 torch.float8_e4m3fn: "fp8"}
@@ -72,6 +72,8 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
         if plan is None:
             problem = form.problem(options, inputs)
             plan = _Nothing if problem is None else Plan(device, problem)
+            if device >= 0:
+                _destroy_idle()
         _plans[key] = plan
         if len(_plans) >= PLANS // 2:
             _older.clear()
@@ -85,6 +87,31 @@ def forget_plans() -> None:
     with _lock:
         _plans.clear()
         _older.clear()
+        _destroy_idle()
+
+
+def _destroy_idle() -> None:
+    # During a capture an event would become a part of the graph, and may not be asked for.
+    if not torch.cuda.is_initialized() or not torch._C._cuda_isCurrentStreamCapturing():
+        destroy_idle(_mark)
+
+
+def _mark(device: int, stream: torch.cuda.Stream) -> Callable[[], bool]:
+    """An event at the end of a stream's work. A stream that is being captured has none, nor one
+    that its owner may have destroyed: there the whole device has to be idle."""
+    with torch.cuda.device(device):
+        if stream.stream_id == 0 or stream.stream_id & 1:  # PyTorch's own, which stay
+            with torch.cuda.stream(stream):
+                if not torch._C._cuda_isCurrentStreamCapturing():
+                    return stream.record_event().query
+
+    def idle() -> bool:
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:  # another thread captures
+            return False
+        return True
+    return idle
 
 
 # What CUDA graphs were captured of stays: a graph runs the kernels of plans that nobody else holds.
@@ -142,14 +169,19 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
     if device < 0:
         status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None)
     elif device == torch._C._cuda_getDevice():
-        status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch,
-                           torch._C._cuda_getCurrentRawStream(device))
+        status = _enqueue(plan, pointers, scratch)
     else:  # a stream of 0 is that of the current device
         with torch.cuda.device(device):
-            status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch,
-                               torch._C._cuda_getCurrentRawStream(device))
+            status = _enqueue(plan, pointers, scratch)
     if status:
         check_status(status)
+
+
+def _enqueue(plan: Plan, pointers: list[int], scratch: int | None) -> int:
+    stream = torch._C._cuda_getCurrentRawStream(plan.device)
+    if stream != plan.stream:
+        plan.runs_on(stream, torch.cuda.current_stream(plan.device))
+    return _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, stream)
 
 
 _plan_run = library().fftune_plan_run
