@@ -214,7 +214,8 @@ def _expect_attention(module: nn.Module) -> None:
 def projects(attention: nn.Module, x: Tensor) -> bool:
     """Whether its projections are to be run by linear. A number of tokens that is not known while
     the model is compiled is taken for many."""
-    settings = getattr(attention, "_fftune", None)
+    # In the module itself: a wrapper that passes attributes on has to be called.
+    settings = attention.__dict__.get("_fftune")
     if settings is None or not settings[1] or drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
