@@ -1,4 +1,5 @@
-// What a LocalEvaluator holds: the opened device, and all that was made ready for one problem.
+// The state of a LocalEvaluator: the opened device, and everything that was prepared for one
+// problem.
 #pragma once
 
 #include <functional>
@@ -64,7 +65,8 @@ struct LocalEvaluator::State {
   std::vector<CompileResult> compile_all(const Candidate& candidate);
   /// Throws Error(unavailable) for what does not compile.
   Executables executables(const Candidate& candidate);
-  /// What a timing runs: where the problem is another several times, those of each time.
+  /// The executables of a timing: if the problem repeats another several times, those of every
+  /// repetition.
   Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
   void reserve_workspace(const Executables& all);
@@ -82,7 +84,7 @@ struct LocalEvaluator::State {
   CompileObserver compiling;
   std::set<std::string> avoided;  // ids of variants and of candidates
 
-  // Of the problem that was begun.
+  // State of the problem that begin() prepared.
   const Op* op = nullptr;
   Problem problem;
   std::vector<TensorSpec> tensors;

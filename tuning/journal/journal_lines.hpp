@@ -10,7 +10,7 @@
 
 namespace fftune {
 
-/// What a sweep began with. A resumed journal has one for each time that it was continued.
+/// The first line of a sweep. A resumed journal has one for each time that it was continued.
 struct JournalHeader {
   std::string fftune;  // version
   std::string device;  // DeviceFacts::name

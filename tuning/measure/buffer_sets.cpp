@@ -27,7 +27,7 @@ constexpr std::size_t most_caches = 4;
 constexpr std::size_t most_bytes_of_parts = std::size_t{16} << 30;
 constexpr double of_weight = 1.0 / 16;  // of what all stages touch
 
-/// Values are drawn for this many elements; longer tensors repeat them. What a multiplier burns
+/// Values are drawn for this many elements; longer tensors repeat them. The power of a multiplier
 /// depends on the bits that toggle from one product to the next, not on so long a period.
 constexpr std::size_t drawn_elements = std::size_t{1} << 21;
 

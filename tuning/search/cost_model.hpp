@@ -13,8 +13,8 @@ namespace fftune {
 double cost_model_us(const Family& family, const Problem& problem, const DeviceFacts& facts,
                      const Config& config, double floor_us);
 
-/// What its first launch is like, as numbers that grow evenly where the device sees a doubling: all
-/// threads, those of a block, and a block's dynamic shared memory. Zeros for what runs on a CPU.
+/// Traits of the family's first launch, as numbers that grow evenly with each doubling: all
+/// threads, those of a block, and a block's dynamic shared memory. Zeros for a CPU family.
 std::vector<double> launch_traits(const Family& family, const Problem& problem,
                                   const DeviceFacts& facts, const Config& config);
 

@@ -21,7 +21,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Samples are asked for in portions of about this long, so that an interruption is soon heard.
 constexpr double portion_seconds = 0.5;
-/// What a sample of a very short variant takes nevertheless.
+/// Shortest duration of a sample, even for a very short variant.
 constexpr double shortest_sample_us = 300;
 
 /// A variant is screened by at most this many samples, and by one if that takes this long.
@@ -32,7 +32,7 @@ constexpr double screening_seconds = 0.004;
 /// memory around the main loop cost nothing, and one of the fastest fp8 tiles has 40 bytes of them.
 constexpr int most_spill_bytes = 64;
 
-/// What is said of a candidate whose process died; nothing if it did not.
+/// The outcome of a candidate whose process died; nothing if it did not.
 template <typename Result>
 std::optional<OutcomeKind> died(const Result& result) {
   if (!result.fatal) return {};
@@ -73,7 +73,7 @@ void Group::recall(std::size_t index) {
   if (options.journal) {
     const auto known = options.journal->known(session_.problem(), entry.source_hash,
                                               spec_.span.first_stage, entry.outcome.id);
-    // What is quarantined may have been let out since, and there may be more memory.
+    // A quarantined variant may have been released since, and there may be more memory.
     const bool crashed = known && known->kind == OutcomeKind::crashed;
     // Whether its bits are the right ones is asked anew.
     const bool other = known && known->bits != required_bits_ && !required_bits_.empty();

@@ -14,11 +14,11 @@ constexpr std::size_t compile_batch = 128;
 constexpr std::size_t first_batch = 16;
 constexpr double compile_share = 0.1;
 
-/// What shares a device with one other takes twice as long, or a little more.
+/// A process that shares a device with one other takes twice as long, or a little more.
 constexpr double suspect_band = 3;
 constexpr std::size_t most_suspects = 256;
 
-/// Of each finalist, and how many times as many again while some are not told apart.
+/// Samples of each finalist, and how many times as many again while some are not told apart.
 constexpr int final_samples = 21;
 constexpr int most_extensions = 2;
 
@@ -120,7 +120,7 @@ std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_
       reached.insert(reached.end(), screened.begin(), screened.end());
       continue;
     }
-    // What has been compiled is worth a little more time than what has not.
+    // Compiled variants are worth a little more time than others.
     for (std::size_t i = begin; i < end && !ended(reserve / 2); ++i) {
       search.screen(order[i], search.best_us() * band);
       if (samples > 3) search.measure({order[i]}, samples, search.seconds_left());

@@ -64,7 +64,7 @@ class Search {
   /// The strategy expects that the best of those not tried is at most this much faster, a part of
   /// 1, than the best that was: for the user to see.
   virtual void expect_gain(double gain) = 0;
-  /// What a gain must be expected to reach for the search to go on for it, a part of 1.
+  /// The expected gain, as a part of 1, below which the search does not go on.
   virtual double least_gain() const = 0;
   /// Seconds until this group's share of the budget is spent; infinity without a budget.
   virtual double seconds_left() const = 0;

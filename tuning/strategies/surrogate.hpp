@@ -28,8 +28,8 @@ class Surrogate {
   /// It has no time: nothing is to be expected of it.
   void drop(std::size_t variant);
 
-  /// Which to try next, at most `count`: each time that of which most is to be gained, then as if
-  /// it had taken the time that was expected of it, so that they are not all neighbours.
+  /// Variants to try next, at most `count`. Each choice has the largest expected gain, and counts
+  /// as if it had taken its expected time, so that the choices are not all neighbours.
   std::vector<std::size_t> propose(std::size_t count);
   /// How much faster than the best known the best of the others is expected to be, as a part of 1:
   /// no more than this, the sum of what each is expected to gain.
@@ -40,7 +40,7 @@ class Surrogate {
   double gain_likely() const;
 
  private:
-  /// What the covariance is made of, as standard deviations of the logarithm of a time.
+  /// Scales of the covariance, as standard deviations of the logarithm of a time.
   struct Scales {
     double estimate = 0.3;  // by how much the estimates tell variants apart
     double family = 0.3;    // families from each other
