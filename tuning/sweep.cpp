@@ -34,9 +34,9 @@ double weight(DeviceKind kind, double floor) {
 }
 
 /// Time of preparing a problem, its inputs and its reference. It is a power of the problem's work,
-/// from 0 to 1, fitted to the problems so far (least squares of the logarithms), with a prior of a
-/// square root: problems of about the same work, whose times differ by noise, say nothing about
-/// large ones.
+/// from 0 to 1, fitted to the problems so far (least squares of the logarithms) with a prior of a
+/// square root. Without the prior, problems of about the same work, whose times differ by noise,
+/// would say nothing about large ones.
 class Preparation {
  public:
   void learn(double work, double seconds) {

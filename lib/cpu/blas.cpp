@@ -53,7 +53,7 @@ const std::filesystem::path& found_file() {
   return file;
 }
 
-/// What OpenBLAS takes of the address space for a thread: a buffer, a stack, and an arena.
+/// Address space that OpenBLAS takes for a thread: a buffer, a stack, and an arena.
 constexpr std::uint64_t bytes_of_thread = std::uint64_t{128} << 20;
 
 /// Why the address space has no room for that many threads of OpenBLAS; empty if it has.
@@ -152,8 +152,8 @@ ThreadCount& thread_count() {
   static ThreadCount count;
   static const int forks = fork_count();
   if (forks == fork_count()) return count;
-  // Of a forked child: in the parent's, leases may stand that nobody here will end. (A child of a
-  // child shares it, which only matters if that one forked in the middle of a product.)
+  // The count of a forked child: in the parent's, leases may stand that nobody here will end. (A
+  // child of a child shares it, which only matters if that one forked in the middle of a product.)
   static ThreadCount own;
   return own;
 }

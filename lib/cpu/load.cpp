@@ -21,8 +21,8 @@ namespace fs = std::filesystem;
 /// Others may take this much of the cores: what a quiet system does for itself.
 constexpr double quiet_cores = 0.08;
 constexpr double quiet_share = 0.01;
-/// The counters of /proc/stat advance in ticks of 10 ms, of which a few are charged to the wrong
-/// process.
+/// The counters of /proc/stat advance in ticks of 10 ms, and a few of these are charged to the
+/// wrong process.
 constexpr double counting_error_seconds = 0.05;
 
 /// Below this part of the clock that was reached before, times are not what they were.

@@ -21,7 +21,7 @@
 
 namespace fftune::cuda {
 
-/// What identifies a kernel in a bundle.
+/// Identifies a kernel in a bundle.
 struct BundleKey {
   std::string arch;  // "sm_90a"
   std::string file;

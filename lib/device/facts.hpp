@@ -1,4 +1,4 @@
-// What a device is: the facts that constraints, geometry, presets and rooflines need.
+// Facts about a device that constraints, geometry, presets and rooflines need.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ class Family {
   /// stages: only then does it serve untuned.
   virtual bool is_preferred(const Problem&, const DeviceFacts&) const { return true; }
 
-  /// What to run for a feasible configuration. Tensor arguments count in the order of the op's
+  /// The program of a feasible configuration. Tensor arguments count in the order of the op's
   /// tensors(problem).
   virtual Program program(const Problem&, const DeviceFacts&, const Config&) const = 0;
 

@@ -29,10 +29,10 @@ struct SizeField {
   /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
   /// problems with and without it share no presets, unless it is performance-neutral.
   bool rare = false;
-  /// Decides neither which variants are legal nor how fast they are: the rows of a table of which
-  /// a token reads one. Problems and records have it as any other, but presets are compared
-  /// without it: a record serves problems with any value and without one, and replaces those that
-  /// differ in such fields alone.
+  /// The field decides neither which variants are legal nor how fast they are, such as the rows of
+  /// a table from which a token reads one. Problems and records have it as any other, but presets
+  /// are compared without it: a record serves problems with any value and without one, and replaces
+  /// those that differ in such fields alone.
   bool performance_neutral = false;
 };
 
@@ -97,21 +97,21 @@ struct TensorSpec {
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
   bool sorted = false;
-  /// Of an output that does not count tokens: a sum over them, to which each token adds what its
-  /// own rows, and its mark, give. Where all such outputs are, the reference of more tokens goes on
-  /// from that of fewer: S(m + 1) = S(m) + S({token m}).
+  /// For an output that does not count tokens: it is a sum over them, to which each token adds the
+  /// contribution of its own rows and its mark. Where all such outputs are, the reference of more
+  /// tokens goes on from that of fewer: S(m + 1) = S(m) + S({token m}).
   bool sums_tokens = false;
-  /// Of an input: what such a sum begins with, as gradients do to which others are added.
+  /// For an input: the initial value of such a sum, as for gradients that are added to others.
   bool begins_sum = false;
-  /// Of an output whose rows differ in size, as averages over few and over many values do: how many
-  /// neighbouring elements of a row are of one size. What an element may be off by then follows
-  /// from the size of these, instead of that of the whole tensor. 0: of all.
+  /// For an output whose rows differ in size, as averages over few and over many values do: how
+  /// many neighbouring elements of a row have the same size. The bound of an element then follows
+  /// from the size of these, instead of that of the whole tensor. 0: all elements.
   std::int64_t alike = 0;
-  /// Of an output that is added up in the order in which blocks finish: two runs may differ in the
-  /// last bits.
+  /// For an output that is accumulated in the order in which blocks finish: two runs may differ in
+  /// the last bits.
   bool any_order = false;
-  /// Of an input that does not count tokens and is many matrices in one tensor: the reference takes
-  /// it from ReferenceTensors::encoded where it is there, a matrix at a time. In float64 all of
+  /// For an input that does not count tokens and is many matrices in one tensor: the reference
+  /// takes it from ReferenceTensors::encoded if it is there, a matrix at a time. In float64 all of
   /// them together may exceed the host's memory, and making its pages takes longer than the
   /// products.
   bool read_in_parts = false;
@@ -176,7 +176,7 @@ struct OpPart {
   /// Tensors that have another name in the whole, by their names in the part.
   std::map<std::string, std::string> names;
 
-  /// What the whole calls a tensor or a stage of the part.
+  /// The whole's name of a tensor or a stage of the part.
   const std::string& tensor(const std::string& own) const;
   std::string stage(std::string_view own) const;
 };
@@ -224,8 +224,8 @@ class Op {
   /// line; empty: they do. Not asked of the token size.
   virtual std::string contradiction(const Problem&) const { return ""; }
 
-  /// Inputs, then outputs (together the C API's buffer order), then intermediates. What is updated
-  /// is among the inputs.
+  /// Inputs, then outputs (together the C API's buffer order), then intermediates. Updated tensors
+  /// are among the inputs.
   virtual std::vector<TensorSpec> tensors(const Problem&) const = 0;
   virtual std::vector<StageSpec> stages(const Problem&) const = 0;
 

@@ -28,7 +28,7 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
 
 using Estimates = std::map<std::vector<std::string>, std::optional<double>>;
 
-/// Of each variant, by the stages that it covers.
+/// The estimate of each variant, by the stages that it covers.
 Estimates estimates_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                        const Recipe& recipe) {
   Estimates all;
@@ -141,7 +141,7 @@ std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
 
 namespace {
 
-/// What serves an op that is made of parts.
+/// The choice for an op that is made of parts.
 struct ChoiceOfParts {
   Recipe recipe;
   bool stale = false;

@@ -1,4 +1,4 @@
-// What a plan enqueues: the executables of a recipe's variants, in order.
+// The work that a plan enqueues: the executables of a recipe's variants, in order.
 #pragma once
 
 #include <cstddef>

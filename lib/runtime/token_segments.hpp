@@ -26,8 +26,8 @@ struct TokenSegment {
 std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
                                          const DeviceFacts& facts, const PresetLibrary& presets);
 
-/// What serves `tokens` of the segment: its choice, and where a constraint leaves out this token
-/// count the op's default.
+/// The recipe for `tokens` of the segment: its choice, or the op's default if a constraint excludes
+/// this token count.
 Recipe recipe_at(const Op& op, const Problem& most, const DeviceFacts& facts,
                  const TokenSegment& segment, std::int64_t tokens);
 

@@ -17,7 +17,7 @@ namespace fftune {
 namespace {
 
 constexpr std::size_t length_bytes = 8;
-/// What the format's own library reads at most.
+/// The longest header that the format's own library reads.
 constexpr std::uint64_t longest_header = 100'000'000;
 constexpr std::size_t most_dimensions = 16;
 

@@ -79,7 +79,7 @@ double log_ratio(double a, double b) {
   return std::abs(std::log2(a / b));
 }
 
-/// What distance() sums up of the sizes.
+/// The sizes that distance() sums up.
 NearestPoints::Point point_of(const Problem& problem, const Comparison& comparison) {
   NearestPoints::Point point;
   for (const auto& [name, value] : compared_part(problem, comparison).sizes) {

@@ -31,7 +31,7 @@ void check_existing(const PresetFile& file, const PresetDevice& device, const st
                                   file.op, file.device.slug, op, device.slug));
 }
 
-/// What we write we must be able to read: a record that we would refuse is our own mistake.
+/// The written text must be readable: a record that would be refused is an internal error.
 void check_text(const std::string& text, const std::filesystem::path& path) {
   const auto file = parse_preset_text(text, path);
   if (!file.complaints.empty())
@@ -88,7 +88,7 @@ void require_mergeable(const std::filesystem::path& folder, const PresetDevice& 
 
 namespace {
 
-/// What one file will hold.
+/// The new contents of one file.
 struct Destination {
   std::filesystem::path path;
   PresetDevice device;

@@ -68,7 +68,7 @@ struct PresetRecord {
   Recipe recipe() const;
 };
 
-/// What a preset file says of its device, for matching another one against it.
+/// A preset file's description of its device, for matching another one against it.
 struct PresetDevice {
   std::string slug;
   std::string name;

@@ -36,7 +36,7 @@ class DistinctRows {
   std::uint64_t seed() const { return data_.seed; }
   /// Whether some values were given.
   bool any_given() const { return data_.given != nullptr; }
-  /// Of the whole problem, in the op's order.
+  /// Tensors of the whole problem, in the op's order.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<StageSpec>& stages() const { return stages_; }
   /// The tensor as a matrix: rows are its first dimension.

@@ -1,5 +1,5 @@
-// What a verification compares with: the float64 reference of its test data and the allowed
-// distance from it.
+// The truth that a verification compares with: the float64 reference of its test data and the
+// allowed distance from it.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct Expected {
 
 class Truth {
  public:
-  /// What `kept` has of the references is not computed; null: all is.
+  /// References in `kept` are not computed; null: all are computed.
   Truth(const Op& op, Problem problem, InputData data, Parallel& parallel,
         ReferenceFile* kept = nullptr);
   Truth(const Truth&) = delete;
@@ -58,7 +58,7 @@ class Truth {
   /// inputs were rounded, rounded. Valid until the next retoken.
   const std::vector<std::byte>& encoded(std::size_t tensor, std::size_t first_stage = 0);
 
-  /// The reference of a tensor, in a run that begins with `first_stage`, the inputs of which are
+  /// The reference of a tensor, in a run that begins with `first_stage`. The run's inputs are
   /// rounded to their dtype; nothing is rounded after that. Valid until the next retoken.
   const Expected& expected(std::size_t first_stage, std::size_t tensor);
 
