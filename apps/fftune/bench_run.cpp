@@ -66,8 +66,8 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
                                                      evaluator.limits(problem.dtype))});
       first += own.size();
     }
-    // What a kernel takes behind the others is less than by itself, as it starts while they drain,
-    // or more: it is the difference of two of these.
+    // A kernel's time behind the others may be less than its time by itself, because it starts
+    // while they drain, or more. It is the difference of two of these times.
     for (std::size_t count = 2; count < choice.recipe.size(); ++count) {
       const Recipe begin(choice.recipe.begin(), choice.recipe.begin() + std::ptrdiff_t(count));
       std::size_t covered = 0;

@@ -60,7 +60,7 @@ void add_tokens(const Op& op, double max_flops, CheckedRecord& record) {
   record.tokens.assign(tokens.begin(), tokens.end());
 }
 
-/// What is tuned with one routing serves all others, which are as ordinary: two more of each
+/// A record tuned with one routing serves all others, which are as ordinary: two more of each
 /// problem that has one.
 std::set<Problem> with_other_routings(const Catalog& catalog, const Problem& problem) {
   std::set<Problem> all{problem};

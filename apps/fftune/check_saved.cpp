@@ -158,7 +158,7 @@ CheckOutcomes outcomes_of(const std::vector<SavedChecks>& checks) {
   for (const SavedChecks& each : checks) {
     CheckOutcome& outcome = outcomes[each.problem];
     outcome = each.saved.outcome;
-    // What fails on random values has failed, whatever the saved ones give.
+    // A failure on random values counts, whatever the saved values give.
     if (each.random.outcome.state == CheckState::failed) outcome = each.random.outcome;
   }
   return outcomes;

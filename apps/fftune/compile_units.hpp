@@ -1,4 +1,4 @@
-// What `compile` compiles: the distinct programs of every variant of an op for an architecture.
+// The work of `compile`: the distinct programs of every variant of an op for an architecture.
 #pragma once
 
 #include <cstddef>

@@ -106,7 +106,7 @@ std::vector<Row> rows_of(const Op& op, const Problem& form) {
   return rows;
 }
 
-/// What the form has that the usual one has not, whatever its place.
+/// The rows of the form that the usual one does not have, whatever their place.
 std::vector<Row> changes(const std::vector<Row>& usual, std::vector<Row> rows) {
   const auto is_usual = [&](const Row& row) {
     return std::any_of(usual.begin(), usual.end(), [&](const Row& other) {

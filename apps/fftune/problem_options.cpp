@@ -41,7 +41,7 @@ std::vector<std::int64_t> values_of(const Op& op, const SizeField& field,
                           where, field.example));
 }
 
-/// What was given, with the sizes of the model that was named, divided among devices.
+/// The given options, completed by the sizes of the named model, divided among devices.
 ProblemOptions with_model(const Op& op, ProblemOptions given) {
   const auto models = op.known_models();
   if (!given.model.empty()) {

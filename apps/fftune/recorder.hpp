@@ -26,11 +26,12 @@ class Recorder {
   /// Merges the record into the device's file, with those that could not be written before. Says
   /// why where it cannot be, and keeps it for the next time.
   void write(const PresetRecord& record);
-  /// Tries again what is not written yet, and says what of it cannot be.
+  /// Tries again to write the remaining records, and reports those that cannot be written.
   void finish();
 
   const std::set<std::string>& files() const { return files_; }
-  /// By what it found and wrote: records that --strict kept out, or that could not be written.
+  /// Exit code by the results and writes: an error if --strict kept records out, or if records
+  /// could not be written.
   ExitCode code() const;
 
  private:

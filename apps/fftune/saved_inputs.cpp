@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::int64_t most_layers = 100'000;
 
-/// What configurations call layers with a window.
+/// The configurations' name of layers with a window.
 constexpr const char* sliding = "sliding_attention";
 
 template <typename... Args>
@@ -201,7 +201,7 @@ void SavedInputs::read_config() {
       else if (value.get_if<std::int64_t>() || value.get_if<double>())
         config_.try_emplace(key, json_line(value));
   };
-  // Of a model that sees too, the part that reads.
+  // In a model with vision, the part for text.
   for (const JsonValue* const part :
        {root.find("text_config"), static_cast<const JsonValue*>(&root)}) {
     if (part == nullptr) continue;
@@ -299,7 +299,7 @@ SavedInputs::Source SavedInputs::mapped(const std::string& given, std::int64_t l
   if (!model_) return {.parts = {&input_->at(name)}, .transposed = turned, .recorded = true};
   const auto* tensor = model_->find(prefix(layer) + name);
   if (tensor == nullptr) tensor = model_->find(name);
-  // What lacks the prefix is nearest to a name that has it.
+  // A missing prefix is added, so that the error suggests the nearest full name.
   if (tensor == nullptr) {
     const bool whole = name.starts_with(prefix(layer));
     tensor = &model_->at(whole ? name : prefix(layer) + name);
@@ -456,7 +456,7 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
     const std::int64_t all = tensor.saved.elements();
     std::vector<std::byte> whole(at(all) * bytes), turned(at(all) * bytes);
     read(tensor, 0, all, whole.data());
-    // Of experts each matrix by itself.
+    // Experts are filled one matrix at a time.
     const bool stacked = spec.shape.size() == 3;
     const std::int64_t width = stacked ? spec.shape.back() : row, each = stacked ? all / rows : all;
     for (std::int64_t first_of = 0; first_of < all; first_of += each)
@@ -557,7 +557,7 @@ void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& 
       const bool half =
           source->rows == SavedRows::first_half || source->rows == SavedRows::second_half;
       if (half) shape[0] /= 2;
-      // Of q, k and v in one, the rows of each follow from no extent.
+      // If q, k and v are in one tensor, no extent gives the rows of each.
       const bool mixed = source->rows != SavedRows::all && !half;
       for (std::size_t i = mixed ? 1 : 0; i < shape.size(); ++i) {
         std::int64_t left = shape[i];

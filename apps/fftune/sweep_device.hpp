@@ -14,7 +14,7 @@
 
 namespace fftune::tool {
 
-/// What the sweep's tensors hold.
+/// The contents of the sweep's tensors.
 struct SweepData {
   std::uint64_t seed = 0;
   const SavedInputs* saved = nullptr;  // null: random values alone

@@ -47,7 +47,7 @@ struct Options {
   std::string progress;
 };
 
-/// What is asked for, with problems in canonical form.
+/// The request, with problems in canonical form.
 struct Wanted {
   std::set<std::string> ops;  // empty: all
   std::vector<std::int64_t> tokens;

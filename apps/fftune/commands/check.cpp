@@ -98,7 +98,7 @@ void add_op(const Op& op, const Options& options, DeviceKind kind, double max_fl
     if (const auto size = options.filter.sizes.find(field.name); size != options.filter.sizes.end())
       given.sizes[field.name] = size->second;
   const std::string token_size(op.token_size());
-  // What no model tells is of the test: how many keys a cache has.
+  // Sizes that no model gives are chosen by the test: how many keys a cache has.
   for (const SizeField& field : op.sizes())
     if (std::string& text = given.sizes[field.name]; text.empty() && !field.rare &&
                                                      field.name != token_size &&
@@ -225,7 +225,7 @@ int run(const Options& options, const Session& session) {
   document["device"] = to_json(backend->facts());
   session.output.document(document);
   if (interrupt.requested()) return exit_interrupted;
-  // What the budget left out is said; that nothing was checked is no success.
+  // Checks that the budget left out are reported; a run without any check is no success.
   const bool as_asked = counts.not_run == 0 || (settings.budget_seconds > 0 && counts.passed > 0);
   return counts.failed == 0 && as_asked ? exit_good : exit_check_failed;
 }

@@ -23,7 +23,7 @@ struct Options {
   std::vector<std::string> paths;
 };
 
-/// Of records before version 2 of the format nothing is known.
+/// Records before version 2 of the format do not say.
 std::string decided_text(const Verdict& verdict) {
   const std::string decided = !verdict.decided ? "-" : *verdict.decided ? "yes" : "no";
   return verdict.disturbances.empty() ? decided : decided + ", disturbed";

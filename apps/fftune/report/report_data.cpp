@@ -32,7 +32,7 @@ std::string token_size_of(const Problem& problem, const Catalog& catalog) {
   return problem.sizes.contains("m") || problem.sizes.empty() ? "m" : problem.sizes.rbegin()->first;
 }
 
-/// What all numbers of tokens of a layer share: "fwd bf16 act=silu d=1024 h=2048".
+/// The text that all numbers of tokens of a layer share: "fwd bf16 act=silu d=1024 h=2048".
 std::string layer_text(const Problem& problem, const std::string& token_size) {
   Problem layer = problem;
   layer.sizes.erase(token_size);

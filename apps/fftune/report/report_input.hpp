@@ -1,4 +1,4 @@
-// What a report is drawn from: presets, journals of searches, and what `bench --json` printed.
+// The input of a report: presets, journals of searches, and the output of `bench --json`.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What a journal tells of a search, short enough for a page: how the best time fell, what each
-// parameter is worth, and why variants failed.
+// Summary of a search's journal, short enough for a page: how the best time fell, the effect of
+// each parameter, and why variants failed.
 #pragma once
 
 #include <filesystem>
