@@ -13,7 +13,7 @@
 
 namespace {
 
-/// What a call wrote to stderr before it ended its process by SIGABRT; else how it ended.
+/// The stderr of a call that ended its process by SIGABRT; otherwise how it ended.
 template <typename Call>
 std::string last_words(const Call& call) {
   int ends[2];

@@ -14,8 +14,8 @@ namespace {
 using Sizes = std::map<std::string, std::int64_t>;
 using Options = std::map<std::string, std::string>;
 
-/// What a family in 16 bits may be off by: the weights' rounding and that of the output, each 0.41
-/// of a unit roundoff, and as much again.
+/// Allowed error of a family in 16 bits: the weights' rounding and that of the output, each 0.41 of
+/// a unit roundoff, and as much again.
 double bound_of(DType dtype) {
   return dtype == DType::f32 ? 2e-5 : 1.2 * dtype_unit_roundoff(dtype);
 }

@@ -74,8 +74,8 @@ struct View {
   bool dark = false;
 };
 
-/// What the page looks like, as a script in it finds: for each chart its label, its size, and how
-/// many pixels and colours are drawn.
+/// The page as a script in it finds it: for each chart its label, its size, and how many pixels and
+/// colours are drawn.
 const char* const probe = R"(<script>
 (async () => {
 const seen = { charts: [], errors: [] };

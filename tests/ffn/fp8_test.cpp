@@ -55,7 +55,7 @@ TEST_CASE("what the Hopper families save in fp8 is bf16, as what they add") {
     const auto program = family.program(problem, facts, family.default_config(problem, facts));
     return tensor_maps_of(std::get<KernelLaunch>(program.steps.back()));
   };
-  // Of a tensor the launch's map.
+  // The launch's map of a tensor.
   const auto map_of = [&](const std::vector<TensorMapArgument>& maps, const char* name) {
     for (const TensorMapArgument& map : maps)
       if (std::get<TensorArgument>(map.matrix).tensor == places.at(name)) return map;

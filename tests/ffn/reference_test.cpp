@@ -79,7 +79,7 @@ TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are fo
                            {"w_down_scale", {1, 2, 3, 4}}};
   for (std::size_t i = d; i < 2 * d; ++i) tensors["x"][i] = 2;
   ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
-  // Of 128 elements in the first block of d, and 2 in the second.
+  // The first block of d has 128 elements, the second 2.
   const double gate = 128 * 1 + 2 * 10 * 3, last_gate = 128 * 5 + 2 * 10 * 7, up = 128 + 2 * 10;
   const auto& scales = tensors.at("hidden_scale");
   REQUIRE(scales.size() == 4);

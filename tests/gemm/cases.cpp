@@ -428,7 +428,7 @@ ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed) {
       value = round_to(tensor.dtype, is_scale ? 0.5 + std::abs(normal(random)) : normal(random));
   }
   if (!gemm.groups.any()) return tensors;
-  // Which token is of which group is drawn too; tokens of a group are in ascending order.
+  // The group of each token is drawn too; tokens of a group are in ascending order.
   const std::int64_t tokens = gemm.groups.by == Grouping::reduction ? gemm.k : gemm.m;
   std::vector<std::int64_t> shuffled(static_cast<std::size_t>(tokens));
   std::iota(shuffled.begin(), shuffled.end(), 0);

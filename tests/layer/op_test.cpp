@@ -1,4 +1,4 @@
-// What layer is asked: its buffers, what it refuses, its models, and that its parts' records serve.
+// The op layer: its buffers, its refusals, its models, and that its parts' records serve.
 #include <algorithm>
 #include <set>
 #include <variant>
@@ -145,7 +145,7 @@ TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
     REQUIRE(places.size() == one.size());
     for (std::size_t i = 0; i < one.size(); ++i) CHECK(all[places[i]].shape == one[i].shape);
     weights.insert(places[tensor_index(one, "w_q")]);
-    // What a layer reads is what the one before wrote.
+    // A layer reads the previous layer's result.
     if (layer > 0)
       CHECK(places[tensor_index(one, "x")] ==
             repetition->places[layer - 1][tensor_index(one, "y")]);
@@ -200,7 +200,7 @@ TEST_CASE("every model that layer knows is a problem of it") {
 namespace {
 
 /// Kernels of an untuned decode step of one layer of a known model on an H100: one cooperative
-/// launch, or several, each of which must be launched programmatically.
+/// launch, or several that must all be launched programmatically.
 std::size_t kernels_of_step(const std::string& model, std::int64_t batch) {
   const auto models = layer_op().known_models();
   const auto known = std::find_if(models.begin(), models.end(),

@@ -1,4 +1,4 @@
-// What qkv is asked: its buffers, what it refuses, what it counts, and a definition by hand.
+// The op qkv: its buffers, its refusals, its counts, and a definition by hand.
 #include <cmath>
 
 #include "core/error.hpp"

@@ -1,4 +1,4 @@
-// What a header may say, and each thing that it may not, as one line.
+// Valid contents of a header, and each invalid one, as one line.
 #include "safetensors/header.hpp"
 
 #include <span>
@@ -28,7 +28,7 @@ std::string complaint(const std::string& bytes) {
   return "";
 }
 
-/// Of a header with data of this many bytes.
+/// The error of a header with data of this many bytes.
 std::string complaint(const std::string& header, std::size_t data) {
   return complaint(safetensors_bytes(header, std::string(data, '\0')));
 }

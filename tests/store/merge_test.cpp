@@ -390,7 +390,7 @@ TEST_CASE("records that differ in what is performance-neutral merge into the one
   const std::vector<Problem> both{newer.problem, other.problem};
   CHECK(left({{device, "ffn", {older, newer, other}}}) == both);
   CHECK(left({{device, "ffn", {newer, older, other}}}) == both);
-  // What is merged replaces what is there, whenever that was measured.
+  // A merged record replaces the present one, whenever either was measured.
   CHECK(left({{device, "ffn", {newer, other}}, {device, "ffn", {older}}}) ==
         std::vector<Problem>{older.problem, other.problem});
   // A file that has both is left with one, of whatever else it is given.

@@ -317,8 +317,8 @@ TEST_CASE("a library of damaged files serves the good ones and keeps the complai
 
 TEST_CASE("finding what serves every record takes a time that grows with their number") {
   // `near`: of this device; `far`: of another of its architecture, none of the same shape, so that
-  // each of its problems is served by the nearest of this device's.
-  // Of the processor: how long it takes is others' matter too.
+  // each of its problems is served by the nearest of this device's. Time of this thread's
+  // processor, because elapsed time also depends on other processes.
   const auto now = [] {
     timespec time{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

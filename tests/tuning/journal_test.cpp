@@ -257,7 +257,7 @@ TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to 
     FakeEvaluator again(truth);
     INFO("cut after " << cut << " of " << text.size());
     CHECK(sweep(again, true).first == winner);
-    // Of what is known whole nothing is screened again: it is among the finalists or untouched.
+    // Known variants are not screened again: they are finalists or untouched.
     const auto kept = Journal::open(folder.path(), again.facts(), "fake", true);
     CHECK(kept.damaged_lines() == 0);
     CHECK(kept.known_count() == 12);

@@ -14,8 +14,8 @@ using namespace fftune;
 
 namespace {
 
-/// 200 variants: eight within 2% of the best, of which one has the fewest registers, a dozen from
-/// 4% on, then a long tail, in no order.
+/// 200 variants: eight within 2% of the best, one with the fewest registers among them, a dozen
+/// from 4% on, then a long tail, in no order.
 double crowded(const Variant& variant) {
   const auto p = variant.config.at("p");
   const auto place = static_cast<double>(p * 77 % 200);
@@ -63,7 +63,7 @@ TEST_CASE("ten sweeps pick the same, or one of the stated ties, under noise of 0
         CHECK(tie_set(result).contains(winner));
       }
     if (noise <= 0.002) CHECK(winners == std::set<std::string>{"f/p=13"});
-    // What was picked is in truth as good as the best, or no worse than the noise hides.
+    // The picked variant is in truth as good as the best, or no worse than the noise hides.
     for (const auto& id : winners) CHECK(crowded(Variant::parse(id)) <= 100 * (1.02 + noise / 2));
   }
 }

@@ -98,7 +98,7 @@ TEST_CASE("random tries a quarter and answers with the best of it") {
   auto options = evaluator.options();
   options.strategy = "random";
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
-  // And those of which the most is expected, which every search begins with.
+  // The variants with the largest expected gain, which every search begins with, are added.
   CHECK(result.record->stages[0].measured >= 50);
   CHECK(result.record->stages[0].measured <= 54);
   CHECK(result.record->stages[0].feasible == 200);

@@ -1,4 +1,4 @@
-// What is updated in place, drawn as a whole, of integers, or meant to be infinite.
+// Tensors that are updated in place, drawn as a whole, of integers, or meant to be infinite.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -138,7 +138,7 @@ class Append final : public Op {
   static constexpr std::size_t width = 64;
 };
 
-/// Of a run that is wrong by a factor in what it writes.
+/// Verifies a run whose written values are wrong by a factor.
 Verification append(std::int64_t m, float factor) {
   HostBackend backend;
   const Append op;
