@@ -37,7 +37,7 @@ std::vector<GroupSpec> groups_of_only(const Session& session, const std::vector<
   auto groups = enumerate_only(session.op(), session.problem(), session.evaluator().facts(), only);
   if (!covers(spans_of(groups), session.op().stages(session.problem()).size()))
     throw Error(ErrorKind::unavailable,
-                fmt::format("what is on record of {} is not feasible any more: search anew",
+                fmt::format("the record of {} is not feasible any more: search anew",
                             session.problem().text()));
   return groups;
 }

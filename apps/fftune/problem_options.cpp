@@ -233,8 +233,8 @@ Problem example_problem(const Op& op, const std::string& pass, DType dtype, Devi
 void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
                         ProblemFilter& values) {
   const char* filters = "Which problems";
-  command.add_option("--op", values.ops, "of these ops alone")->type_name("LIST")->group(filters);
-  command.add_option("--dtype", values.dtypes, "of these element types alone")
+  command.add_option("--op", values.ops, "only these ops")->type_name("LIST")->group(filters);
+  command.add_option("--dtype", values.dtypes, "only these element types")
       ->type_name("LIST")
       ->group(filters);
   std::set<std::string> added;
@@ -244,7 +244,7 @@ void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
         yield_short_help(command, field.name);
         command
             .add_option("--" + field.name, values.sizes[field.name],
-                        "of these sizes alone: " + field.help)
+                        "only these sizes: " + field.help)
             ->type_name("LIST")
             ->group(filters);
       }

@@ -118,7 +118,7 @@ void add_weight_options(CLI::App& command, WeightOptions& values) {
                   ".safetensors file, or a folder of them with or without an index")
       ->type_name("PATH")
       ->group(group);
-  command.add_option("--layer", values.layer, "of the saved model (default: 0)")
+  command.add_option("--layer", values.layer, "layer of the saved model (default: 0)")
       ->type_name("N")
       ->group(group);
   command
@@ -129,8 +129,8 @@ void add_weight_options(CLI::App& command, WeightOptions& values) {
       ->group(group);
   command
       .add_option("--map", values.map,
-                  "which saved tensor an input is, as in w=mlp.up_proj.weight; a whole name, or "
-                  "what follows the layer's number; ^T behind it where it is saved as [in, out]")
+                  "the saved tensor of an input, as in w=mlp.up_proj.weight: a whole name, or the "
+                  "part behind the layer's number; with ^T if it is saved as [in, out]")
       ->type_name("LIST")
       ->group(group);
 }

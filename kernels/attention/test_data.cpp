@@ -59,7 +59,7 @@ bool mask_allows(MaskData data, std::int64_t sequence, std::int64_t i, std::int6
 
 OptionField mask_data_option() {
   return {.name = "mask-data",
-          .help = "what the mask looks like in tests and measurements",
+          .help = "distribution of the mask in tests and measurements",
           .choices = {"random", "documents", "causal-documents", "upper", "all", "none"},
           .rare = true};
 }

@@ -42,12 +42,12 @@ OptionField accumulate_option(const std::string& of) {
 
 std::vector<OptionField> gated_save_options(const std::string& order) {
   return {{.name = "save",
-           .help = "what is written for a backward pass: gate and up before the activation" + order,
+           .help = "written for a backward pass: gate and up before the activation" + order,
            .choices = {"none", "preact"},
            .rare = true,
            .pass = "fwd"},
           {.name = "save",
-           .help = "what the forward pass kept: gate and up before the activation" + order +
+           .help = "kept by the forward pass: gate and up before the activation" + order +
                    ", or its input alone, from which they are computed again",
            .choices = {"preact", "input"},
            .rare = true,

@@ -118,8 +118,9 @@ class Ffn final : public Op {
     append(gated_save_options());
     append(
         {{.name = "bias",
-          .help = "what is added to every row: of y b_down; both: and without a gate b_up of what "
-                  "the activation takes",
+          .help =
+              "biases of every row: down: b_down of y; both: also b_up of the activation's input, "
+              "without a gate",
           .choices = {"none", "down", "both"},
           .rare = true,
           .pass = "fwd"},
@@ -130,8 +131,8 @@ class Ffn final : public Op {
           .rare = true,
           .pass = "fwd"},
          {.name = "scales",
-          .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
-                  "weight of 128 rows too",
+          .help = "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
+                  "weight 128 x 128)",
           .choices = {"tensor", "block"},
           .rare = true,
           .pass = "fwd"},

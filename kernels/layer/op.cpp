@@ -318,7 +318,7 @@ class Layer final : public Op {
          .example = 2048},
         rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
         rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
-        rare_size("layers", "how many layers, each with weights and caches of its own", most_layers,
+        rare_size("layers", "number of layers, each with its own weights and caches", most_layers,
                   16),
         rare_size("experts", "experts to choose from, with ffn=moe", moe::most_experts, 128),
         rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
@@ -344,8 +344,10 @@ class Layer final : public Op {
   std::vector<OptionField> options() const override {
     std::vector<OptionField> fields{
         {"act", "activation of the feed-forward network", gated_activation_names()},
-        rare_option("norm", "of rows: by the root mean square, or layer normalisation with biases",
-                    {"rms", "layer"}),
+        rare_option(
+            "norm",
+            "normalisation of rows: by the root mean square, or layer normalisation with biases",
+            {"rms", "layer"}),
         rare_option("post-norms",
                     "whether what attention and the feed-forward network give is normalised before "
                     "it is added; only: and what they take is not",
@@ -358,7 +360,7 @@ class Layer final : public Op {
                     "the feed-forward network: with a gate, plain without, or a mixture of experts "
                     "with gates",
                     {"gated", "plain", "moe"}),
-        rare_option("score", "what of a router's logit is an expert's score",
+        rare_option("score", "function of a router's logit that gives an expert's score",
                     {"softmax", "sigmoid"}),
         rare_option("order",
                     "whether the router's softmax is over all experts, before the choice, or over "
@@ -367,8 +369,7 @@ class Layer final : public Op {
         rare_option("renormalise", "whether the weights of a token's experts add up to 1",
                     {"no", "yes"}),
         rare_option("group-score",
-                    "what a group of experts is chosen by: its best expert, or the sum of its best "
-                    "two",
+                    "score of a group of experts: its best expert, or the sum of its best two",
                     {"max", "top2"}),
         rare_option("choice-bias",
                     "whether a bias is added to the experts' scores for the choice alone",
@@ -393,10 +394,9 @@ class Layer final : public Op {
          .rare = true,
          .routing = true},
         rare_option("convention",
-                    "of the norms: where they round, and whether weights are kept as their "
-                    "distance from 1",
+                    "where the norms round, and whether weights are kept as their distance from 1",
                     {"llama", "gemma", "t5"}),
-        rare_number("eps", "of the norms: added to the mean square", "1e-06", 1),
+        rare_number("eps", "added to the norms' mean square", "1e-06", 1),
         rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
         rare_option("qk-norm", "whether heads of q and k are normalised, with weights of their own",
                     {"no", "yes"}),
@@ -407,12 +407,14 @@ class Layer final : public Op {
         rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
         rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
                     {"halves", "interleaved", "none"}),
-        rare_number("softcap", "of attention's scores: c in c tanh(x / c); 0: none", "0", 1e6),
-        rare_number("scale", "of attention's scores; 0: 1 / sqrt(dim)", "0", 1e6),
-        rare_option("lengths",
-                    "how many keys the sequences have in tests and measurements: all that the "
-                    "cache has room for, or some",
-                    {"full", "ragged"})};
+        rare_number("softcap", "soft cap c of attention's scores, c tanh(x / c); 0: none", "0",
+                    1e6),
+        rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", 1e6),
+        rare_option(
+            "lengths",
+            "keys of the sequences in tests and measurements: as many as the cache has room "
+            "for, or fewer",
+            {"full", "ragged"})};
     for (OptionField& field : angle_options()) fields.push_back(std::move(field));
     return fields;
   }

@@ -14,7 +14,7 @@ namespace {
 /// Distribution of the masks.
 OptionField mask_option() {
   return {.name = "mask",
-          .help = "what the masks look like: of test data, and to choose a preset by",
+          .help = "distribution of the masks, for test data and the choice of a preset",
           .choices = {"block:0.33"},
           .pattern = true};
 }

@@ -144,14 +144,14 @@ class MoeRoute final : public Op {
          .rare = true}};
   }
   std::vector<OptionField> options() const override {
-    return {{"score", "what of a logit is an expert's score", {"softmax", "sigmoid"}},
+    return {{"score", "function of a logit that gives an expert's score", {"softmax", "sigmoid"}},
             {.name = "order",
              .help = "whether the softmax is over all experts, before the choice, or over the "
                      "chosen ones after it",
              .choices = {"before", "after"},
              .rare = true},
             {.name = "group-score",
-             .help = "what a group is chosen by: its best expert, or the sum of its best two",
+             .help = "score of a group: its best expert, or the sum of its best two",
              .choices = {"max", "top2"},
              .rare = true,
              .pass = "fwd"},

@@ -127,7 +127,7 @@ class NgramBlock final : public Op {
   std::vector<OptionField> options() const override {
     return {{"ids", "element type of the ids", {"i32", "i64"}},
             {"lengths",
-             "of rows and prefixes: all of len and prefix, or each its own",
+             "lengths of rows and prefixes: all of len and prefix, or each its own",
              {"whole", "own"},
              true},
             {"ngrams", "one n for all rows, or each its own", {"one", "own"}, true},

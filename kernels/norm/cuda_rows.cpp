@@ -111,7 +111,7 @@ class ForwardRows final : public RowFamily {
                              registers_of_thread(facts, block_threads(c));
                     },
                     {"vector", "group", "groups", "cluster", "unroll", "keep"})
-        .constraint("what is quantised is stored by two bytes at least",
+        .constraint("quantised elements are stored by two bytes at least",
                     [layer](const Config& c) {
                       return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
                     },
@@ -235,7 +235,7 @@ class BackwardRows final : public RowFamily {
         .parameter("prefetch",
                    "1: the next row is loaded before the sums of this one; 0: after them", {0, 1})
         .parameter("l2_prefetch_rows",
-                   "how many rows of the block ahead L2 prefetches a row; 0: no prefetch",
+                   "rows of the block by which L2 prefetch runs ahead; 0: no prefetch",
                    {0, 1, 2, 4})
         .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {

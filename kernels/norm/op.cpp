@@ -15,7 +15,7 @@ std::vector<OptionField> rms_options() {
           {"residual",
            "add a residual first, and write the sum too; after: add it to y",
            {"no", "yes", "after"}},
-          {"save", "what the forward pass keeps for the backward pass", {"nothing", "rstd"}},
+          {"save", "kept by the forward pass for the backward pass", {"nothing", "rstd"}},
           {"weights", "element type of w and dw: the op's, or f32", {"same", "f32"}},
           {.name = "eps",
            .help = "added to the mean square",

@@ -62,10 +62,10 @@ IdsOfFile parse_ids(const std::string& file) {
     }
     const bool is_text =
         std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isgraph(c) != 0; });
-    return {.complaint =
-                fmt::format("{}: {} is not an id: write the experts of each token as "
-                            "numbers from 0 on, or -1, separated by spaces",
-                            file, is_text ? "'" + word.substr(0, 40) + "'" : "what is no text")};
+    return {.complaint = fmt::format(
+                "{}: {} is not an id: write the experts of each token as "
+                "numbers from 0 on, or -1, separated by spaces",
+                file, is_text ? "'" + word.substr(0, 40) + "'" : "a word that is no text")};
   }
   if (read.ids.empty()) return {.complaint = fmt::format("{}: there are no ids in it", file)};
   return read;

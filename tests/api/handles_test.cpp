@@ -44,7 +44,7 @@ void check_names(const std::string& said, const std::string& function) {
 
 }  // namespace
 
-TEST_CASE("what is called with a destroyed handle is named and ends the process") {
+TEST_CASE("a call with a destroyed handle is named and ends the process") {
   fftune_context* context = nullptr;
   REQUIRE(fftune_context_create(-1, nullptr, &context) == FFTUNE_OK);
   fftune_plan* plan = nullptr;

@@ -148,7 +148,7 @@ TEST_CASE("extreme scores give no NaN on the CPU") {
   check_extreme_scores(*backend, DType::bf16);
 }
 
-TEST_CASE("what lies beyond a sequence's keys changes nothing on the CPU") {
+TEST_CASE("memory beyond a sequence's keys changes nothing on the CPU") {
   check_foreign_keys(*open_cpu(), DType::f32);
   check_foreign_keys(*open_cpu(), DType::bf16);
 }
@@ -167,7 +167,7 @@ TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][val
   }
 }
 
-TEST_CASE("what a run leaves in its workspace is nothing to the next", "[gpu][small]") {
+TEST_CASE("leftovers in the workspace do not affect the next run", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(9);

@@ -45,7 +45,7 @@ std::filesystem::path device_folder(const Sandbox& sandbox, const std::string& p
 
 }  // namespace
 
-TEST_CASE("what cannot be printed whole is an error, for the help too") {
+TEST_CASE("output that cannot be printed whole is an error, for the help too") {
   const Sandbox sandbox;
   for (const char* words : {"--help", "--version", "ffn --help", "ops"}) {
     CAPTURE(words);

@@ -218,7 +218,7 @@ TEST_CASE("a journal tells how the search went and why variants failed") {
   CHECK(group.failures[0].reason == "needs 12 KiB");
 }
 
-TEST_CASE("what is no preset, journal or bench result is refused by name") {
+TEST_CASE("a file that is no preset, journal or bench result is refused by name") {
   const Sandbox sandbox;
   write_text(sandbox.folder() / "empty.jsonl", "");
   write_text(sandbox.folder() / "word.json", "no");

@@ -500,7 +500,7 @@ TEST_CASE("recorded inputs repeat where there are more tokens") {
   CHECK_THAT(said, ContainsSubstring("x, w_gate, w_up, w_down"));
 }
 
-TEST_CASE("what contradicts a saved model is one line") {
+TEST_CASE("a contradiction to a saved model is one line") {
   const Model model = llama();
   ProblemOptions wide;
   wide.sizes["d"] = "5";

@@ -167,7 +167,7 @@ TEST_CASE("names of any length and of any bytes are replaced") {
   }
 }
 
-TEST_CASE("what a write would meet is found before it") {
+TEST_CASE("obstacles to a write are found before it") {
   const TemporaryFolder folder;
   const auto at = [&](const char* name) { return folder.path() / name; };
   fs::create_directory(at("folder"));

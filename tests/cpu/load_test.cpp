@@ -83,7 +83,7 @@ TEST_CASE("a machine that tells nothing is quiet") {
   CHECK(disturbances(before, before, 3e9).empty());
 }
 
-TEST_CASE("what disturbs is named, with how much of it there is") {
+TEST_CASE("disturbances are named with their amount") {
   CHECK(Second{}.found().empty());
   Second others;
   others.after.own_seconds = 2.8;
@@ -103,7 +103,7 @@ TEST_CASE("what disturbs is named, with how much of it there is") {
   CHECK(only(slow.found()) == "its clock is at 2400 of 3000 MHz");
 }
 
-TEST_CASE("what a quiet system does for itself, and an idle core's clock, are no disturbance") {
+TEST_CASE("background work of a quiet system and an idle core's clock are no disturbance") {
   Second quiet;
   quiet.after.own_seconds = 3.9;
   quiet.after.stolen_seconds = 0.05;

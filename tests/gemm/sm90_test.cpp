@@ -331,8 +331,7 @@ TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gem
   CHECK(sm90::Workload(gemm).groups_with_rows() == 3);
 }
 
-TEST_CASE("of uneven groups the sm90 cost model counts what a few more tiles would cost",
-          "[gemm]") {
+TEST_CASE("with uneven groups the sm90 cost model adds the cost of a few more tiles", "[gemm]") {
   // Rows of eight experts by Zipf's law. Tiles of 160 rows should be 16, which fill two waves; with
   // one more there is a third. With tiles of 176 rows there are 15.
   GemmProblem gemm = grouped_rows(gemm_of(2048, 4096, 7168), 8);

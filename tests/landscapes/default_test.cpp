@@ -22,7 +22,7 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in the mean") {
+TEST_CASE("the cost model's choice is within 7% of the fastest, and 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
   for (const auto& folder : landscape_folders()) {

@@ -57,7 +57,7 @@ TEST_CASE("guided is within 1% of the best after 15% of what there is, on every 
   }
 }
 
-TEST_CASE("what guided says may be left seldom falls short of what is, at its end or before") {
+TEST_CASE("the remaining gain that guided states is seldom too small, at its end or before") {
   std::size_t ends = 0, ends_kept = 0, all = 0, all_kept = 0;
   std::vector<double> said;
   for (const auto& landscape : recorded_landscapes())

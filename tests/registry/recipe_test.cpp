@@ -112,7 +112,7 @@ TEST_CASE("where no family serves, the error names the stage and every refusal")
   }
 }
 
-TEST_CASE("whatever the families cover, a recipe covers every stage once, or there is none") {
+TEST_CASE("a recipe covers every stage once for any families, or there is none") {
   std::mt19937 random(5);
   const Names stages{"a", "b", "c", "d"};
   for (int round = 0; round < 2000; ++round) {

@@ -110,7 +110,7 @@ TEST_CASE("a model in bf16 runs") {
   CHECK(ids_in(done.out).size() == 4);
 }
 
-TEST_CASE("what is wrong with a model is one line") {
+TEST_CASE("an error in a model is one line") {
   const TemporaryFolder folder;
   const auto check = [&](const std::string& words, const std::string& named) {
     const Finished done = run(folder.path(), words);

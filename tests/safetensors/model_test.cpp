@@ -91,7 +91,7 @@ TEST_CASE("a missing tensor is named with the nearest") {
   CHECK_THROWS_WITH(model.at("zzz"), ContainsSubstring("there is no tensor 'zzz'"));
 }
 
-TEST_CASE("what is wrong with a model's files is one line that names the file") {
+TEST_CASE("an error in a model's files is one line that names the file") {
   const TemporaryFolder folder;
   const auto check = [&](const fs::path& path, const std::string& what) {
     const std::string said = complaint(path);

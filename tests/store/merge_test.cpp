@@ -350,7 +350,7 @@ TEST_CASE("a folder that cannot be synced leaves every file as it was, the last 
   CHECK(read_preset_file(place / "aa.json").records.size() == 2);
 }
 
-TEST_CASE("of batches for one file, the later replace the records of the earlier") {
+TEST_CASE("later batches for one file replace the records of earlier ones") {
   const testing::TemporaryFolder folder;
   auto later = batch_of("ffn", 2);
   later.records.front().verdict.median_us = 77;

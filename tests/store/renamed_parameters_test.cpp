@@ -78,7 +78,7 @@ TEST_CASE("each old name is read as today's, and a number of a schedule as its w
     CHECK(renamed(Variant::parse(was)) == Variant::parse(is));
 }
 
-TEST_CASE("what has no new name stays as it is") {
+TEST_CASE("names without a new form stay as they are") {
   for (const char* id :
        {"gate_up_sm80/bm=16,bn=64,bk=64,warps_m=1,warps_n=4,stages=4,split_k=1,group_m=1",
         "gate_up_decode/rows=8,warps=4,unroll=1,split_k=2", "down_fallback",

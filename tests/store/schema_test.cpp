@@ -35,7 +35,7 @@ std::set<std::string> keys(const JsonValue& value, bool of_schema) {
 
 }  // namespace
 
-TEST_CASE("what is written fits the schema") {
+TEST_CASE("written files fit the schema") {
   const auto root = schema();
   REQUIRE(example::misfit(root, root, good_file()).empty());
   REQUIRE(

@@ -57,7 +57,7 @@ void write(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("what is written is read back by --resume, the last line of a variant counting") {
+TEST_CASE("--resume reads back what was written, and the last line of a variant counts") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   std::filesystem::path path;

@@ -101,7 +101,7 @@ class Toys final : public ToyOp {
 
 }  // namespace
 
-TEST_CASE("whatever a candidate does on a real backend is a value") {
+TEST_CASE("any outcome of a candidate on a real backend is a value") {
   const OddOp op;
   const Catalog catalog{{&op}, &no_sources};
   const auto backend = open_cpu();

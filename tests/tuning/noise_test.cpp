@@ -107,7 +107,8 @@ TEST_CASE(
   CHECK(said);
 }
 
-TEST_CASE("what the measurement cannot tell from the fastest is tied with it, behind the band") {
+TEST_CASE(
+    "variants that the measurement cannot tell from the fastest tie with it, behind the band") {
   const std::vector<Finalist> all{{"fastest", 100, 64, 98, 103},
                                   {"close", 101.5, 40, 100, 102},
                                   {"unsure", 105, 10, 102, 108},
@@ -119,7 +120,7 @@ TEST_CASE("what the measurement cannot tell from the fastest is tied with it, be
   CHECK(tied({{"a", 100, 1}, {"b", 103, 1}}, 0.02).unresolved == 0);
 }
 
-TEST_CASE("what slows the device all the while that the best is screened costs it nothing") {
+TEST_CASE("a disturbance during the whole screening of the best costs it nothing") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 200).default_value = 120;
   for (const std::string strategy : {"halving", "guided"})

@@ -158,7 +158,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("what is updated in place passes, infinities and counts and all") {
+TEST_CASE("tensors updated in place pass, with infinities and counts") {
   for (const std::int64_t m : {1, 61, 62, 200}) CHECK(failure(m, true) == "");
 }
 

@@ -169,7 +169,7 @@ TEST_CASE("a worker that is none, or speaks nonsense, is an error that says so")
   CHECK_THROWS_AS(WorkerEvaluator({"/bin/true"}), Error);
 }
 
-TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked for") {
+TEST_CASE("a variant that killed a worker is not run in later sweeps without a request") {
   const TemporaryFolder folder;
   const MisbehavingOp op("exit");
   const Catalog catalog{{&op}, &no_sources};

@@ -274,12 +274,13 @@ void add_bench(CommandLine& line) {
     add_presets_option(command, options->presets);
     command
         .add_option("--samples", options->samples,
-                    "of each, interleaved; on the CPU in bursts apart in time (default: 50)")
+                    "samples of each contender, interleaved; on the CPU in bursts apart in time "
+                    "(default: 50)")
         ->type_name("N");
     command
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
-    command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command.add_option("--seed", options->seed, "seed of the data (default: 0)")->type_name("N");
     command.add_flag(
         "--stages", options->stages,
         "time each kernel of the plan by itself too, and the first ones in a row: where the "

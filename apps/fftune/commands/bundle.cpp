@@ -233,7 +233,7 @@ void add_bundle(CommandLine& line) {
       .add_option("--arch", options->archs,
                   fmt::format("architectures, a list of {}", fmt::join(known_architectures(), ",")))
       ->type_name("LIST");
-  command.add_option("--op", options->ops, "of the presets of these ops alone")->type_name("LIST");
+  command.add_option("--op", options->ops, "only presets of these ops")->type_name("LIST");
   add_presets_option(command, options->presets);
   command
       .add_option(

@@ -252,7 +252,7 @@ void add_check(CommandLine& line) {
       ->type_name("TIME");
   command
       .add_option("--seeds", options->seeds,
-                  "how many draws of the data (default: 2; 1 with --quick)")
+                  "number of draws of the data (default: 2; 1 with --quick)")
       ->type_name("N");
   command
       .add_option(

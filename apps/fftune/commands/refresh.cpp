@@ -229,7 +229,7 @@ void add_refresh(CommandLine& line) {
       .add_option("--out", options->out,
                   "folder of presets that is read and written (default: presets)")
       ->type_name("DIR");
-  command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+  command.add_option("--seed", options->seed, "seed of the data (default: 0)")->type_name("N");
   command
       .add_option("--wait", options->wait,
                   "for a disturbed device to be left alone, for each problem; 0s: not at all "

@@ -302,7 +302,7 @@ void add_search_options(CLI::App& command, Options& options) {
                   "variants of each stage timed at most; 0 is no limit (default: 0)")
       ->type_name("N")
       ->group(group);
-  command.add_option("--seed", options.seed, "of the data and of random choices (default: 0)")
+  command.add_option("--seed", options.seed, "seed of the data and of random choices (default: 0)")
       ->type_name("N")
       ->group(group);
   command

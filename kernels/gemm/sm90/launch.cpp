@@ -46,7 +46,7 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "fp8 is for forward passes: dense or of sorted groups, of one A";
   if (!quantisation.c_scale.empty() && gemm.epilogue.adds())
-    return "what is added to C is added in 16 bits, and C is fp8";
+    return "a source is added to C in 16 bits, and C is fp8";
   return std::nullopt;
 }
 
