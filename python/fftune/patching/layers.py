@@ -510,8 +510,7 @@ class _Recogniser:
         others = [name for name in children if name != "experts"]
         router = router_of(children[others[0]]) if len(others) == 1 else None
         experts = experts_of(children["experts"])
-        if router is None or experts is None or router.wide or router.groups or router.bias \
-                or router.scale != 1 or "bias" in children[others[0]]._parameters \
+        if router is None or experts is None or not router.is_simple or "bias" in children[others[0]]._parameters \
                 or experts.transposed or experts.biased:
             raise Unfit(f"layers: a mixture of {', '.join(sorted(children))} is not known")
         for name in children:
