@@ -357,9 +357,19 @@ def test_experts_behind_which_are_identities():
     assert not report.replaced and "no weighted sum" in words_of(report.left)
 
 
-@pytest.mark.parametrize("part", ["experts", "mlp"])
-def test_weights_that_are_zeros_tell_nothing(part):
-    model = make("MixtralConfig" if part == "experts" else "LlamaConfig", **SIZES)
+@pytest.mark.parametrize("value", [0.0, 1e30])
+def test_a_mixture_is_recognised_whatever_its_weights_are(value):
+    model = make("MixtralConfig", **SIZES)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    replaced = words_of(fftune.patch(model).replaced)
+    assert "moe-ffn" in replaced and "moe-route" in replaced and "rmsnorm" in replaced
+    assert all((parameter == value).all() for parameter in model.parameters())
+
+
+def test_weights_that_are_zeros_tell_nothing():
+    model = make("LlamaConfig", **SIZES)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

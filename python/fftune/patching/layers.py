@@ -22,9 +22,9 @@ from .._custom import OPS, call
 from .._layer_ops import Choice, form_of, has_layout, parse
 from . import attention as attentions
 from .experts import experts_of, router_of
-from .mlps import gated_mlp_forward, plain_mlp_forward
+from .mlps import gated_of, plain_mlp_forward
 from .norms import norm_forward
-from .recognise import (PatchReport, Unfit, activation_name, activation_of, expect_no_hooks,
+from .recognise import (PatchReport, Unfit, expect_no_hooks,
                         expect_plain_parameters, has_kernels, is_known, is_patched, kind_of, probing,
                         random_rows, remembered, try_to, undoable)
 from .rotary import rotary_forward
@@ -485,11 +485,16 @@ class _Recogniser:
         return float(softcap) if softcap and by_module else 0.0
 
     def _mlp(self, parts: _Parts, mlp: nn.Module) -> dict:
-        if is_patched(mlp, gated_mlp_forward):
-            *names, act, _ = mlp._fftune
-            for name, ours in zip(names, ("gate", "up", "down")):
-                parts.linear(("mlp", name), (ours,))
-            return dict(act=act)
+        if (gated := gated_of(mlp)) is not None:
+            if gated.up is None:
+                h = mlp.get_submodule(gated.down).in_features
+                parts.linear(("mlp", *gated.gate.split(".")),
+                             ("up", "gate") if gated.up_first else ("gate", "up"), [h, h])
+            else:
+                parts.linear(("mlp", *gated.gate.split(".")), ("gate",))
+                parts.linear(("mlp", *gated.up.split(".")), ("up",))
+            parts.linear(("mlp", *gated.down.split(".")), ("down",))
+            return dict(act=gated.act)
         if is_patched(mlp, plain_mlp_forward):
             first, second, _, act, _ = mlp._fftune
             parts.linear(("mlp", first), ("up",))
@@ -498,12 +503,6 @@ class _Recogniser:
         children = {n: child for n, child in mlp.named_children() if _has_parameters(child)}
         if "experts" in children:
             return self._mixture(parts, children)
-        if set(children) == {"gate_up_proj", "down_proj"}:
-            h = children["down_proj"].in_features
-            if children["gate_up_proj"].out_features == 2 * h:
-                parts.linear(("mlp", "gate_up_proj"), ("gate", "up"), [h, h])
-                parts.linear(("mlp", "down_proj"), ("down",))
-                return dict(act=activation_name(activation_of(mlp)))
         raise Unfit(f"layers: {type(mlp).__name__} is no MLP that is known")
 
     def _mixture(self, parts: _Parts, children: dict[str, nn.Module]) -> dict:
@@ -511,8 +510,7 @@ class _Recogniser:
         others = [name for name in children if name != "experts"]
         router = router_of(children[others[0]]) if len(others) == 1 else None
         experts = experts_of(children["experts"])
-        if router is None or experts is None or router.wide or router.groups or router.bias \
-                or router.scale != 1 or "bias" in children[others[0]]._parameters \
+        if router is None or experts is None or not router.is_simple or "bias" in children[others[0]]._parameters \
                 or experts.transposed or experts.biased:
             raise Unfit(f"layers: a mixture of {', '.join(sorted(children))} is not known")
         for name in children:
