@@ -12,7 +12,7 @@ namespace {
 
 constexpr int most_attempts = 3;
 
-/// The roofline's floor, by what a copy and a GEMM reached here.
+/// The roofline's floor, from the measured rates of a copy and a GEMM.
 void add_floor(const Op& op, const Limits& limits, BenchResult& result) {
   const Cost cost = cost_of(op, result.problem);
   const double compute = limits.flops_per_second > 0 ? cost.flops / limits.flops_per_second : 0;

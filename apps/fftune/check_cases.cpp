@@ -158,7 +158,7 @@ void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRec
 
 void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
                     std::vector<CheckedRecord>& records) {
-  // Data, results and what they are compared with.
+  // Data, results and references.
   constexpr double host_copies = 3;
   for (CheckedRecord& record : records) {
     if (!record.skipped.empty() || record.tokens.empty()) continue;

@@ -30,7 +30,7 @@ std::vector<CheckedRecord> checked_records(const PresetLibrary& presets, const C
                                            DeviceKind kind, double max_flops,
                                            const std::function<bool(const Problem&)>& admit);
 
-/// Those of this very device first: what the library loads here most often.
+/// Records of this very device come first: the library loads them here most often.
 void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& facts,
                    std::vector<CheckedRecord>& records);
 
@@ -40,7 +40,7 @@ void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& fa
 /// here.
 void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRecord>& records);
 
-/// Skips what does not fit: its tensors in the device's free bytes, and its data in the host's.
+/// Skips problems whose tensors exceed the device's free bytes, or whose data exceed the host's.
 void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
                     std::vector<CheckedRecord>& records);
 

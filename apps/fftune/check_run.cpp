@@ -58,7 +58,7 @@ class LayerCheck {
   }
 
  private:
-  /// Compiles what the plans will need, in parallel, so that they find it compiled. A program that
+  /// Compiles the plans' kernels in parallel, so that they find it compiled. A program that
   /// fails here fails again when a plan is built, which reports it.
   void compile_ahead() {
     std::vector<Program> programs;

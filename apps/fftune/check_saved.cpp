@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 const TimeRequest brief{.samples = 20, .seconds = 1};
 
-/// One problem with one seed; adds to what other seeds found.
+/// One problem with one seed; adds to the results of other seeds.
 void check_one(const Problem& problem, const Choice& choice, Evaluator& evaluator,
                std::uint64_t seed, SavedCheck& check) {
   CheckOutcome& outcome = check.outcome;

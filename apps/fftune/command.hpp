@@ -1,4 +1,4 @@
-// A command: how it adds itself to the command line, and what it then does.
+// A command: its options on the command line, and the function that runs it.
 #pragma once
 
 #include <functional>

@@ -37,7 +37,7 @@ DeviceKind kind_of_device(const std::string& name);
 /// The facts of a device that is here, without opening it; throws like open_device().
 DeviceFacts facts_of_device(const std::string& name, const Environment& environment);
 
-/// Opens it, and logs what a person should know of it.
+/// Opens it, and logs its warnings.
 std::unique_ptr<Backend> open_named(const std::string& name, const Session& session);
 
 }  // namespace fftune::tool

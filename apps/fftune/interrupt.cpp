@@ -50,7 +50,7 @@ Interrupt::Interrupt() : hangups_count_(!is_ignored(SIGHUP)) {
   handle(SIGTERM, on_signal);
   // A terminal that is closed; nohup has this ignored.
   if (hangups_count_) handle(SIGHUP, on_signal);
-  // Nobody may read the progress any more: what is being found is worth more than that. Standard
+  // Nobody may read the progress any more: the results are worth more than that. Standard
   // output tells by its errors.
   handle(SIGPIPE, SIG_IGN);
 }

@@ -171,7 +171,7 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
 
 namespace {
 
-/// A routing's file is read once before any work is done. Throws what is wrong with it.
+/// A routing's file is read once before any work is done. Throws for an error in it.
 void require_ids(const Problem& problem, const std::string& text) {
   const auto routing = parse_routing(text);
   if (!routing || routing->file.empty()) return;

@@ -19,9 +19,9 @@ class ProgressBar {
   /// `what` begins the line: "check".
   ProgressBar(StatusLine& line, std::string what, std::size_t steps, double weight);
 
-  /// One step is done; `now` ends the line: what is worked on.
+  /// One step is done; `now` ends the line: the current item.
   void step(double weight, const std::string& now);
-  /// Shows what is worked on, with no step done.
+  /// Shows the current item, with no step done.
   void show(const std::string& now, bool always = false);
 
  private:

@@ -1,4 +1,4 @@
-// Writing what a sweep found, as soon as it is there, unless --strict refuses it. A disk that is
+// Writes the records of a sweep as soon as they exist, unless --strict refuses them. A disk that is
 // full or a file that somebody damages meanwhile does not end the sweep.
 #pragma once
 

@@ -95,7 +95,7 @@ class SavedInputs final : public GivenTensors {
   std::optional<Source> named(const SavedName& name, std::int64_t layer) const;
   bool is_transposed(const SavedTensor& tensor) const;
 
-  /// As the op has it: of [in, out] the transpose, of several what they are together.
+  /// The tensor in the op's layout: [in, out] is transposed, several tensors are joined.
   std::vector<std::int64_t> shape_of(const Source& source) const;
   /// The first row of the source that is the input's; throws Error(invalid_input) if their shapes
   /// contradict each other.

@@ -20,7 +20,7 @@ struct SweepData {
   const SavedInputs* saved = nullptr;  // null: random values alone
 };
 
-/// Throws what opening the device throws, in the worker.
+/// Throws the errors of opening the device in the worker.
 std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData& data);
 
 class SweepDevice {

@@ -14,7 +14,7 @@ namespace fftune::tool {
 /// "fftune presets show": the words that lead to a command.
 std::string command_path(const CLI::App& command);
 
-/// The first word that no command took, as a line that suggests what was meant; or nothing.
+/// The first word that no command took, as a line with a suggestion; or nothing.
 std::optional<std::string> unexpected_word(const CLI::App& root);
 
 /// The first option or word of the given command that is empty, as a variable of a shell that is

@@ -37,8 +37,8 @@ std::int64_t elements_of_vector(const RowShape& shape, const Config& config);
 std::int64_t vectors_of_thread(const RowShape& shape, const Config& config);
 std::int64_t block_threads(const Config& config);
 
-/// Adds vector, group and groups, and with clusters cluster and evict_first, with what constrains
-/// them alone.
+/// Adds vector, group and groups, and with clusters cluster and evict_first, with the constraints
+/// on them alone.
 void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimits& limits,
                         const DeviceFacts& facts);
 

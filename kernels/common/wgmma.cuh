@@ -53,7 +53,7 @@ __device__ __forceinline__ u64 wgmma_swizzled_descriptor(u32 shared) {
          ((shared & 0x3ffffu) >> 4);
 }
 
-// A descriptor of what is `bytes` further: an addition to its lower word, which has no carry.
+// The descriptor of the tile `bytes` further: an addition to its lower word, which has no carry.
 __device__ __forceinline__ u64 wgmma_advance(u64 descriptor, int bytes) {
   const u32 lower = static_cast<u32>(descriptor) + static_cast<u32>(bytes >> 4);
   return (descriptor & 0xffffffff00000000) | lower;

@@ -92,7 +92,7 @@ void append_adding(Program& program, const Problem& problem, const DeviceFacts& 
                tensor_or_null(places.at("residual"))});
 }
 
-/// y = hidden·w_downᵀ, and what is added to it.
+/// y = hidden·w_downᵀ, and the additions to it.
 void append_down(Program& program, const Problem& problem, const DeviceFacts& facts,
                  const TensorPlaces& places) {
   GemmProblem down = down_gemm(problem);

@@ -148,7 +148,7 @@ class Forward {
   Shape shape_;
 };
 
-/// out (+)= a · bᵀ, with `beta` times what `start` has.
+/// out (+)= a · bᵀ, plus `beta` times `start`.
 struct Products {
   const ReferenceTensors& tensors;
   Parallel& parallel;

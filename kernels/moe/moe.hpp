@@ -1,5 +1,5 @@
 // A mixture of experts: each token goes through the gated feed-forward networks (ffn.hpp) of the
-// experts that it has chosen, and gets the weighted sum of what they give.
+// experts that it has chosen, and gets the weighted sum of their outputs.
 //
 //   y_t = Σ_j weights[t, j] · ffn_ids[t, j](x_t)          over its `top-k` choices, in their order
 //   y_t = Σ_j ffn_ids[t, j](weights[t, j] · x_t)          weigh=before
@@ -77,7 +77,7 @@ enum class Scales { none, tensor, token, block };
 Scales scales_of(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 
-/// Whether gate, up and what an expert gives have biases: bias=all.
+/// Whether gate, up and the experts' outputs have biases: bias=all.
 bool has_bias(const Problem& problem);
 
 /// Whether y is added to a residual: residual=yes.
@@ -144,7 +144,7 @@ std::vector<std::string_view> gate_gradients(const Problem& problem, bool weight
 std::vector<std::string_view> gate_gradients(const Problem& problem);
 /// The rows that dw_down sums, of the same kind: weighted_hidden or hidden.
 std::string_view hidden_of_gradient(const Problem& problem);
-/// The biases' gradients with what each is the sum of: rows in the sorted order, or of dy.
+/// The biases' gradients and the summands of each: rows in the sorted order, or of dy.
 struct BiasGradient {
   std::string_view bias, rows;  // "db_down", "dy"
   std::int64_t width = 0;

@@ -110,7 +110,7 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
   }
 }
 
-/// Scales of fp8, which undo what elements are drawn larger by.
+/// Scales of fp8, which undo the factor by which elements are drawn larger.
 void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Scales kind = scales_of(problem);
   if (kind == Scales::none) return;

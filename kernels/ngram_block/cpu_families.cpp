@@ -55,7 +55,7 @@ std::int32_t search(const Rows& rows, const Text<Id, joined>& text, std::int64_t
   return static_cast<std::int32_t>(flaws);
 }
 
-/// The tensors of a call; null for what is absent.
+/// The tensors of a call; null for absent ones.
 struct Tensors {
   const void* ids = nullptr;
   const void* prefix = nullptr;

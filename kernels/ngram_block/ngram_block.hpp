@@ -5,7 +5,7 @@
 // The first `length` ids of a row of `len` count. An id that equals `padding` never matches, and is
 // not blocked. Any other id that is no token, below 0 or from `vocab` on, is compared like any id,
 // counted in `invalid`, and never written through. A row whose n is below 1 blocks nothing; lengths
-// are clamped to what there is.
+// are clamped to the existing ids.
 //
 // Rows may share prefixes: `beams` rows after each other are a group (the last may be smaller), and
 // the text of each begins with the group's prefix, which is stored once, and goes on with its own

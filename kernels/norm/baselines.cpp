@@ -11,7 +11,7 @@ namespace {
 constexpr const char* file = "rmsnorm/baseline.cu";
 constexpr std::uint32_t threads = 256;
 
-/// Sum, mean square, quotient and product: each reads what the one before it wrote.
+/// Sum, mean square, quotient and product: each reads the previous one's result.
 Baseline unfused_forward(const Layer& layer) {
   const TensorPlaces at = places_of(layer);
   const auto rows = static_cast<std::uint32_t>(layer.m);

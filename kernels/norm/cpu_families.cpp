@@ -147,7 +147,7 @@ void normalise_centred(const Layer& layer, const std::byte* x, const float* fact
   encode(layer.dtype, std::span<const float>(row), y);
 }
 
-/// dx of a row of layernorm, and what it adds to dw [d] and db [d] behind it.
+/// dx of a row of layernorm, and its summands of dw [d] and db [d] behind it.
 void differentiate_centred(const Layer& layer, const Gradient& gradient, const float* factors,
                            float* dw_and_db) {
   const auto d = static_cast<std::size_t>(layer.d);
@@ -177,7 +177,7 @@ void differentiate_centred(const Layer& layer, const Gradient& gradient, const f
   encode(layer.dtype, std::span<const float>(slope), gradient.dx);
 }
 
-/// dx of a row of rmsnorm, and what it adds to dw [d].
+/// dx of a row of rmsnorm, and its summand of dw [d].
 void differentiate(const Layer& layer, const RowKernels& kernels, const Gradient& of,
                    const float* factors, const float* rstd, float* dw, bool nontemporal) {
   const auto d = static_cast<std::size_t>(layer.d);

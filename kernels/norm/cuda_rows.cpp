@@ -10,7 +10,7 @@
 namespace fftune::norm {
 namespace {
 
-/// Adds the parameters of both passes, with what constrains them alone.
+/// Adds the parameters of both passes, with the constraints on them alone.
 void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) {
   add_row_parameters(space, layer.rows(),
                      {.group = {4, 8, 16, 32, 64, 128, 256, 512, 1024},

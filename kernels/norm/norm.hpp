@@ -6,7 +6,7 @@
 // layernorm (Ba, Kiros and Hinton 2016, arXiv 1607.06450): y = x̂ ⊙ w + b, x̂ = (x − mean(x)) /
 // sqrt(var(x) + eps), the variance with a denominator of d. Nothing is rounded on the way.
 //
-// With the residual added, sum = x + residual rounded to the dtype is written too and is what is
+// With the residual added, sum = x + residual rounded to the dtype is written too and is
 // normalised. The backward pass then takes that sum in the place of x, and the gradient of the sum
 // that comes from beyond the layer; dx is the gradient of both x and residual:
 //   g = dy ⊙ factor(w)    dx = (g − mean(g) − x̂ mean(g x̂)) / deviation + dsum
@@ -14,7 +14,7 @@
 // For rmsnorm there is no mean(g) and no db. Rounding counts as the identity: where the forward
 // pass rounds x̂, its gradient is taken, and multiplied, as if it had not.
 //
-// residual=after adds the residual to what the norm gives instead, before the one rounding, as
+// residual=after adds the residual to the norm's result instead, before the one rounding, as
 // Gemma 2's norms behind attention and the feed-forward network have it: y = residual + x̂ ⊙
 // factor(w). It is of the forward pass.
 //

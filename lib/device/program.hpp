@@ -1,4 +1,4 @@
-// A program: what one variant does on a device, as data. Families write it, backends run it.
+// A program: the work of one variant on a device, as data. Families write it, backends run it.
 #pragma once
 
 #include <cstddef>

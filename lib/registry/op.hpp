@@ -68,7 +68,7 @@ struct OptionField {
   bool performance_neutral = false;
 };
 
-/// "no, yes", "a number from 0 to 1" or the kinds of patterns: what may be given.
+/// "no, yes", "a number from 0 to 1" or the kinds of patterns: the accepted values.
 std::string choices_text(const OptionField& field);
 
 /// `updated`: read and written in place, an input and an output in one buffer.
@@ -182,7 +182,7 @@ struct OpPart {
 };
 
 /// A problem that is another problem several times, one after the other, as the layers of a model
-/// are: each has tensors of its own, and reads what the one before wrote.
+/// are: each has tensors of its own, and reads the previous one's results.
 struct Repetition {
   Problem one;
   /// For each time in order: where the tensors of `one` are among those of the whole.

@@ -22,7 +22,8 @@ struct TokenSegment {
 /// apart or where neither of two serves between them. Between two choices the cost model decides
 /// where the second takes over; without one, it is their geometric mean. An op whose variants serve
 /// single token counts, such as those that are a multiple of a vector, has the segments of its
-/// records, and between them one of `each`. `most` must be canonical. Throws what choose() throws.
+/// records, and between them one of `each`. `most` must be canonical. Throws the errors of
+/// choose().
 std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
                                          const DeviceFacts& facts, const PresetLibrary& presets);
 

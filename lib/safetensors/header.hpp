@@ -1,4 +1,4 @@
-// The header of a safetensors file: what tensors it has, and where.
+// The header of a safetensors file: its tensors, and their places.
 //
 //   8 bytes    N, the length of the header, little-endian
 //   N bytes    JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …} and

@@ -1,4 +1,4 @@
-// A preset record: what won a problem on a device, how sure that is, and where it comes from.
+// A preset record: the winner of a problem on a device, how sure that is, and its provenance.
 #pragma once
 
 #include <cstdint>

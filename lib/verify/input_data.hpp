@@ -24,7 +24,7 @@ class GivenTensors {
 struct InputData {
   /// Random values alone.
   InputData(std::uint64_t random_seed) : seed(random_seed) {}  // NOLINT: a seed is such data
-  /// `tensors` must outlive what uses this.
+  /// `tensors` must outlive all users of this.
   InputData(std::uint64_t random_seed, const GivenTensors* tensors)
       : seed(random_seed), given(tensors) {}
 

@@ -34,7 +34,7 @@ class References {
   /// next follow().
   std::vector<const double*> rows(std::size_t first_stage, std::size_t tensor);
 
-  /// Keeps what was computed so far; to be called once it has proved right.
+  /// Keeps the references computed so far; to be called once they have proved right.
   void keep();
 
  private:

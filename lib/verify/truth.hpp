@@ -62,7 +62,7 @@ class Truth {
   /// rounded to their dtype; nothing is rounded after that. Valid until the next retoken.
   const Expected& expected(std::size_t first_stage, std::size_t tensor);
 
-  /// Keeps what was computed so far; to be called once it has proved right.
+  /// Keeps the references computed so far; to be called once they have proved right.
   void keep() { references_.keep(); }
 
  private:

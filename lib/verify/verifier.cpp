@@ -53,7 +53,7 @@ struct Verifier::State {
   /// Hash of the first run's results.
   std::string bits(std::size_t first, std::size_t end);
 
-  /// Calls visit(tensor) for what the stages [first, end) write, or read and do not write.
+  /// Calls visit(tensor) for the tensors that the stages [first, end) write, or only read.
   template <typename Visit>
   void for_each_written(std::size_t first, std::size_t end, const Visit& visit) const {
     for (std::size_t i = 0; i < truth.tensors().size(); ++i)

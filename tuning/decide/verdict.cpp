@@ -108,7 +108,7 @@ void take_stages(const Session& session, const std::vector<Searched>& groups,
     record.stages.push_back(stage_record(session, groups[part.group], part.variant));
 }
 
-/// The fastest sums of what was timed apart.
+/// The fastest sums of variants timed by themselves.
 std::vector<Combination> combinations_of(const Session& session,
                                          const std::vector<Searched>& groups,
                                          std::size_t stage_count) {

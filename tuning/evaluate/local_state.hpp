@@ -34,7 +34,7 @@ struct LocalEvaluator::State {
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
   void make_verifier(const Problem& before);
 
-  /// Runs `body`; what it throws is a failure, and a device that stays broken is lost.
+  /// Runs `body`; an exception is a failure, and a device that stays broken is lost.
   template <typename Body>
   std::optional<Failure> attempt(Body&& body) {
     if (!lost.empty()) return Failure{"the device is lost: " + lost, true};
@@ -63,14 +63,14 @@ struct LocalEvaluator::State {
   const Baseline& baseline(const std::string& name) const;
   /// Everything the candidate consists of, in order. Throws nothing.
   std::vector<CompileResult> compile_all(const Candidate& candidate);
-  /// Throws Error(unavailable) for what does not compile.
+  /// Throws Error(unavailable) if compilation fails.
   Executables executables(const Candidate& candidate);
   /// The executables of a timing: if the problem repeats another several times, those of every
   /// repetition.
   Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
   void reserve_workspace(const Executables& all);
-  /// Realistic values for the intermediates: what the untuned recipe computes, if it is right.
+  /// Realistic values for the intermediates: the untuned recipe's results, if they are right.
   void compute_intermediates();
   bool is_avoided(const Candidate& candidate) const;
   std::vector<std::vector<void*>> tensors_of(const Candidate& candidate);

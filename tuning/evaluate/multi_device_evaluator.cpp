@@ -16,7 +16,7 @@ namespace {
 
 /// Candidates that a device tries between two timings of the sentinel.
 constexpr std::size_t interval = 12;
-/// A pace that changed by more over an interval spoils what was measured in it.
+/// A pace that changed by more over an interval spoils the times measured in it.
 constexpr double most_change = 0.04;
 /// How often the same candidate is measured again for that.
 constexpr int most_repeats = 2;

@@ -63,7 +63,7 @@ class MultiDeviceEvaluator : public Evaluator {
   void remark(const std::string& text);
   void find_sentinel(Trials& trials);
   std::optional<double> time_sentinel(Member& member);
-  /// Tries what is left until nothing is.
+  /// Tries the remaining candidates until none is left.
   void try_on(Member& member, Trials& trials);
 
   DeviceFacts facts_;

@@ -15,7 +15,7 @@ namespace fftune {
 class WorkerThread {
  public:
   WorkerThread() : thread_([this] { serve(); }) {}
-  /// Ends after what was given to it.
+  /// Ends after the work that was given to it.
   ~WorkerThread() {
     {
       const std::lock_guard lock(mutex_);

@@ -25,7 +25,7 @@ class Journal {
   /// Starts <folder>/<device slug>/<op>-<UTC time>-<process>.jsonl; with `resume` continues the
   /// newest one of this device and op, if there is one, and repairs its last line if it was torn.
   /// The folders must be OwnFolders: journals that others wrote, or could write, do not count.
-  /// `data` names what the inputs hold. Throws Error(io).
+  /// `data` identifies the contents of the inputs. Throws Error(io).
   static Journal open(const std::filesystem::path& folder, const DeviceFacts& facts,
                       const std::string& op, bool resume, const std::string& data = "");
 

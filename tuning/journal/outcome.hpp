@@ -1,4 +1,4 @@
-// The outcome of one candidate in a sweep, good or bad: what the journal and the reports hold.
+// The outcome of one candidate in a sweep, good or bad, for the journal and the reports.
 #pragma once
 
 #include <cstddef>

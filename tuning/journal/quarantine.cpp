@@ -78,7 +78,7 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
       else
         entries_[key] = std::move(entry);
     } catch (const json::exception&) {
-      // Torn, or not ours: what it said is lost, the rest is not.
+      // Torn, or not ours: this line is lost, the rest is not.
     }
   }
 }

@@ -18,7 +18,7 @@ constexpr double cache_overflow = 2.5;
 /// round on the CPU is a list of calls, and its last-level cache may have hundreds of megabytes.
 constexpr int most_sets_cuda = 128;
 constexpr int most_sets_cpu = 4096;
-/// Beyond two sets, what they take together: filling more costs seconds. Where the cache is larger,
+/// Beyond two sets, the bytes of all sets: filling more costs seconds. Where the cache is larger,
 /// a few times the cache, as a stage reads only a part of each set.
 constexpr std::size_t most_bytes = std::size_t{1} << 30;
 constexpr std::size_t most_caches = 4;

@@ -9,7 +9,7 @@ namespace fftune {
 
 /// Predicted time in µs, good enough to rank: the family's own estimate, or one from its launches:
 /// waves of blocks, and threads whose loads are in flight. `floor_us` is the roofline's floor of
-/// what it computes. Positive; the floor itself for what runs on a CPU.
+/// what it computes. Positive; the floor itself for CPU families.
 double cost_model_us(const Family& family, const Problem& problem, const DeviceFacts& facts,
                      const Config& config, double floor_us);
 

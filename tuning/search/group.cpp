@@ -66,7 +66,7 @@ Group::Group(Session& session, GroupSpec spec)
   }
 }
 
-/// Takes what earlier runs knew of it, from the journal and the quarantine.
+/// Takes its earlier outcomes from the journal and the quarantine.
 void Group::recall(std::size_t index) {
   auto& entry = entries_[index];
   const auto& options = session_.options();
@@ -238,7 +238,7 @@ std::vector<double> Group::traits(std::size_t index) const {
 
 void Group::screen(std::size_t index, double abandon_us) {
   auto& entry = entries_[index];
-  // Tried before, here or in the journal: what is known of it stands.
+  // Tried before, here or in the journal: the known outcome stands.
   const bool done = entry.outcome.kind != OutcomeKind::not_tried;
   if (!done && ready(index)) {
     TimeRequest request;

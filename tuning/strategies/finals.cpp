@@ -64,7 +64,8 @@ std::vector<std::size_t> about_to_be_timed(const Search& search,
 
 void look_again(Search& search, const std::vector<std::size_t>& indices, double band) {
   const double best = search.best_us();
-  // The first of several devices looks at all of them, and has to load what others tried.
+  // The first of several devices looks at all of them, and has to load the candidates that others
+  // tried.
   auto suspects = within(search, indices, suspect_band, most_suspects / search.workers());
   std::erase_if(suspects,
                 [&](std::size_t index) { return search.median_us(index) <= best * band; });
@@ -84,7 +85,7 @@ std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& 
   search.enter(Phase::finals, finalists.size());
   search.forget(finalists);
   search.measure(finalists, final_samples, seconds);
-  // More of the same tells apart what is close, up to what it is worth.
+  // More samples separate close candidates, up to a limit.
   for (int more = 0; more < most_extensions && search.undecided(finalists); ++more) {
     if (search.stopped()) break;
     search.measure(finalists, final_samples, std::min(search.seconds_left() * 0.3, 3.0));

@@ -32,7 +32,7 @@ class Surrogate {
   /// as if it had taken its expected time, so that the choices are not all neighbours.
   std::vector<std::size_t> propose(std::size_t count);
   /// How much faster than the best known the best of the others is expected to be, as a part of 1:
-  /// no more than this, the sum of what each is expected to gain.
+  /// no more than this, the sum of the expected gains of all.
   double gain_expected() const;
   /// A bound for people, which is seldom exceeded: twice what the most promising of them is
   /// expected to gain, and twice the error of a time. The sum takes variants that are much alike
@@ -60,7 +60,7 @@ class Surrogate {
 
   GaussianProcess::Covariance covariance(const Scales& scales) const;
   GaussianProcess process(const Scales& scales) const;
-  /// How well the scales explain what is known, and how ordinary they are.
+  /// How well the scales explain the observations, and how ordinary they are.
   double merit(const Scales& scales) const;
   void improve_scales();
 

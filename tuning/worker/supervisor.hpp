@@ -54,7 +54,7 @@ class Supervisor {
   /// Reads the value of a message. If it throws, the message is invalid and the worker is replaced.
   using Take = std::function<void(const nlohmann::json&)>;
 
-  /// Starts a worker. Throws what the worker threw in opening its device, and Error(unavailable) if
+  /// Starts a worker. Throws the worker's error in opening its device, and Error(unavailable) if
   /// there is no worker.
   Supervisor(WorkerCommand command, const Watchdog& watchdog);
 

@@ -1,4 +1,4 @@
-// fftune check: validates on a device what the library would load for every preset's problem.
+// fftune check: validates on a device the plans that the library would load for every preset.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>

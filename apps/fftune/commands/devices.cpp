@@ -1,4 +1,5 @@
-// fftune devices: what is here, the facts that matter to tuning, and the presets that would load.
+// fftune devices: the devices here, the facts that matter to tuning, and the presets that would
+// load.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>

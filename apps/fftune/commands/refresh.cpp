@@ -1,4 +1,4 @@
-// fftune refresh: times again what stale records hold, and keeps or replaces their winners.
+// fftune refresh: times the variants of stale records again, and keeps or replaces their winners.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>

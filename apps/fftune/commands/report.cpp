@@ -40,7 +40,7 @@ std::string utc_now() {
   return text;
 }
 
-/// Whether the page would replace what it is made of, such as presets.
+/// Whether the page would overwrite one of its own inputs, such as presets.
 bool replaces_input(const std::string& out, const std::vector<std::string>& paths) {
   const std::filesystem::path file = out;
   std::error_code error;

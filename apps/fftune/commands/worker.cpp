@@ -1,4 +1,4 @@
-// fftune worker: what a sweep starts to work with a device in a process of its own. For no person.
+// fftune worker: the process that a sweep starts to work with a device. Not for users.
 #include <CLI/CLI.hpp>
 
 #include <memory>

@@ -16,7 +16,8 @@ namespace fftune::tool {
 ///                the one before, each other one after
 Json report_data(const ReportInput& input, const Catalog& catalog, const std::string& date);
 
-/// "fftune ffn --d 1024 --h 2048 --m 64 --dtype bf16": what searches this problem again.
+/// "fftune ffn --d 1024 --h 2048 --m 64 --dtype bf16": the command that searches this problem
+/// again.
 std::string search_command(const Problem& problem, const Verdict& verdict,
                            const Provenance& provenance, const Catalog& catalog);
 

@@ -1,4 +1,4 @@
-// The decode engine: what it can implement, its space, which configuration to use untuned, and how
+// The decode engine: can_implement, its space, which configuration to use untuned, and how
 // its kernel is launched.
 #include <fmt/format.h>
 

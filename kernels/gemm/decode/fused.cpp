@@ -1,4 +1,4 @@
-// The fused decode engine, of a gated GEMM and the GEMM of its result: what it can implement, its
+// The fused decode engine, of a gated GEMM and the GEMM of its result: can_implement, its
 // space, which configuration to use untuned, and how its kernel is launched.
 #include <fmt/format.h>
 

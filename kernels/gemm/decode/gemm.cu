@@ -21,8 +21,8 @@
 //                  still write A, so the first load of A waits (griddepcontrol)
 //
 // A norm of A's rows (norm_of_a): every block computes the deviations of all rows, which are few
-// and in L2, and normalises what it loads of them. Its warps share the rows; where there are more
-// warps than rows, several warps share a row.
+// and in L2, and normalises the elements that it loads. Its warps share the rows; where there are
+// more warps than rows, several warps share a row.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/rms_norm.cuh"

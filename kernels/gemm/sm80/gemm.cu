@@ -25,7 +25,7 @@
 //   split-K        the split_k blocks of a tile (blockIdx.y) are a cluster from sm_90 on, and add
 //                  their accumulators up through its shared memory; elsewhere through a workspace
 //
-// load.cuh: what the copies read. mainloop.cuh: the loop over K blocks. epilogue.cuh: what becomes
+// load.cuh: the copies' sources. mainloop.cuh: the loop over K blocks. epilogue.cuh: what becomes
 // of the accumulators, heads_epilogue.cuh: of those of heads. tile_scheduler.cuh: which tile a
 // block has.
 #include "common/dependency.cuh"

@@ -265,7 +265,7 @@ double sorted_rows_factor(const Candidate& c) {
     const bool several = tiles > 3;
     const bool narrow = work.b_operands() * t.bn < 256;
     const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.06 * (128 - t.bm) / 16 : 1;
-    // A second warpgroup's MMAs fill what a lone one leaves between its m64 tiles.
+    // A second warpgroup's MMAs fill the gaps of a lone one between its m64 tiles.
     const double in_turn = t.mma_warpgroups == 1 && plan.m64_tiles > 1 ? 1.01 : 1;
     const double of_narrow = several ? 1.07 : work.has_uneven_groups() ? 1.02 : 1;
     const double alone = gather * in_turn * rows * (narrow ? of_narrow : 1);

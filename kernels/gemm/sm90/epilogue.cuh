@@ -8,7 +8,7 @@
 // The visitors of an element, in their order, are chosen by the form at compile time:
 //   activation            C = accumulator, or act(gate) ⊙ up (epilogue_ops::value)
 //   save pre-activations  gate and up are stored values of their own (epilogue_ops::stored)
-//   row broadcasts        + bias[n], and what else row_broadcast.cuh has
+//   row broadcasts        + bias[n], and the others of row_broadcast.cuh
 //   source                + source[m, n], loaded into the stage that the subtile will take
 //   quantise              by the tensor's scale, or by scales of 128 columns, which are found here
 //   activation gradient   d_gate, d_up and hidden, from gate and up (gradient_epilogue)
@@ -273,7 +273,7 @@ struct value_epilogue {
     first = ops::template stored<value>(one);
     next = ops::template stored<value>(other);
   }
-  // And through what is added, rounded.
+  // And through the rounded additions.
   template <int value>
   static __device__ __forceinline__ u32 visit(const fragment& acc, int m64, int at,
                                               const columns& own, u32 source) {
@@ -292,7 +292,7 @@ struct value_epilogue {
     return column < gemm.n ? ops::column_twice(gemm.broadcasts, column) : columns{};
   }
 
-  // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
+  // Four 8x8 matrices from the accumulators at `at` on, added to the values in place.
   template <int value>
   static __device__ __forceinline__ void write_matrices(const fragment& acc, int m64, int at,
                                                         u32 place, const columns (&own)[4]) {

@@ -221,7 +221,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
         const auto rows = work.row_tiles(t.bm);
         const bool narrowest = work.row_tiles(t.bm - 8) > rows;
         if (!t.swap_ab() || work.m <= 64 || t.bn < 64 || !narrowest) return false;
-        // Few rows leave the tensor cores idle: what counts is the padding that is loaded.
+        // Few rows leave the tensor cores idle: the loaded padding counts.
         if (work.m <= 128) return rows * t.bm < ceil_div(work.m, 32) * 32;
         return busiest(work, sms, t.bm, t.bn, t.split_k) < usual;
       });

@@ -1,4 +1,4 @@
-// The sm90 engine's parameters: what limits them for a GEMM on a device, which to use untuned, and
+// The sm90 engine's parameters: their constraints for a GEMM on a device, which to use untuned, and
 // the cost model that ranks them.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace fftune::sm90 {
 
-/// A configuration: the kernel's template argument, what it is passed at run time, and whether a
+/// A configuration: the kernel's template argument, its run-time arguments, and whether a
 /// kernel before it sorts the rows, or the tokens of a grouped reduction.
 struct Tile : sm90_config {
   int group_m = 8;

@@ -52,7 +52,7 @@ class Plan {
     void* stream = nullptr;
     std::int64_t tokens = 0;  // of a plan for any number of them
   };
-  /// Buffers as fftune_plan_launch takes them: what is only read, then what is written.
+  /// Buffers as fftune_plan_launch takes them: read-only ones first, then written ones.
   void launch(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
               const How& how) const {
     launch(inputs.begin(), inputs.size(), outputs.begin(), outputs.size(), how);
