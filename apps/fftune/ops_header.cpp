@@ -40,8 +40,8 @@ plan runs fallbacks alone. It belongs to the caller, who keeps it until the run 
 
 `kept` marks tensors of the forward pass that a backward pass needs. `sorted` marks rows in the
 order of the mask: those that it marks, then the others, each in the order of the tokens. `any
-order` marks sums that are accumulated in the order in which blocks finish: two runs may differ in
-the last bits.
+order` marks sums that are accumulated in the order in which blocks finish: two runs may differ
+in the last bits.
 
 Options and sizes that change the buffers are listed with the buffers that they add or change,
 each by itself. They combine: fftune_plan_describe lists the buffers of one plan, with bytes and
