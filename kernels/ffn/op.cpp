@@ -119,8 +119,8 @@ class Ffn final : public Op {
     append(
         {{.name = "bias",
           .help =
-              "biases of every row: down: b_down of y; both: also b_up of the activation's input, "
-              "without a gate",
+              "biases of every row: down adds b_down to y; both also adds b_up to the activation's "
+              "input (gate=no)",
           .choices = {"none", "down", "both"},
           .rare = true,
           .pass = "fwd"},
