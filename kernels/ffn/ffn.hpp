@@ -93,7 +93,7 @@ constexpr const char* stage_d_down = "d_down";
 /// Those of the problem's pass, in order.
 std::vector<GemmStage> gemm_stages(const Problem& problem);
 
-/// All families of the op but those of the norm, in the order of choice: of the pass fwd, and of
+/// All families of the op except those of the norm, in the order of choice, for the passes fwd and
 /// bwd.
 std::vector<const Family*> forward_families();
 std::vector<const Family*> backward_families();

@@ -1,6 +1,6 @@
-// Which rows belong to which group: of a grouped GEMM the rows of A and C, of a grouped reduction
-// the tokens that it sums over. The sorted order has the rows of group 0 first, then those of group
-// 1 and so on, each group's in ascending order.
+// Which rows belong to which group: the rows of A and C for grouped rows, the summed tokens for a
+// grouped reduction. The sorted order has the rows of group 0 first, then those of group 1 and so
+// on, each group's in ascending order.
 //
 // Two sources, one interface, so that engines are templates on it:
 //   mask_groups     two groups by a byte mask. Every block scans the mask itself, a byte a row,

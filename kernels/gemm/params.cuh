@@ -9,7 +9,7 @@
 namespace fftune {
 
 struct gemm_params {
-  // Matrices, row-major. The second a: of the second K-concatenated pair, or output.
+  // Matrices, row-major. The second a belongs to the second K-concatenated pair, or output.
   const void* a[2];
   // [group][operand]; one stacked tensor of all groups: b[0]; qkv: those of the parts
   const void* b[2][2];

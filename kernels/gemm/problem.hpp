@@ -73,7 +73,7 @@ struct Groups {
   double expected_share = 0.5;
   bool random = false;
   bool scattered = false;
-  /// Or, of sorted groups, how many rows they should have; empty: each as many as the others.
+  /// For sorted groups: their expected rows; empty: all groups have equally many.
   std::vector<ExpectedRows> expected_rows = {};
 
   bool any() const { return by != Grouping::none; }

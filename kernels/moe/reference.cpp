@@ -1,4 +1,4 @@
-// The definition in float64: of each expert the products of its own rows.
+// The definition in float64: the products of each expert over its own rows.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -86,8 +86,8 @@ class Definition {
   };
   RowScales scales_of_row(const std::string& w, std::int64_t expert, std::int64_t row,
                           std::int64_t n, std::int64_t k);
-  /// An expert's weight in float64, of fp8 in numbers: where it is, or made in `room`, which serves
-  /// one expert after the other.
+  /// An expert's weight in float64, with fp8 scales applied: in place, or made in `room`, which
+  /// serves one expert after the other.
   DoubleMatrixView weight_of_expert(const std::string& w, std::int64_t expert, std::int64_t n,
                                     std::int64_t k, bool transposed, Matrix& room);
   void quantise_hidden(Matrix& hidden);
@@ -115,7 +115,7 @@ class Definition {
     if (scaled) scale_rows(term, first, last, columns, room.data());
     return room.data();
   }
-  /// Its pages are made once, of the largest expert so far and a quarter more.
+  /// Its pages are made once, for the largest expert so far and a quarter more.
   void make_room(Matrix& room, std::size_t size) {
     if (room.size() >= size) return;
     const std::size_t more = room.empty() ? size : size + size / 4;

@@ -74,7 +74,7 @@ class Norm final : public Op {
     const Layer layer = layer_of(problem);
     StageSpec stage =
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
-    // Behind dw are sums over tokens of what sums over features are behind.
+    // An element of dw sums over tokens terms that are sums over features themselves.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
     const double of_element = layer.backward ? (centres_ ? 16 : 12) : (centres_ ? 7 : 4);
     stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *

@@ -1,5 +1,5 @@
 // Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of queries, and of keys in the same
-// launch: of each head's first `rotary` features, y_i = m (x_i cos f_i + r_i sin f_i), the others
+// launch: y_i = m (x_i cos f_i + r_i sin f_i) for each head's first `rotary` features; the others
 // are copied. Rotation "halves": r_i = -x_{i + rotary/2} in the first half, x_{i - rotary/2} in the
 // second (GPT-NeoX, Llama); "interleaved": r_{2j} = -x_{2j+1}, r_{2j+1} = x_{2j} (GPT-J).
 //
@@ -19,8 +19,8 @@
 //           interpolated, linearly in j; m = 0.1 ln(factor) + 1, or 1 for a factor below 1
 // m is 1 but in yarn; the option `scale` sets it to another value.
 //
-// q and k may be views of other tensors: their strides of a token, of the dimension outside it and
-// of a head are sizes. Results are contiguous.
+// q and k may be views of other tensors: the strides of a token, of the dimension outside it and of
+// a head are sizes of the op. Results are contiguous.
 //
 // Every thread reads all it needs of a tensor before it writes, so an output may lie in the buffer
 // of its input where both have rows of the same length.

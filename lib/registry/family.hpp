@@ -43,8 +43,8 @@ class Family {
     return std::nullopt;
   }
 
-  /// Whether it should be faster than what the families behind it in the op's order make up of its
-  /// stages: only then does it serve untuned.
+  /// Whether it should be faster than the families behind it in the op's order are for its stages:
+  /// only then does it serve untuned.
   virtual bool is_preferred(const Problem&, const DeviceFacts&) const { return true; }
 
   /// The program of a feasible configuration. Tensor arguments count in the order of the op's

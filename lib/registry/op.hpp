@@ -46,16 +46,16 @@ struct OptionField {
   std::string name;  // "act"
   std::string help;
   std::vector<std::string> choices;  // the first is the default
-  /// The canonical form leaves it out where it has its default: for what few problems ask for, so
-  /// that the text and the presets of the others do not speak of it.
+  /// The canonical form leaves it out if it has its default: for options that few problems use, so
+  /// that the text and the presets of the others do not contain it.
   bool rare = false;
   /// Any number within it may be given, and `choices` holds the default alone ("1e-06"). A number
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
-  /// Any pattern may be given (core/pattern.hpp), and `choices` holds the default alone. It says
-  /// what an input that sorts the tokens looks like: it decides test data and, through presets,
-  /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
+  /// Any pattern may be given (core/pattern.hpp), and `choices` holds the default alone. It
+  /// describes an input that sorts the tokens: it decides test data and, through presets, speed,
+  /// but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
   /// The same with routings (core/routing.hpp): how often a mixture's experts are chosen.
   bool routing = false;
@@ -92,7 +92,7 @@ struct TensorSpec {
   double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
-  /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
+  /// the others (core/pattern.hpp): the pattern of its test data. Row i of the other tensors then
   /// depends on byte i too. An op has one at most.
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
@@ -115,9 +115,9 @@ struct TensorSpec {
   /// them together may exceed the host's memory, and making its pages takes longer than the
   /// products.
   bool read_in_parts = false;
-  /// Not empty for what stages write with rows that are sorted into groups: the tensor whose last
-  /// number is how many rows, from the first on, are of a group. The others are nobody's, and may
-  /// be left unwritten.
+  /// Not empty for tensors that stages write with rows sorted into groups: the tensor whose last
+  /// element is the number of rows, from the first on, that belong to a group. The others belong to
+  /// none, and may be left unwritten.
   std::string live_rows = {};
 
   std::int64_t elements() const;
@@ -138,7 +138,7 @@ struct StageSpec {
   std::int64_t reduction_length = 1;  // the longest sum behind one output element
   double flops = 0;
   double bytes = 0;  // each input read once, each output written once
-  /// How often what is summed was rounded to the op's dtype within the stage, as the weights of a
+  /// How often the summands are rounded to the op's dtype within the stage, as the weights of a
   /// softmax are for the tensor cores.
   int inner_roundings = 0;
   /// How many such values there are: the errors of few do not average out. 0: many.
@@ -207,12 +207,12 @@ class Op {
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
-  /// may repeat a few distinct rows, unless an output lacks that dimension: what sums over the
-  /// tokens (a weight's gradient) is checked on rows that are all distinct.
+  /// may repeat a few distinct rows, unless an output lacks that dimension: a sum over the tokens
+  /// (a weight's gradient) is checked on rows that are all distinct.
   virtual std::string_view token_size() const = 0;
 
-  /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
-  /// sequence. Every row is then distinct in a check.
+  /// Whether token_size's promise about rows holds; not if a row's place counts, as in a sequence.
+  /// Every row is then distinct in a check.
   virtual bool rows_are_alike(const Problem&) const { return true; }
 
   /// Models whose layers may be asked for by name.

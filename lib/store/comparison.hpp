@@ -32,8 +32,8 @@ Comparison comparison_of(const Catalog& catalog, std::string_view op);
 /// same problems equally well: a file needs one of them.
 Problem compared_part(const Problem& problem, const Comparison& comparison);
 
-/// The records by compared_part() of their problems: of several with the same, the one measured
-/// last, of equally old ones the last in order.
+/// The records by compared_part() of their problems. If several have the same, the one measured
+/// last is kept; if they are equally old, the last in order.
 std::map<Problem, PresetRecord> by_compared_part(const std::vector<PresetRecord>& records,
                                                  const Comparison& comparison);
 

@@ -40,8 +40,7 @@ class DeviceTensors {
 
  private:
   void upload(std::size_t tensor, std::size_t first_stage);
-  /// Bytes [begin, begin + size) of a tensor of distinct `rows`, of a tensor whose rows have
-  /// sources.
+  /// Bytes [begin, begin + size) of a tensor whose rows have sources, from its distinct `rows`.
   void gather(std::size_t tensor, const std::vector<std::byte>& rows, std::size_t begin,
               std::size_t size, std::vector<std::byte>& out) const;
 

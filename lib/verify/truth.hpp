@@ -16,7 +16,7 @@ namespace fftune {
 /// One tensor's reference in a run of stages.
 struct Expected {
   std::vector<const double*> rows;  // the distinct ones, of columns() values each
-  // Over all rows of the problem; of a tensor that is updated, over those that are rounded.
+  // Over all rows of the problem; for an updated tensor, over those that are rounded.
   double norm = 0;
   double root_mean_square = 0;
   double rounding_error = 0;  // relative: of a reference that rounds where the kernels round

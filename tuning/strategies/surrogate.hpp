@@ -13,8 +13,8 @@ namespace fftune {
 
 class Surrogate {
  public:
-  /// `estimates`: of each variant, in any unit, positive. `traits`: of each variant as many
-  /// numbers, by which variants of different families can be compared.
+  /// `estimates`: one per variant, in any unit, positive. `traits`: equally many numbers per
+  /// variant, by which variants of different families can be compared.
   Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates,
             const std::vector<std::vector<double>>& traits);
   Surrogate(const Surrogate&) = delete;

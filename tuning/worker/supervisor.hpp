@@ -24,8 +24,8 @@ using WorkerCommand = std::vector<std::string>;
 ///
 /// A launch may take 50 times its expected time, at least 5 s (a busy machine can stall a process
 /// that long) and at most 2 minutes, or three times the expected time if that is longer. The
-/// expected time of a sample is that of the previous passes; of a verification or a first pass, the
-/// time that preparing the problem took, which includes the reference and the verification of a
+/// expected time of a sample is that of the previous passes. For a verification or a first pass it
+/// is the preparation time of the problem, which includes the reference and the verification of a
 /// full recipe. Calls that are not launches have limits of their own.
 struct Watchdog {
   double multiple = 50;

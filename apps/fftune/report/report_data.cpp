@@ -22,8 +22,8 @@ const Op* op_named(const std::string& name, const Catalog& catalog) {
   return found == catalog.ops.end() ? nullptr : *found;
 }
 
-/// The size that counts tokens; of an op that is not in the catalog any more its last, which "m" is
-/// for most.
+/// The size that counts tokens; for an op that is no longer in the catalog the last size, which is
+/// "m" for most.
 std::string token_size_of(const Problem& problem, const Catalog& catalog) {
   if (const Op* op = op_named(problem.op, catalog)) {
     const std::string name(op->token_size());

@@ -92,7 +92,7 @@ class HostGemm {
 
   /// Bytes of scratch that sort() takes.
   std::size_t order_bytes() const;
-  /// Sorts the tokens, of a mask into `scratch`.
+  /// Sorts the tokens; those of a mask into `scratch`.
   SortedGroups sort(const HostCall& call, std::byte* scratch) const;
 
   /// Whether blocks of the operands are copied: widened, or gathered.

@@ -58,8 +58,8 @@ bool is_qkv(const GemmProblem& gemm) {
   return gemm.epilogue.kind == EpilogueKind::qkv;
 }
 
-/// Rows of each weight that a block may take: of a product of heads a whole one, or a part of one
-/// in which both features of every pair are.
+/// Rows of each weight that a block may take; in a product of heads a whole head, or a part of one
+/// with both features of every pair.
 std::vector<std::int64_t> row_choices(const GemmProblem& gemm, const DeviceFacts& facts) {
   if (!is_qkv(gemm)) return {8, 16, 32};
   const qkv_form& heads = gemm.epilogue.qkv.form;

@@ -213,7 +213,7 @@ class decode_kernel {
     }
   }
 
-  // Which rows of B the block has; of a product of heads those of one head, or of a part of one.
+  // Which rows of B the block has; in a product of heads those of one head, or of a part of one.
   struct block_rows {
     int first;       // row of B; of the head if there is one
     int matrix = 0;  // of B, where q, k and v have weights of their own

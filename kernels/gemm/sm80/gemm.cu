@@ -25,9 +25,9 @@
 //   split-K        the split_k blocks of a tile (blockIdx.y) are a cluster from sm_90 on, and add
 //                  their accumulators up through its shared memory; elsewhere through a workspace
 //
-// load.cuh: the copies' sources. mainloop.cuh: the loop over K blocks. epilogue.cuh: what becomes
-// of the accumulators, heads_epilogue.cuh: of those of heads. tile_scheduler.cuh: which tile a
-// block has.
+// load.cuh: the copies' sources. mainloop.cuh: the loop over K blocks. epilogue.cuh: the epilogue
+// of the accumulators, heads_epilogue.cuh: that of heads. tile_scheduler.cuh: which tile a block
+// has.
 #include "common/dependency.cuh"
 #include "gemm/sm80/epilogue.cuh"
 #include "gemm/sm80/heads_epilogue.cuh"

@@ -182,8 +182,8 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
 
   plan.producer_warpgroups = form.groups == grouping::reduction && config.gather_warps == 4 ? 2 : 1;
   plan.threads = (config.mma_warpgroups + plan.producer_warpgroups) * 128;
-  // fp8 has the accumulators of the current K block in addition: of one m64 tile and operand, or
-  // where registers allow of the next one too, whose MMAs run while those are promoted.
+  // fp8 adds the accumulators of the current K block: one m64 tile and operand, and if registers
+  // allow the next one too, whose MMAs run during the promotion.
   const int one_operand = plan.m64_tiles * plan.accumulators;
   const bool promotes = form.scales != scaling::none;
   const bool overlaps =

@@ -62,8 +62,8 @@ double wgmma_columns(const Candidate& c) {
   return std::min(rows + steps / 2, widest);
 }
 
-/// Clocks of promoting the accumulators of fp8, of one k16 step: a warpgroup waits for its MMAs, an
-/// m64 tile and an operand at a time, and only another one has the tensor cores meanwhile.
+/// Clocks of promoting fp8 accumulators, per k16 step: a warpgroup waits for its MMAs, an m64 tile
+/// and an operand at a time, and only another one has the tensor cores meanwhile.
 double promotion_cycles(const Candidate& c) {
   if (!c.work.promotes()) return 0;
   const bool shares_tiles = !c.t.pingpong() && c.t.mma_warpgroups > 1;
@@ -246,9 +246,9 @@ double promoted_rows_factor(const Candidate& c) {
   return (crowded ? 1.05 : 1) * (t.bm > 64 ? 1.04 : 1);
 }
 
-/// How much longer, or shorter, tiles of sorted groups' rows take, as measured on an H200 at 256 to
-/// 8,192 rows a group. CTAs in step read less from L2 and from memory, which takes power from the
-/// MMAs: those with the same A, or, of groups of few tiles, all that read a group's B.
+/// Relative time of tiles of sorted groups' rows, as measured on an H200 at 256 to 8,192 rows a
+/// group. CTAs in step read less from L2 and from memory, which takes power from the MMAs: those
+/// with the same A, or, for groups with few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (!c.work.sorted_rows()) return 1;

@@ -465,7 +465,7 @@ struct gemm_kernel {
     }
   }
 
-  // Where this warpgroup's share of a tile goes; of a reducer its share of the columns.
+  // Where this warpgroup's share of a tile goes; for a reducer, its share of the columns.
   __device__ __forceinline__ output_tile output_of(const scheduler& work, const work_tile& tile,
                                                    const row_indices& indices,
                                                    int first_row) const {

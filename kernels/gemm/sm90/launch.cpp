@@ -223,7 +223,7 @@ class Launch {
     if (major == Major::mn) return {matrix, gemm_.dtype, k, rows, bk, 64, matrices};
     return {matrix, gemm_.dtype, rows, k, static_cast<std::uint32_t>(share), bk, matrices};
   }
-  /// Rows, or tokens, of an operand that is sorted or has those of the tokens, of `sorted` ones.
+  /// Rows of an operand: `sorted` if it is sorted, else the number of tokens.
   std::int64_t extent(std::int64_t sorted, bool is_sorted) const {
     return is_sorted ? sorted : sorted / gemm_.groups.choices;
   }

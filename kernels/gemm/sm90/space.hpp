@@ -37,7 +37,7 @@ struct Workload {
   /// Rows that may share a tile: m, or those that few sorted groups exceed.
   std::int64_t rows;
   std::int64_t groups;
-  /// Matrices that are computed: outputs, of a grouped reduction of each group.
+  /// Computed matrices: outputs; for a grouped reduction, those of every group.
   std::int64_t results;
   int tensors_per_stage;
   int a_reuse = 1;
