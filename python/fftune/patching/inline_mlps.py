@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from .mlps import plain_mlp, required_arguments
 from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks,
-                        expect_plain_parameters, has_kernels, kind_of, original, remembered,
+                        expect_plain_parameters, has_kernels, is_patched, kind_of,
+                        original, remembered,
                         replace_forward, stand_in, undoable, watched)
 
 
@@ -52,6 +53,11 @@ def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     replace_forward(module, _inline_forward, (chain,))
     return (f"{'.'.join(chain.first)} and {'.'.join(chain.second)} of {type(module).__name__} by ffn "
             f"without a gate ({chain.name}), without gradients")
+
+
+def chain_of(module: nn.Module) -> _Chain | None:
+    """What patch_inline_mlp() found in the module."""
+    return module.__dict__["_fftune"][0] if is_patched(module, _inline_forward) else None
 
 
 def _at(module: nn.Module, path: tuple[str, ...]):
