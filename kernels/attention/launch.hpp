@@ -1,5 +1,5 @@
-// What the CUDA families of attention share on the host: the form of a problem, the parameters of a
-// kernel, and the mask as kernels read it.
+// Common host code of attention's CUDA families: the form of a problem, the parameters of a kernel,
+// and the mask as kernels read it.
 #pragma once
 
 #include <cstddef>

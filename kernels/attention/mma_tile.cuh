@@ -1,4 +1,4 @@
-// What the mma.sync engines of attention share: products of a warp's tile of queries with keys and
+// Common parts of attention's mma.sync engines: products of a warp's tile of queries with keys and
 // with values in shared memory, and the online softmax of its accumulators.
 //
 // The accumulators of S = Q K^T, rounded to 16 bits, are the A fragments of O = P V: the

@@ -89,7 +89,8 @@ void add_masks(const Layer& layer, TensorList& list) {
   }
 }
 
-/// What decides which keys a query sees and how they count, in the order of the C API's buffers.
+/// The tensors that decide which keys a query sees and how they count, in the order of the C API's
+/// buffers.
 void add_rules(const Layer& layer, TensorList& list) {
   add_masks(layer, list);
   if (layer.bias)
@@ -277,7 +278,7 @@ class Attention final : public Op {
     const Layer layer = layer_of(problem);
     const auto tensors = tensors_of(layer);
     StageSpec stage = whole_stage(layer.backward ? stage_backward : stage_forward, tensors);
-    // Of a packed row the others' parts are not read.
+    // Only this tensor's part of a packed row is read.
     for (const auto& [tokens, row, used] :
          {std::tuple{layer.q_tokens(), layer.q_row, layer.heads * layer.dim},
           std::tuple{layer.kv_tokens(), layer.k_row, layer.kv_heads * layer.dim},
@@ -289,7 +290,7 @@ class Attention final : public Op {
     if (layer.backward && layer.sinks) stage.reduction_length += layer.q_tokens();
     // Weights, and in the backward pass the gradients of scores, for the tensor cores.
     stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
-    // Of those a mask in memory may leave few; a gradient has a normal factor, whose fourth moment
+    // A mask in memory may leave few of those; a gradient has a normal factor, whose fourth moment
     // is three times the square of its second.
     const bool masked = layer.mask == Mask::boolean || layer.mask == Mask::packed;
     // A bias of deviation 1 makes weights as unlike again.
@@ -309,7 +310,8 @@ class Attention final : public Op {
   std::vector<const Family*> families() const override {
     return joined({cuda_families(), cpu_families()});
   }
-  /// What a user would write is another library's kernel: bench/ compares with PyTorch's.
+  /// The baseline that a user would take is another library's kernel: bench/ compares with
+  /// PyTorch's.
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 

@@ -49,7 +49,7 @@ struct attention_params {
   float softcap;
 };
 
-// Of backward kernels that know their tensors by strides.
+// Parameters of backward kernels that know their tensors by strides.
 struct attention_backward_params {
   attention_params forward;  // with d_out, dq, dk, dv, d_sinks and delta
   // Elements between sequences (bshd), and between tokens.

@@ -1,5 +1,5 @@
-// The definition in float64. A task has a block of queries of one head, or of the backward pass a
-// block of keys: two to four small products, which stay on the CPU, because the scores that they
+// The definition in float64. A task has a block of queries of one head, or in the backward pass a
+// block of keys: two to four small products. They stay on the CPU, because the scores that they
 // make are as many as the operations on them.
 #include <algorithm>
 #include <cmath>

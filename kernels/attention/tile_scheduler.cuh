@@ -20,7 +20,7 @@ struct attention_tile {
   int head;
   int first_row;  // of the sequence
 
-  // Of the 64 rows of an MMA warpgroup, those that exist.
+  // The existing rows among the 64 of an MMA warpgroup.
   __device__ __forceinline__ int last_row(int first, int rows) const {
     return larger(first + 1, smaller(first + rows, sequence.q_len));
   }
@@ -76,7 +76,7 @@ class attention_tile_scheduler {
     return block;
   }
 
-  // Of `index` among `tiles` row tiles of each of `matrices` heads: which head, and its first row.
+  // The head, and first row, of tile `index` among `tiles` row tiles of each of `matrices` heads.
   __device__ __forceinline__ int place(int index, int tiles, int matrices, int& first_row) const {
     const int in_group = params_.group * tiles;
     const int group = index / in_group;

@@ -18,7 +18,8 @@
 namespace fftune::layer {
 namespace {
 
-/// What a family of this kind covers: the norm's part, and the first stage of the part behind it.
+/// The stages that a family of this kind covers: the norm's part, and the first stage of the part
+/// behind it.
 struct NormedStage {
   std::string_view family, summary;
   std::string norm, part;  // names of parts

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t most_layers = 256;
 
-/// What all layers of a plan share.
+/// Inputs that all layers of a plan share.
 constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
@@ -140,7 +140,7 @@ std::vector<TensorSpec> tensors_of_one(const Problem& problem) {
   return inputs;
 }
 
-/// What a tensor of layer `at` of `layers` is called among those of all.
+/// The name of a tensor of layer `at` of `layers` among those of all layers.
 std::string name_in_all(const std::string& name, std::int64_t at, std::int64_t layers) {
   if (name == "x" && at > 0) return fmt::format("layers.{}.y", at - 1);
   if (is_shared(name) || (name == "y" && at == layers - 1)) return name;
@@ -244,7 +244,7 @@ std::vector<OptionField> angle_options() {
   return fields;
 }
 
-/// What is of ffn=moe alone, or missing there.
+/// Fields that belong to ffn=moe alone, or are missing there.
 std::string contradiction_of_experts(const Problem& problem) {
   if (has_experts(problem)) {
     for (const char* name : {"experts", "top-k"})
@@ -518,7 +518,8 @@ class Layer final : public Op {
     return list;
   }
 
-  /// What a user would write is another library's kernels: bench/ compares with PyTorch's.
+  /// The baseline that a user would take is another library's kernels: bench/ compares with
+  /// PyTorch's.
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 

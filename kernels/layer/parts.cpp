@@ -1,4 +1,4 @@
-// What a layer is made of: problems of other ops, and what their tensors are called here.
+// The parts of a layer: problems of other ops, and the names of their tensors here.
 #include <map>
 #include <optional>
 #include <string>

@@ -55,7 +55,7 @@ const char* norm_type(norm::Convention convention) {
   return "fftune::t5_norm";
 }
 
-/// What the kernel reads of a layer's options that its configuration does not say.
+/// The layer options that the kernel reads and its configuration does not say.
 struct Layer {
   qkv::Layer heads;
   attention::Layer attention;

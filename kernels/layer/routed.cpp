@@ -17,9 +17,9 @@
 namespace fftune::layer {
 namespace {
 
-/// By how many deviations of the noise a chosen expert's logit is above the others'.
+/// The distance of a chosen expert's logit from the others', in deviations of the noise.
 constexpr double margin = 10;
-/// Of the router's weights beside the direction.
+/// Noise of the router's weights besides the direction.
 constexpr double noise_of_weights = 0.25;
 
 /// ±1, the same for every tensor and seed (the output function of SplitMix64).

@@ -1,5 +1,5 @@
-// What a user would call without fftune: a product of the vendor for each of q, k and v, and then a
-// kernel that rotates q and k in place.
+// Calls that a user would make without fftune: a product of the vendor for each of q, k and v, and
+// then a kernel that rotates q and k in place.
 #include <utility>
 #include <variant>
 

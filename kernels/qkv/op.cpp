@@ -192,7 +192,7 @@ class Qkv final : public Op {
     const auto tensors = tensors_of(layer);
     StageSpec stage = stage_spec(stage_product, product_gemm(problem), tensors);
     if (layer.cache) {
-      // Of the caches the rows that are written.
+      // Only the written rows of the caches count.
       const auto rows = std::min(layer.m, layer.cache_rows);
       for (const char* name : {"k_cache", "v_cache"}) {
         stage.inputs.emplace_back(name);

@@ -1,7 +1,7 @@
-// The product in front of attention: of x [m, d] the heads of q, k and v in one GEMM, whose
-// epilogue (gemm/qkv.cuh) adds the bias, normalises the heads of q and k (Qwen3's q_norm and
-// k_norm), applies RoPE to them as the op rope has it, at a given position of each token, and
-// writes q [m, heads, dim], k and v [m, kv_heads, dim].
+// The product in front of attention: the heads of q, k and v of x [m, d] in one GEMM, with its
+// epilogue in gemm/qkv.cuh. The epilogue adds the bias, normalises the heads of q and k (Qwen3's
+// q_norm and k_norm), and applies RoPE to them like the op rope, at a given position of each token.
+// It writes q [m, heads, dim], k and v [m, kv_heads, dim].
 //
 // With a cache, row i of k and v goes to row slots[i] of k_cache and v_cache [slots, kv_heads,
 // dim] instead, or nowhere if that is negative. A contiguous cache [sequences, length] has the slot

@@ -30,7 +30,7 @@ HostAttention::HostAttention(const Problem& problem, const DeviceFacts& facts)
 Sequence HostAttention::sequence(const HostCall& call, std::int64_t index) const {
   Sequence sequence{index, index * layer.s, layer.s, index * layer.kv, layer.kv};
   if (layer.layout == Layout::thd) {
-    // What lies beyond the tokens that there are is not read.
+    // Memory beyond the existing tokens is not read.
     const auto set = [&](std::size_t tensor, std::int64_t tokens, std::int64_t& first,
                          std::int64_t& count) {
       const auto* const offsets = integers(call, tensor) + index;

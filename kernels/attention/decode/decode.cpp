@@ -69,8 +69,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
                                                      static_cast<int>(layer.s));
   const auto bytes = static_cast<double>(4 * layer.b * layer.kv_heads * keys * layer.dim);
   // Memory delivers at full speed with some 64 KiB of each SM in flight, and at a tenth less with
-  // half of that; warps wait for each other's arithmetic if there are few; several CTAs of an SM
-  // read from more places at once. The constants are those of searches on an H200.
+  // half of that. Warps wait for each other's arithmetic if there are few, and several CTAs of an
+  // SM read from more places at once. The constants are those of searches on an H200.
   const double in_flight =
       2.0 * config.ctas_per_sm * config.warps * (config.stages - 1) * plan.slice_bytes;
   const double halvings = std::log2(8.0 / std::min(8, config.warps * config.ctas_per_sm));
@@ -89,8 +89,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
   const double cut =
       cuts_sequences(layer, grid) ? 0.03e-6 * grid.groups / static_cast<double>(layer.b) : 0;
   const double fixed = 4e-6 + cut;
-  // Alone, a launch has nothing to prefetch beneath, and much of what it asks for arrives twice.
-  // What it gains behind another kernel is for a search in place to find.
+  // Alone, a launch has nothing to prefetch beneath, and much of its prefetch arrives twice. A
+  // search in place finds the gain behind another kernel.
   const double asked_twice = 0.4 * config.prefetch * 1024.0 * ctas / speed;
   return reads * bytes / speed * uneven * idle + 0.1 * in_flight * facts.multiprocessors / speed +
          fixed + asked_twice;

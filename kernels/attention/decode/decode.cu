@@ -19,8 +19,7 @@
 //   group of CTAs   tiles [begin, end) of the keys of all sequences, one after the other
 //   CTA             one kv head (and block of query rows) of its group's tiles
 //   warp            its slice of each tile, on its own: a pipeline of `stages` slices of K and V
-//   that
-//                   it fills by cp.async, its own accumulators, no barrier
+//                   that it fills by cp.async, its own accumulators, no barrier
 //
 //        keys of a sequence ->
 //        | warp 0 | warp 1 | warp 2 | warp 3 | warp 0 | warp 1 | ...      slices
@@ -186,7 +185,7 @@ class decode_kernel {
       list_end_ = tile_ + 32;
     }
 
-    // 16 rows, of which `count` exist.
+    // Copies 16 rows; `count` of them exist.
     static __device__ __forceinline__ void copy_rows(u32 to, const T* from, int stride, int count) {
       const int lane = threadIdx.x % 32;
       constexpr int copies = 16 * layout::chunks / 32;
@@ -214,7 +213,7 @@ class decode_kernel {
     }
 
    public:
-    // Of the tiles [begin, end), the last of which is in the sequence of `from`.
+    // Loads the tiles [begin, end); the last one is in the sequence of `from`.
     __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
                                       int begin, int end)
         : p_(p),
@@ -374,7 +373,7 @@ class decode_kernel {
   static constexpr int words_of_row = config.partial_words(dim);
   static constexpr u64 is_written = 0x9b1d5c37e6f2a84bull;
 
-  // Of number `part` (0, or 1 of a group's last sequence) of a group's partial results.
+  // Words of a group's partial result number `part` (0, or 1 for a group's last sequence).
   static __device__ __forceinline__ unsigned char* partial_words(const attention_params& p,
                                                                  int group, int part) {
     const i64 number = (static_cast<i64>(group) * 2 + part) * gridDim.x + blockIdx.x;
@@ -572,7 +571,7 @@ class decode_kernel {
       const bool finishes = group == last_group;
       const other_groups others{first_group, last_group - first_group,
                                 shares.begin(first_group) < before ? 1 : 0};
-      // Of a group's sequences only the first and the last can be cut.
+      // Only the first and the last sequence of a group can be split.
       unsigned char* const words = partial_words(p, group, before > begin ? 1 : 0);
       for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
         const int row = item / (dim / 4), column = item % (dim / 4) * 4;

@@ -1,5 +1,5 @@
-// What the simt attention kernels share: where rows of the tensors are, which pairs of a query and
-// a key are allowed, and products of rows with one key, or query, a lane.
+// Common parts of the simt attention kernels: where rows of the tensors are, which pairs of a query
+// and a key are allowed, and products of rows with one key, or query, a lane.
 #pragma once
 
 #include "attention/mask.cuh"
@@ -50,7 +50,8 @@ struct simt_rows {
     }
   }
 
-  // What a warp of a kernel of queries has: a query of a head, and the keys and values of the head.
+  // The work of a warp of a kernel of queries: a query of a head, and the keys and values of the
+  // head.
   struct query_of_head {
     bool is_valid = false;
     int head;
@@ -92,7 +93,7 @@ struct simt_rows {
              (form.packed_sequences() ? 0 : sequence.index * batch_stride);
     }
   }
-  // Of lse and delta.
+  // Place of a value of lse and delta.
   static __device__ __forceinline__ i64 statistic_at(const attention_params& p,
                                                      const attention_sequence& sequence, int query,
                                                      int head) {

@@ -10,8 +10,8 @@
 //                       S^T = K Q^T, dV += P^T dO, dP^T = V dO^T, dK += dS^T Q
 //
 // In both, the CTA's own rows are the A operands, and the accumulators of scores become A operands
-// in registers. What a step loads is used twice: as rows of the other factor of scores (ldmatrix),
-// and as rows that are added up (ldmatrix.trans).
+// in registers. The loaded rows of a step are used twice: as rows of the other factor of scores
+// (ldmatrix), and as rows that are accumulated (ldmatrix.trans).
 //
 //   shared memory   the CTA's rows of two tensors, which the results pass through at the end;
 //                   [stage] blocks of two tensors, and of queries their lse and delta
@@ -91,7 +91,7 @@ class sm80_attention_backward {
     return static_cast<const T*>(p.v) + kv_head * dim +
            token_at(sequence, sequence.kv_first + key, p.v_batch, p.v_row);
   }
-  // Of lse and delta.
+  // Place of a value of lse and delta.
   __device__ __forceinline__ i64 statistic_at(const attention_sequence& sequence, int head,
                                               int row) const {
     const i64 matrix =
@@ -111,8 +111,8 @@ class sm80_attention_backward {
     return form.softcap ? 1.0f - capped * capped : 1.0f;
   }
 
-  // Stores accumulators by way of the warp's own rows of shared memory at `at`, 16 bytes at a time:
-  // rows of which `exist` are in the tensor, `to` is the warp's first.
+  // Stores accumulators by way of the warp's own rows of shared memory at `at`, 16 bytes at a time.
+  // `exist` of these rows are in the tensor, and `to` is the warp's first.
   static __device__ __forceinline__ void store(const gradient& from, float factor, u32 at, T* to,
                                                int stride, int exist) {
 #pragma unroll
@@ -184,7 +184,7 @@ class sm80_attention_backward {
       copy_async_wait<stages - 2>();
       __syncthreads();
 
-      // Of this thread's two rows.
+      // Statistics of this thread's two rows.
       float lse[2], delta[2] = {};
       const int first_row = tile.first_row + warp() * 16;
       for (int row = 0; row < 16 && first_row + row < sequence.q_len; ++row) {
@@ -286,7 +286,7 @@ class sm80_attention_backward {
     }
   }
 
-  // Of dk, dv, or both.
+  // Computes dk, dv, or both.
   template <bool makes_dk, bool makes_dv>
   __device__ __forceinline__ void dkv(int kv_head) const {
     const attention_sequence sequence = sequence_of<form>(p, static_cast<int>(blockIdx.z));

@@ -42,7 +42,7 @@ __device__ __forceinline__ query_block query_block_of(const attention_params& pa
   }
 }
 
-// A key block, and of which query blocks it is seen: [first, last).
+// A key block, and the query blocks that see it: [first, last).
 template <attention_form form, sm90_backward_config config>
 struct key_block_work {
   static constexpr int bm = config.bm, bn = config.bn;
