@@ -7,8 +7,8 @@ from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_give
 from ._library import Error
 from ._run import Form, ready, run
 
-# What attention's tensors are of: either [batch, tokens, heads, features], or, of packed sequences
-# that begin at offsets, [tokens, heads, features].
+# Attention's tensors are [batch, tokens, heads, features], or, for packed sequences that begin at
+# offsets, [tokens, heads, features].
 _TENSORS = ("Tensor? mask, Tensor? bits, Tensor? flags, Tensor? bias, Tensor? offsets, "
             "Tensor? kv_offsets, Tensor? lengths, Tensor? sinks")
 _OPTIONS = "bool causal, int window, float softcap, float scale"
@@ -16,7 +16,7 @@ _TILE = 64  # queries and keys of a tile, for which a packed mask has a flag
 
 
 def _words(keys: int) -> int:
-    """Of 32 bits in a row of a packed mask, which takes a multiple of 16 bytes."""
+    """Number of 32-bit words in a row of a packed mask, which takes a multiple of 16 bytes."""
     return -(-keys // 128) * 4
 
 
@@ -227,15 +227,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     that makes all three. -> as q; with return_lse also the logarithm of the sum of exponentials,
     float32 [batch, heads, tokens].
 
-    The last query stands at the last key. causal: none after a query's own place. window: that many
-    to the left, the own included. mask [batch, 1 or heads, tokens, keys] of bool, or what pack_mask
-    made of it: those that are set. lengths [batch]: how many keys of each sequence count. bias
-    [1 or batch, 1 or heads, tokens, keys] has no gradient. softcap: scores become softcap *
-    tanh(score / softcap) before bias is added. sinks [heads]: a logit that joins each softmax
-    without a value. pages [batch, pages of a sequence]: k, v [pages, tokens of a page, kv heads,
-    features] are a paged cache; without gradients. scale: 0 for 1 / sqrt(features). A query that
-    sees no key gives zeros. Gradients have the same bits in each run under
-    torch.use_deterministic_algorithms.
+    The last query stands at the last key. `causal`: a query sees no key after its own place.
+    `window`: it sees that many keys to the left, its own included. `mask` [batch, 1 or heads,
+    tokens, keys] of bool, or the result of pack_mask for it: it sees the keys that are set.
+    `lengths` [batch]: how many keys of each sequence count. `bias` [1 or batch, 1 or heads, tokens,
+    keys] has no gradient. `softcap`: scores become softcap * tanh(score / softcap) before bias is
+    added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
+    of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
+    gradients. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros. Gradients
+    have the same bits in each run under torch.use_deterministic_algorithms.
     """
     if bias is not None and wants_gradient(bias):
         raise Error("attention: bias has no gradient: detach it")
@@ -359,8 +359,8 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
                    scale: float = 1.0) -> Tensor:
     """softmax(scale * x) over the last dimension, of the columns that each row may see.
 
-    x [batch, heads, queries, keys]; mask [batch, 1 or heads, queries, keys] of bool, or causal:
-    the last row stands at the last column. -> as x; what is not seen is 0, and a row that sees
-    nothing is 0.
+    `x` [batch, heads, queries, keys]; `mask` [batch, 1 or heads, queries, keys] of bool, or causal:
+    the last row stands at the last column. Returns a tensor like x. Masked elements are 0, and so
+    is a row without allowed elements.
     """
     return call(OPS.masked_softmax, x, mask, causal, scale)

@@ -18,7 +18,7 @@ _BEHIND_CACHES = ("sinks", "w_o", "b_o", "attn_post_norm", "ffn_norm", "ffn_norm
                   "b_up", "b_gate_up", "b_down", "w_shared_router", "w_shared_gate", "w_shared_up",
                   "w_shared_down", "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
-# What norms have where a model's do not: weights of 1 and biases of 0.
+# Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
 _FLOAT32 = ("sinks", "choice_bias")  # as the kernels read them
@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class LayerForm:
-    """What the string `form` of the op says: the tensors that a layer has, those that are constants,
+    """The parsed string `form` of the op: the tensors that a layer has, those that are constants,
     and its options."""
 
     before: tuple[str, ...]
@@ -301,31 +301,31 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
     experts.
 
-    x [batch, tokens, d]. weights: of each layer its tensors by name: attn_norm [d], w_q [heads *
-    dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d], w_gate, w_up [h, d],
-    w_down [d, h]; and where it has them attn_norm_bias, ffn_norm_bias (then the norms are layer
-    normalisation), b_q, b_k, b_v, b_o, b_up, b_down, the norms of heads q_norm, k_norm [dim], and
-    attn_post_norm, ffn_post_norm of what is added to the residual. Without w_gate the network is
-    act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as attention, beside it,
-    and with `parallel` and ffn_norm it takes x by that norm. Without attn_norm and ffn_norm there
-    are only the norms of what is added. `constants` names weights and biases of norms that the
-    layers do not have: they are 1 and 0.
-    With w_router [experts, d] it is a mixture of experts, of which a token chooses `top_k`, by
-    `score`, `order` and `renormalise` as in moe_route: w_gate, w_up [experts, h, d], w_down
-    [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as
-    in moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`,
-    `top_groups` and `group_score`, `route_scale` (its scale), biases b_gate, b_up [experts, h] or
-    b_gate_up, and b_down [experts, d]; and beside the experts w_shared_gate, w_shared_up [n, d],
-    w_shared_down [d, n], a network of all tokens, weighted by sigmoid(x w_shared_routerᵀ) if there
-    is w_shared_router [1, d]. With sinks [heads] each head has a logit that joins the softmax.
+    `x` [batch, tokens, d]. `weights`: the tensors of each layer by name. All layers have attn_norm
+    [d], w_q [heads * dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d],
+    w_gate, w_up [h, d], w_down [d, h]. Some have attn_norm_bias, ffn_norm_bias (then the norms are
+    layer normalisation), b_q, b_k, b_v, b_o, b_up, b_down, and the norms of heads q_norm, k_norm
+    [dim]. The norms attn_post_norm, ffn_post_norm apply to the summands of the residual. Without
+    w_gate the network is act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as
+    attention, beside it, and with `parallel` and ffn_norm it takes x by that norm. Without
+    attn_norm and ffn_norm there are only the norms of what is added. `constants` names weights and
+    biases of norms that the layers do not have: they are 1 and 0. With w_router [experts, d] it is
+    a mixture of experts: a token chooses `top_k` of them, by `score`, `order` and `renormalise` as
+    in moe_route. The experts are w_gate, w_up [experts, h, d], w_down [experts, d, h]; or w_gate_up
+    [experts, 2h, d] in the place of the first two, with `packing` as in moe_ffn. It may have
+    b_router, choice_bias [experts] (the bias of moe_route), `groups`, `top_groups` and
+    `group_score`, and `route_scale` (its scale). Its biases are b_gate, b_up [experts, h] or
+    b_gate_up, and b_down [experts, d]. A network of all tokens may stand beside the experts:
+    w_shared_gate, w_shared_up [n, d], w_shared_down [d, n], weighted by sigmoid(x w_shared_routerᵀ)
+    if there is w_shared_router [1, d]. With sinks [heads] each head has a logit that joins the
+    softmax.
 
-    caches: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
-    torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. lengths
-    [batch] int32: how many keys each sequence has, with the new ones, which are its last. slots
-    [batch, tokens] int32: where keys and values of new tokens go, i * cache + place for sequence i;
-    the places in front of `lengths` if left out. angles [rows, rotary] float32: of RoPE, with
-    `rotation` and the columns as in ops.rope, found by positions [batch, tokens] int32, which are
-    the places if left out; without angles there is no RoPE. scale: of scores, 0 for 1 / sqrt(dim). -> [batch, tokens, d]. No gradients.
+    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as torch.zeros(batch, cache, kv_heads,
+    dim).transpose(1, 2); they are written in place. `lengths` [batch] int32: how many keys each sequence has, with the new ones, which
+    are its last. `slots` [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the places in
+    front of `lengths` if left out. `angles` [rows, rotary] float32: for RoPE, with `rotation` and the columns as in ops.rope, found by
+    positions [batch, tokens] int32, which are the places if left out; without angles there is no RoPE. `scale`: factor of scores, 0 for
+    1 / sqrt(dim). Returns [batch, tokens, d]. No gradients.
     """
     if not weights or len(weights) != len(caches):
         raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")

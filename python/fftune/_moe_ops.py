@@ -85,7 +85,7 @@ _BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
 def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """As the kernels read them."""
     if ids.dtype is torch.int64:
-        # What is no expert stays none, which a cast alone would not see to.
+        # An invalid id must stay invalid, which a cast alone would not ensure.
         ids = ids.clamp(_INT32.min, _INT32.max)
     return ready(int32("moe-ffn", "ids", ids)), ready(float32("moe-ffn", "weights", weights))
 
@@ -124,7 +124,7 @@ def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up, b_down, *o
     given = [None if t is None else ready(t) for t in (w_gate, w_up, w_down, b_gate_up, b_down)]
     x, (ids, weights) = ready(x), _choices(ids, weights)
     results = [torch.empty_like(t) for t in (x, weights, *given) if t is not None]
-    # Of the biases the kernels read those that a gradient depends on.
+    # The kernels read only the biases that a gradient depends on.
     *experts, b_gate_up, b_down = given
     run(_BACKWARD, (*options, None if b_down is None else "all"),
         (dy, x, ids, weights, gate, up, *experts, b_gate_up if gate is None else None,
@@ -246,11 +246,12 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
                 packing: str = "halves", shared: int = 0, routing: str | None = None) -> Tensor:
     """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
 
-    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds:
-    of tensors: x_scale [1], weights' [E] (of gate and up in one tensor [E, 2]), hidden_scale [1],
-    which is that of the product in the middle, and is given for this kind alone; of tokens and rows
-    of weights: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]), w_down_scale [E, d];
-    of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉, ⌈columns/128⌉].
+    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds.
+    Tensor scales: x_scale [1], weights' [E] (for gate and up in one tensor [E, 2]), and
+    hidden_scale [1], the scale of the product in the middle, which is given for this kind alone.
+    Token and row scales: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]),
+    w_down_scale [E, d]. Scales of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉,
+    ⌈columns/128⌉].
     """
     return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
                 w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
@@ -263,14 +264,14 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             recompute: bool = False, routing: str | None = None) -> Tensor:
     """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
 
-    x [..., d]; ids [..., k] of integers: the experts that a token chose, each once; one outside of
-    [0, experts) is not here and adds nothing. weights [..., k] of any floating type, float32 in the
-    kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. Without w_up, w_gate
-    [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
-    row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d].
-    weigh="before": a token is multiplied by its weights before the experts' first product.
-    act="swiglu-oai" is gpt-oss' clamped activation. shared: this many of the experts, the last ones,
-    are of every token, with weight 1.
+    `x` [..., d]; `ids` [..., k] of integers: the experts that a token chose, each once; one outside
+    of [0, experts) is not here and adds nothing. `weights` [..., k] of any floating type, float32 in
+    the kernels. `w_gate`, `w_up` [experts, h, d]; `w_down` [experts, d, h]. Returns [..., d].
+    Without w_up, w_gate [experts, 2h, d] holds both: per expert all gate rows, then all up rows;
+    with packing="interleaved" they alternate. Then there may be biases [experts, 2h], in the same
+    order, and [experts, d]. `weigh="before"`: a token is multiplied by its weights before the
+    experts' first product. `act="swiglu-oai"` is gpt-oss' clamped activation. `shared`: this many of
+    the experts, the last ones, process every token, with weight 1.
 
     x, weights (for the router), the experts and their biases have gradients. act and recompute: as
     of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
@@ -287,10 +288,10 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
                      up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
                      act: str = "silu", into: Sequence[Tensor] | None = None,
                      routing: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared experts, with
-    gate and up apart; d_weights is float32. dy [..., d]; gate, up [tokens * k, h]: what
-    torch.ops.fftune.moe_ffn_preact gave, or None to compute them again. into: three tensors like the
-    experts' weights, to which their gradients are added."""
+    """Returns (dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared
+    experts, with gate and up apart; d_weights is float32. `dy` [..., d]; `gate`, `up` [tokens * k,
+    h]: results of torch.ops.fftune.moe_ffn_preact, or None to compute them again. `into`: three
+    tensors like the experts' weights, to which their gradients are added."""
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
         return tuple(call(OPS.moe_ffn_backward, *arguments, None, None, act, "halves", "after", 0,
@@ -384,11 +385,11 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     """(ids, weights): the `top_k` experts that each token chooses, the best first, and their
     weights, as `moe_ffn` takes them.
 
-    logits [..., experts]. -> int32 [..., top_k] and float32 [..., top_k]; the weights have
-    gradients to the logits. score: "softmax" of all logits, or with order="after" of those chosen
-    alone; or "sigmoid". bias [experts]: is added to the scores for the choice alone (DeepSeek). Of
-    `groups` groups of neighbours only the best `top_groups` take part, by their best expert or with
-    group_score="top2" by the sum of their best two. renormalise: a token's weights add up to
+    `logits` [..., experts]. Returns int32 [..., top_k] and float32 [..., top_k]; the weights have
+    gradients to the logits. `score`: "softmax" of all logits, or with order="after" of those chosen
+    alone; or "sigmoid". `bias` [experts]: is added to the scores for the choice alone (DeepSeek).
+    With `groups` groups of neighbours only the best `top_groups` take part, by their best expert or
+    with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
     `scale`, which otherwise only multiplies them.
     """
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,

@@ -138,16 +138,16 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
         slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
-    x [..., d]; w [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three weights;
-    bias the same without d. norms: weights [dim] of the RMS norms of the heads of q and of k.
-    positions [...] of integers: where each token stands, for the rotation, whose options are those
-    of `rope`; angles [rows, rotary], the same for both of a pair, are found by position. -> q
-    [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
+    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three
+    weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
+    and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
+    options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
+    position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
 
-    caches: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, to which keys and
-    values are written in place, those of a token to row slots [...] of all rows, or nowhere if that
-    is negative; then -> q alone. With gradients it is `linear`, `rmsnorm` and `rope`; writing to
-    caches has none.
+    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous. Keys and values
+    are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
+    that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
+    `rope`; writing to caches has none.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     weights = (w, None, None) if isinstance(w, Tensor) else tuple(w)

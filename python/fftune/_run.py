@@ -1,7 +1,7 @@
 """Runs a problem on tensors: plans by problem, addresses, workspace, stream.
 
-A plan that was made is found by the shapes and types of the tensors and by the options. What they
-must be is checked, and strings and JSON are made, only for a plan that is new.
+A plan that was made is found by the shapes and types of the tensors and by the options. The
+requirements are checked, and strings and JSON are made, only for a new plan.
 """
 from dataclasses import dataclass, field
 from typing import Callable, Sequence
@@ -35,7 +35,7 @@ class Form:
         dtype = next((t.dtype for t in inputs[self.typed_by:]
                       if t is not None and t.is_floating_point()), inputs[0].dtype)
         if dtype in (torch.bool, torch.uint8):
-            # Of masks alone nothing depends on it: the device's first type.
+            # With masks alone nothing depends on it: the device's first type.
             dtype = torch.bfloat16 if inputs[0].is_cuda else torch.float32
         if dtype not in _DTYPE_NAMES:
             raise Error(f"{self.op}: no kernel for {dtype}: use one of "
@@ -114,7 +114,8 @@ def _mark(device: int, stream: torch.cuda.Stream) -> Callable[[], bool]:
     return idle
 
 
-# What CUDA graphs were captured of stays: a graph runs the kernels of plans that nobody else holds.
+# Plans of captured CUDA graphs are kept: a graph runs the kernels of plans that have no other
+# owner.
 _captured: set[Plan] = set()
 
 

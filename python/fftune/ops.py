@@ -289,8 +289,8 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
     """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
 
     x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
-    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, of
-    which only the inputs are kept.
+    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
+    saves only its inputs.
     """
     if not recompute and wants_gradient(x, residual, w_norm, w_gate, w_up, w_down):
         if residual is None:
@@ -674,10 +674,11 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
                   pattern: str | None = None) -> Tensor:
     """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
 
-    x [..., k]; mask [...] of bool, or of bytes that are not 0 where it is set; w_true, w_false
-    [n, k]. -> [..., n]. pattern: what masks look like, to choose kernels by; any mask is right.
-    "block:0.33" (the default) is one run of a third of the tokens, "random:0.33" a third of them
-    here and there; also all, none, tail:SHARE and even:SHARE.
+    `x` [..., k]; `mask` [...] of bool, or of bytes that are not 0 if it is set; `w_true`, `w_false`
+    [n, k]. Returns [..., n]. `pattern`: the distribution of masks, which helps to choose kernels;
+    any mask gives right results. The pattern "block:0.33" (the default) is one run of a third of
+    the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
+    even:SHARE.
     """
     return call(OPS.masked_linear, x, mask, w_true, w_false, pattern or "")
 
@@ -728,7 +729,7 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
 # rmsnorm
 
 def _expect_floats(op: str, x: Tensor, row: Tensor) -> None:
-    """Of x and a row that may have another type: that x is not of integers."""
+    """Checks that x is not of integers; row may have another type."""
     if not x.is_floating_point():
         expect(op, "x", x, x.shape, row.dtype)
 
@@ -902,10 +903,10 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
             save_rstd: bool = False) -> Tensor:
     """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
 
-    x [..., d]; w [d], of x's type or float32. -> [..., d]. convention: "llama" rounds to x's type
-    before it multiplies with w; "t5" rounds once, at the end; "gemma" too, and multiplies with
-    1 + w. save_rstd: keep 1 / sqrt(mean(x²) + eps) of every token for the backward pass, which
-    computes it again otherwise.
+    `x` [..., d]; `w` [d], of x's type or float32. Returns [..., d]. `convention`: "llama" rounds to
+    x's type before it multiplies with w; "t5" rounds once, at the end; "gemma" does so too, and
+    multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
+    backward pass, which computes it again otherwise.
     """
     if save_rstd and wants_gradient(x, w):
         return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
@@ -1220,10 +1221,11 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     heads, features] of sequences that begin at `offsets` [sequences + 1]. They may be views: the
     kernels take their strides. Results are contiguous.
 
-    angles [positions, rotary] of float32: f of every token's position in its sequence. Without, f
-    is position times a frequency, of rule "base" (the default), "llama3" or "yarn". starts [batch]:
-    the position of each sequence's first token. rotary: features to rotate, 0 for all. rotation:
-    "halves" (Llama) or "interleaved" (GPT-J). scale: of sines and cosines, 0 for the rule's own.
+    angles [positions, rotary] of float32: f of every token's position in its sequence. Without it,
+    f is position times a frequency, by rule "base" (the default), "llama3" or "yarn". `starts`
+    [batch]: the position of each sequence's first token. `rotary`: features to rotate, 0 for all.
+    `rotation`: "halves" (Llama) or "interleaved" (GPT-J). `scale`: factor of sines and cosines, 0
+    for the rule's own.
     """
     rule = rule or ("base" if angles is None else "table")
     arguments = (angles, starts, offsets, rotation, rotary, rule,
@@ -1273,7 +1275,7 @@ def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
     invalid = empty(logits, logits.shape[0], dtype=torch.int32)
     own = ready(logits)
     if prefix is not None and not ids.shape[-1] and prefix.shape[-1]:
-        # The library's rows have a place at least: one of which no id counts.
+        # The library's rows have at least one place; here no id of it counts.
         ids = ids.new_zeros(*ids.shape[:-1], 1)
         if prefix_lengths is None and lengths is None:
             lengths = ids.new_zeros(ids.shape[0])
@@ -1298,10 +1300,10 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
                 prefix_lengths: Tensor | None = None) -> Tensor:
     """Sets, in place, the logits to -inf of tokens that would repeat an n-gram of their row.
 
-    ids [rows, length] of int32 or int64: what was generated; logits [rows, vocabulary]; n one for
-    all rows or [rows]; padding: an id that never matches; lengths [rows]: how many ids of each row
-    count. prefix [rows / beams, length]: ids in front of theirs that rows next to each other share,
-    with prefix_lengths. -> int32 [rows]: how many ids of each row are no tokens.
+    `ids` [rows, length] of int32 or int64: the generated ids. `logits` [rows, vocabulary]; `n` one
+    for all rows or [rows]; `padding`: an id that never matches; `lengths` [rows]: how many ids of
+    each row count. `prefix` [rows / beams, length]: ids in front of theirs that neighbouring rows
+    share, with prefix_lengths. Returns int32 [rows]: how many ids of each row are no tokens.
     """
     ns = n if isinstance(n, Tensor) else None
     return call(OPS.ngram_block, ids, logits, 1 if ns is not None else n, padding,

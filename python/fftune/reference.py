@@ -1,5 +1,5 @@
-"""What every op computes, in plain PyTorch: what runs with FFTUNE_DISABLE=1, and what tests compare
-with. Functions take the arguments of the custom ops of the same names (fftune.ops)."""
+"""The computation of every op in plain PyTorch: it runs with FFTUNE_DISABLE=1, and tests compare
+with it. Functions take the arguments of the custom ops of the same names (fftune.ops)."""
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -198,7 +198,7 @@ def masked_ffn_backward_into(dy, x, mask, gate, up, *others):
 # mixtures of experts
 
 def _rows_by_expert(ids, experts):
-    """Of every expert that was chosen: its number, the tokens, and which choice of theirs it is."""
+    """Yields every chosen expert: its number, the tokens, and which choice of theirs it is."""
     for expert in range(experts):
         tokens, choices = torch.where(ids == expert)
         if tokens.numel():
@@ -357,7 +357,7 @@ def _router_scores(logits, score):
 
 
 def _router_weights(logits, ids, score, order, renormalise, scale):
-    """Of the chosen experts."""
+    """Weights of the chosen experts."""
     if order == "after":
         wide = torch.promote_types(logits.dtype, torch.float32)
         return scale * logits.to(wide).gather(-1, ids).softmax(-1)
@@ -513,7 +513,8 @@ def act_mul_packed_backward(dy, gate_up, act):
 # rope
 
 def _frequencies(rotary: int, rule: str, numbers: list[float]) -> tuple[Tensor, float]:
-    """Of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the rules)."""
+    """Frequencies of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the
+    rules)."""
     import math
 
     base, factor, context, low, high, beta_fast, beta_slow, scale = numbers
@@ -779,7 +780,8 @@ def _unpacked(bits, keys):
 
 
 def _sequences(q, k, v, pages, mask, bits, bias, offsets, kv_offsets, lengths, causal, window):
-    """Of every sequence: the places of its queries and of its keys, and what is allowed."""
+    """Yields for every sequence the places of its queries and of its keys, and the allowed
+    pairs."""
     packed = offsets is not None
     count = offsets.numel() - 1 if packed else q.shape[0]
     for i in range(count):

@@ -140,7 +140,7 @@ def by_reference(monkeypatch, arguments, options):
 @pytest.mark.parametrize("s", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_values(form, s, dtype, monkeypatch):
-    # Of two experts with nearly the same score rounding may choose the other one: other rows tell.
+    # With nearly equal scores of two experts, rounding may choose the other one: other rows tell.
     tries = 4 if "experts" in FORMS[form] and dtype == torch.bfloat16 else 1
     errors = []
     for _ in range(tries):
@@ -234,7 +234,7 @@ GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Of every run of the op: the tokens of a sequence, and the layers."""
+    """Records every run of the op: the tokens of a sequence, and the layers."""
     seen, original = [], patched_layers.call
 
     def call(op, *arguments):

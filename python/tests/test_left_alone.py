@@ -1,4 +1,4 @@
-"""patch() on models of which it knows a part only: they compute what they did."""
+"""Tests of patch() on models that it knows only in part: they compute the same as before."""
 import copy
 
 import pytest
@@ -43,7 +43,7 @@ def logits(model, **options):
 
 
 def static_logits(model, **options):
-    """Of a few tokens over a static cache."""
+    """Logits of a few tokens over a static cache."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
         return model(input_ids=ids(6), past_key_values=cache, **options).logits

@@ -43,7 +43,7 @@ def test_bias_gelu_knows_none_and_tanh_alone():
 
 
 def in_place_calls():
-    """What is written, and a call that writes it, of each op that writes in place."""
+    """The written tensors, and a call that writes them, of each op that writes in place."""
     x, w, dy, mask = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 4), torch.ones(3).bool()
     gate, down = torch.randn(6, 8), torch.randn(8, 6)
     like = lambda *tensors: [torch.zeros_like(t) for t in tensors]

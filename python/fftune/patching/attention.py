@@ -144,17 +144,17 @@ def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float 
             and dim % 8 == 0 and dim <= 256 and value.shape[-1] == dim)
 
 
-# A static cache keeps [batch, kv heads, tokens, features]. Of each head of a sequence the keys are
-# rows of their own: a sequence with one head for the kernels, whose queries are those of the group.
-# How many of its keys count comes in the place of the mask, int32 [batch, 1, 1, _MOST_HEADS].
+# A static cache keeps [batch, kv heads, tokens, features]. The keys of each head of a sequence are
+# rows of their own: a sequence with one head for the kernels, with the group's queries. The number
+# of its keys that count takes the place of the mask, int32 [batch, 1, 1, _MOST_HEADS].
 
 _MOST_HEADS = 256
 
 
 def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_offset=0,
              attention_mask: Tensor | None = None, device="cpu", **_) -> Tensor | None:
-    """Of keys of a static cache that count; None for other caches, and where more than the order
-    of the tokens masks any."""
+    """Number of keys of a static cache that count; None for other caches, and if more than the
+    order of the tokens masks any."""
     if kv_offset != 0 or not isinstance(q_offset, Tensor) and q_offset + q_length == kv_length:
         return None
     if attention_mask is not None:

@@ -64,7 +64,8 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
 
 
 def _expect_layer(module: nn.Module) -> bool:
-    """That it is the pre-norm layer; whether its MLP gives a pair, of which the first counts."""
+    """Checks that it is the pre-norm layer; returns whether its MLP gives a pair, whose first
+    element counts."""
     x = torch.ones(1, 2, 3)
     for pair in (False, True):
         with probing(module), parts_standing_in(module, input_layernorm=_Times(2),

@@ -23,7 +23,7 @@ from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Un
 
 @dataclass(frozen=True)
 class _Experts:
-    """What the experts of a module compute."""
+    """The computation of a module's experts."""
 
     act: str
     packing: str
@@ -200,7 +200,7 @@ def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
 
 
 def experts_of(module: nn.Module) -> _Experts | None:
-    """What patch_experts() found the module to be."""
+    """The properties that patch_experts() recognised in the module."""
     return module._fftune[0] if is_patched(module, _experts_forward) else None
 
 
@@ -239,7 +239,7 @@ class _Router:
 
 
 def patch_router(module: nn.Module, known: dict, options: Options) -> str | None:
-    """Of a block whose experts are patched."""
+    """Patches the router of a block whose experts are patched."""
     children = dict(module.named_children())
     if not is_patched(children.get("experts"), _experts_forward):
         return None
@@ -376,7 +376,7 @@ def _bias_of(router: nn.Module, experts: int) -> str | None:
 
 
 def _router_of(router: nn.Module) -> _Router:
-    """Of all that moe-route computes, what the router does."""
+    """The options of moe-route that compute what the router does."""
     subject = type(router).__name__
     if len(inspect.signature(type(router).forward).parameters) != 2:
         raise Unfit(f"{subject} takes more than hidden states")
@@ -597,7 +597,7 @@ def _route(router: nn.Module, found: _Router, hidden_states: Tensor) -> tuple[Te
 
 
 def router_of(module: nn.Module) -> _Router | None:
-    """What patch_router() found the module to be."""
+    """The properties that patch_router() recognised in the module."""
     return module._fftune[0] if is_patched(module, _router_forward) else None
 
 

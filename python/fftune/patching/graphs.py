@@ -134,7 +134,7 @@ class _Again:
 
 
 def _tensors_of(cache) -> list[Tensor] | None:
-    """Of a static cache that generate() made; None for others, which a graph cannot use."""
+    """Tensors of a static cache that generate() made; None for others, which a graph cannot use."""
     if cache is None or getattr(cache, "_is_user_defined", False):
         return None
     parts = [getattr(cache, name) for name in ("self_attention_cache", "cross_attention_cache")

@@ -155,8 +155,8 @@ def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
         setattr(kv, name, tensor)
 
 
-# Of every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there. Rows
-# begin at addresses of 16 bytes.
+# For every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there.
+# Rows begin at addresses of 16 bytes.
 _tables: OrderedDict[tuple, Tensor] = OrderedDict()
 _TABLES = 8
 _TABLE_ELEMENTS = 1 << 22
@@ -222,7 +222,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 # what is recognised
 
 def _patch_layers(decoder: nn.Module, known: dict) -> str:
-    """Of a decoder whose parts are patched as far as they can be."""
+    """Patches the layers of a decoder whose parts are patched as far as they can be."""
     layers = next((child for child in decoder.children()
                    if isinstance(child, nn.ModuleList) and len(child)), None)
     if layers is None:

@@ -42,7 +42,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What patch() was asked for."""
+    """The options of patch()."""
 
     recompute: bool
     projections: bool | str
@@ -328,8 +328,8 @@ def is_random_in_training(module: nn.Module, run: Callable[[], Tensor]) -> bool:
 
 
 def configured(module: nn.Module, *names: str):
-    """What the module or its configuration says under the first of the names that it has; None
-    without."""
+    """The value in the module or its configuration under the first of the names that exists;
+    None if there is none."""
     for holder in (module, getattr(module, "config", None)):
         for name in names:
             value = getattr(holder, name, None)
@@ -364,7 +364,8 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _told(value):
-    """What tells two settings of modules apart: what a plain value is, and which object another is."""
+    """Key of a module's setting: a plain value itself, the type of a module or tensor, the identity of
+    any other object."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):
@@ -375,9 +376,9 @@ def _told(value):
 
 
 def kind_of(module: nn.Module) -> tuple:
-    """What modules that compute the same have in common: the classes and settings of the module and of
-    its parts, by which a forward may choose, and the shapes of their tensors. Not the number of a
-    layer."""
+    """Key of modules that compute the same: the classes and settings of the module and of its parts,
+    by which a forward may choose, and the shapes of their tensors. The number of a layer is left
+    out."""
     return tuple(
         (part, type(child), tuple((name, _told(value)) for name, value in sorted(vars(child).items())
                                   if not name.startswith("_") and name not in ("training", "layer_idx",
@@ -428,7 +429,7 @@ def _points(numbers: Numbers) -> Tensor:
 
 
 def activation_name(module) -> str:
-    """Of those that the kernels have, the one that the callable computes."""
+    """The activation of the kernels that the callable computes."""
     name = type(module).__name__ if isinstance(module, nn.Module) else \
         getattr(module, "__name__", type(module).__name__)
     own = module
@@ -505,7 +506,8 @@ def parts_standing_in(module: nn.Module, **parts: nn.Module):
 
 @dataclass
 class PatchReport:
-    """What patch() replaced and what it left alone: (module's name, words) each."""
+    """The modules that patch() replaced and those that it left alone: (module's name, words)
+    each."""
 
     replaced: list[tuple[str, str]] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
