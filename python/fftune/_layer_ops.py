@@ -320,12 +320,14 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     if there is w_shared_router [1, d]. With sinks [heads] each head has a logit that joins the
     softmax.
 
-    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as torch.zeros(batch, cache, kv_heads,
-    dim).transpose(1, 2); they are written in place. `lengths` [batch] int32: how many keys each sequence has, with the new ones, which
-    are its last. `slots` [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the places in
-    front of `lengths` if left out. `angles` [rows, rotary] float32: for RoPE, with `rotation` and the columns as in ops.rope, found by
-    positions [batch, tokens] int32, which are the places if left out; without angles there is no RoPE. `scale`: factor of scores, 0 for
-    1 / sqrt(dim). Returns [batch, tokens, d]. No gradients.
+    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
+    torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
+    [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
+    [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the
+    places in front of `lengths` if left out. `angles` [rows, rotary] float32: for RoPE, with `rotation`
+    and the columns as in ops.rope, found by positions [batch, tokens] int32, which are the places if
+    left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
+    [batch, tokens, d]. No gradients.
     """
     if not weights or len(weights) != len(caches):
         raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")

@@ -92,7 +92,7 @@ def _oai(limit: float, alpha: float, added: float):
     return compute
 
 
-# What experts are known to make of gate and up. The first ones are the kernels'.
+# Known combinations of gate and up in experts. The first ones are the kernels'.
 _GATED = {act: (lambda gate, up, act=act: KNOWN_ACTIVATIONS[act](gate) * up)
           for act in KNOWN_ACTIVATIONS}
 _GATED["swiglu-oai"] = _oai(7.0, 1.702, 1.0)

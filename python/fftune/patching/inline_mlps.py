@@ -34,7 +34,7 @@ class _Chain:
 
 
 def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
-    """Of a module that calls both layers, or whose children do."""
+    """Patches a module that calls both layers, or whose children do."""
     if isinstance(module, nn.ModuleList) or "forward" in module.__dict__:
         return None
     pair = _two_layers(module)
@@ -56,7 +56,7 @@ def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | 
 
 
 def chain_of(module: nn.Module) -> _Chain | None:
-    """What patch_inline_mlp() found in the module."""
+    """The chain that patch_inline_mlp() found in the module."""
     return module.__dict__["_fftune"][0] if is_patched(module, _inline_forward) else None
 
 
@@ -99,7 +99,7 @@ class _Wrong(Exception):
 
 
 class _Placeholder(Tensor):
-    """What a layer gives: it may go through dropout in evaluation, and nowhere else."""
+    """Result of a layer: it may go through dropout in evaluation, and nowhere else."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):

@@ -1,9 +1,10 @@
-"""What a layer of a decoder is to the op `layer`: found by its parts, and accepted by what it computes.
+"""The form in which a layer of a decoder is given to the op `layer`: found by its parts, and accepted
+by its results.
 
-The order of norms, attention, MLP and residuals is seen where a stand-in of the layer runs with affine
-functions in the place of its parts: only one order explains what it gives. Then the whole layer is
-compared, as a stand-in with weights of its own, with what the op computes in every form that its parts
-allow: rotated by halves, by neighbours or not at all, with one scale of scores or another.
+To find the order of norms, attention, MLP and residuals, a stand-in of the layer runs with affine
+functions in the place of its parts: only one order explains its result. Then the whole layer is
+compared, as a stand-in with weights of its own, with the op in every form that its parts allow:
+rotated by halves, by neighbours or not at all, with one scale of scores or another.
 """
 import inspect
 import itertools
@@ -49,7 +50,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a layer is to the op."""
+    """A layer in the op's terms."""
 
     form: str
     heads: tuple[int, int]  # of keys, and their features
@@ -231,7 +232,7 @@ def _norm_of(module: nn.Module, known: dict) -> _Norm:
 
 
 def _norm_by_values(module: nn.Module) -> _Norm:
-    """Of a norm without a weight or a bias, or of a class of its own."""
+    """The norm of a module without a weight or a bias, or of a class of its own."""
     subject = f"layers: {type(module).__name__}"
     names = {name for name, _ in module.named_parameters()}
     if not names <= {"weight", "bias"} or next(module.buffers(), None) is not None:
@@ -335,7 +336,7 @@ class Recogniser:
         return spec
 
     def _candidates(self, layer: nn.Module, order: _Order) -> dict[tuple, Spec]:
-        """What the layer may be, by rotation and scale of scores."""
+        """Possible forms of the layer, by rotation and scale of scores."""
         parts = _Parts(layer)
         for name, role in zip(order.norms, _ORDERS[order.kind][0]):
             parts.norm((name,), role, self.known)
