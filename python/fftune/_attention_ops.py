@@ -233,7 +233,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     [1 or batch, 1 or heads, tokens, keys] has no gradient. softcap: scores become softcap *
     tanh(score / softcap) before bias is added. sinks [heads]: a logit that joins each softmax
     without a value. pages [batch, pages of a sequence]: k, v [pages, tokens of a page, kv heads,
-    features] are a paged cache; without gradients. scale: 0 for 1 / sqrt(features). A query that
+    features] are a paged cache, and a page that it does not have is one of zeros; without gradients.
+    Whatever lengths and offsets say, no others than these keys are read. scale: 0 for 1 / sqrt(features). A query that
     sees no key gives zeros. Gradients have the same bits in each run under
     torch.use_deterministic_algorithms.
     """

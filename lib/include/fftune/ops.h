@@ -613,9 +613,9 @@
  *   m            1 to 2147483647                   tokens (any number)
  *   d            1 to 2147483647                   features of a token
  *   heads        1 to 1024                         heads of q
- *   dim          1 to 256                          features of a head
+ *   dim          1 to 512                          features of a head
  *   kv-heads     1 to 1024, rare                   heads of k, and of v; heads if left out
- *   rotary       1 to 256, rare                    features of a head to rotate, an even number;
+ *   rotary       1 to 512, rare                    features of a head to rotate, an even number;
  *                                                  all if left out
  *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
  *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
@@ -630,7 +630,7 @@
  *   rotation     none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart, or
  *                                                  neighbours
  *   cache        no, yes                           whether k and v are written to rows of caches,
- *                                                  by slots
+ *                                                  by slots: nowhere by one of no row
  *   slots        i32, i64                          element type of the slots
  *   angles       table, base, llama3, yarn         a table is given, or the rule by which
  *                                                  frequencies are computed
@@ -687,7 +687,7 @@
  *                                               sequences together (any number)
  *   b               1 to 65536                  sequences
  *   heads           1 to 1024                   heads of q
- *   dim             1 to 256                    features of a head, a multiple of 8
+ *   dim             1 to 512                    features of a head, an even number
  *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
  *                                               together, with pages the most of a sequence; s if
  *                                               left out
@@ -696,7 +696,8 @@
  *   window          1 to 16777216, rare         keys to the left that a query sees, itself
  *                                               included; all if left out
  *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                               two; contiguous if left out
+ *                                               two; one that is not in memory is zeros; contiguous
+ *                                               if left out
  *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
  *                                               out
  *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
@@ -714,7 +715,8 @@
  *   bias            no, yes                     whether a matrix is added to the scores
  *   bias-heads      each, one                   biases of a sequence: each head's own, or one
  *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
- *   lengths         no, yes                     whether each sequence has its own number of keys
+ *   lengths         no, yes                     whether each sequence has its own number of keys,
+ *                                               of kv at most
  *   sinks           no, yes                     whether each head has a logit that joins the
  *                                               softmax without a value
  *   lse             no, yes                     pass fwd: whether the log of the sum of
@@ -898,7 +900,7 @@
  *   h            1 to 2147483647                    intermediate size of the feed-forward network,
  *                                                   or of an expert
  *   heads        1 to 1024                          heads of q
- *   dim          1 to 256                           features of a head
+ *   dim          1 to 512                           features of a head
  *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
  *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
  *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
@@ -910,7 +912,7 @@
  *                                                   out: none
  *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
  *                                                   left out
- *   rotary       1 to 256, rare                     features of a head to rotate; all if left out
+ *   rotary       1 to 512, rare                     features of a head to rotate; all if left out
  *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
  *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
  *   norm         rms, layer                         of rows: by the root mean square, or layer
