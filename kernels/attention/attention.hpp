@@ -19,9 +19,11 @@
 // dim], the sequences one after the other; sequence i has the queries offsets[i] to offsets[i + 1],
 // and the keys of the same range or of kv_offsets. With pages, k and v are [pages, page, kv-heads,
 // dim] in both layouts, kv counts the keys that a sequence may have, and key t of sequence i lie
-// in page pages[i, t / page] at row t % page. Head h of q reads head h / (heads / kv-heads) of k
-// and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of a product that makes
-// all three.
+// in page pages[i, t / page] at row t % page. A page outside [0, pages) is a page of zeros. A
+// length is cut to [0, kv], the offsets of a sequence to the tokens that there are, none before the
+// sequence's first: no value of an index leads outside the tensors. Head h of q reads head h /
+// (heads / kv-heads) of k and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of
+// a product that makes all three.
 //
 // The packed mask has a bit for each pair, bit j % 32 of word j / 32 of a row of mask_words()
 // words. For each tile of 64 queries and 64 keys it has a flag: 0 no pair is allowed, 1 all are, 2
@@ -63,7 +65,7 @@ constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 constexpr const char* stage_pack = "pack";
 
-constexpr std::int64_t most_dim = 256;     // features of a head
+constexpr std::int64_t most_dim = 512;     // features of a head
 constexpr std::int64_t most_heads = 1024;  // of q
 constexpr std::int64_t mask_tile = 64;     // queries and keys of a flag
 

@@ -18,6 +18,15 @@ __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool 
                : "memory");
 }
 
+// The same of 4 or 8 bytes, for rows that are aligned to no more. .cg has 16 bytes alone.
+template <int size>
+__device__ __forceinline__ void copy_async_narrow(u32 shared, const void* global, bool valid) {
+  const int bytes = valid ? size : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+               "n"(size), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -220,7 +220,10 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   for (std::size_t i = 0; i < qkv.norms.size(); ++i)
     add(offsetof(qkv_params, norms) + i * sizeof(void*), tensor_of(places, qkv.norms[i]));
   if (sines) add(offsetof(qkv_params, sines), argument_of(*sines));
-  if (!qkv.slots.empty()) add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
+  if (!qkv.slots.empty()) {
+    add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
+    add(offsetof(qkv_params, cache_rows), qkv.cache_rows);
+  }
   add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
   add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
   add(offsetof(qkv_params, epsilon), static_cast<float>(qkv.epsilon));

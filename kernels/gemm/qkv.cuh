@@ -22,7 +22,7 @@ struct qkv_form {
   bool separate = false;  // B, and the bias, are a tensor for each part
   bool bias = false;
   bool normalises = false;  // q and k
-  bool caches = false;      // row i of k and v goes to row slots[i], nowhere if that is negative
+  bool caches = false;  // row i of k and v goes to row slots[i], nowhere if there is no such row
   bool wide_slots = false;  // of 64 bits
 
   constexpr bool rotates() const { return rotation != head_rotation::none; }
@@ -49,6 +49,7 @@ struct qkv_params {
   const void* norms[2];  // [dim], of q and of k
   const float* sines;    // [m, rotary / 2, 2]: cosine and sine of each pair
   const void* slots;     // [m]
+  long long cache_rows;  // of the caches
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;

@@ -85,13 +85,17 @@ struct persistent_layers {
     has_new = false;
     first_key = 0;
     if (token < c.tokens) {
-      const int length = p.lengths[token], each = keys_of_split(length);
+      const int length = length_of(token), each = keys_of_split(length);
       first_key = split * each;
       keys = larger(0, smaller(each, length - first_key));
       has_new = keys > 0 && first_key + keys == length;
     }
   }
 
+  // The keys of a sequence, at most what its cache has room for.
+  __device__ __forceinline__ int length_of(int of) const {
+    return larger(0, smaller(p.lengths[of], p.cache));
+  }
   static __device__ __forceinline__ int keys_of_split(int length) {
     return larger(c.least_keys, ceil_div(length, c.splits()));
   }
@@ -544,11 +548,12 @@ struct persistent_layers {
     if (keys > 0) {
       slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
                           : static_cast<const int*>(p.slots)[token];
-      first_part = split * parts_of_split(keys_of_split(p.lengths[token]));
+      if (slot >= static_cast<i64>(c.tokens) * p.cache) slot = -1;
+      first_part = split * parts_of_split(keys_of_split(length_of(token)));
     }
     const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
     if (place >= rows_of_block(c.units())) return;
-    const int length = p.lengths[(first_row(c.units()) + place) / (c.q_rows() / 4)];
+    const int length = length_of((first_row(c.units()) + place) / (c.q_rows() / 4));
     const int each = keys_of_split(length), splits = ceil_div(length, each);
     parts_of_row = (splits - 1) * parts_of_split(each) +
                    smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));

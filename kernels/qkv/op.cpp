@@ -40,14 +40,16 @@ void draw_positions(std::uint64_t seed, std::int64_t bound, std::span<double> po
     position = static_cast<double>(random() % static_cast<std::uint64_t>(bound));
 }
 
-/// No row of the cache twice, some tokens without one.
+/// No row of the cache twice; some tokens without one, whose slots are before and past the cache's.
 void draw_slots(std::uint64_t seed, std::int64_t rows, std::span<double> slots) {
   std::mt19937_64 random(seed);
   std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
   for (std::size_t i = 0; i < slots.size(); ++i)
-    slots[i] = i < order.size() && i % 7 != 3 ? static_cast<double>(order[i]) : -1;
+    slots[i] = i < order.size() && i % 7 != 3 ? static_cast<double>(order[i])
+               : i % 2 == 0                   ? -1
+                                              : static_cast<double>(rows) + static_cast<double>(i);
 }
 
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
@@ -150,7 +152,9 @@ class Qkv final : public Op {
          .number = NumberRange{0, 1}},
         rare("rotation", "RoPE of q and k: none, pairs rotary/2 apart, or neighbours",
              {"none", "halves", "interleaved"}),
-        rare("cache", "whether k and v are written to rows of caches, by slots", {"no", "yes"}),
+        rare("cache",
+             "whether k and v are written to rows of caches, by slots: nowhere by one of no row",
+             {"no", "yes"}),
         {.name = "slots",
          .help = "element type of the slots",
          .choices = {"i32", "i64"},

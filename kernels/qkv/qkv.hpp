@@ -4,7 +4,7 @@
 // It writes q [m, heads, dim], k and v [m, kv_heads, dim].
 //
 // With a cache, row i of k and v goes to row slots[i] of k_cache and v_cache [slots, kv_heads,
-// dim] instead, or nowhere if that is negative. A contiguous cache [sequences, length] has the slot
+// dim] instead, or nowhere if there is no such row. A contiguous cache [sequences, length] has the slot
 // sequence * length + position, a paged one page * page_size + offset.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace qkv {
 
 constexpr const char* stage_product = "product";
 
-constexpr std::int64_t most_features = 256;  // of a head
+constexpr std::int64_t most_features = 512;  // of a head
 constexpr std::int64_t most_heads = 1024;
 
 /// A problem's sizes and options, read once.

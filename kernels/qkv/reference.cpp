@@ -86,7 +86,7 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
       auto& cache = tensors.at(part + "_cache");
       for (std::size_t token = 0; token < static_cast<std::size_t>(layer.m); ++token) {
         const auto slot = static_cast<std::int64_t>(tensors.at("slots")[token]);
-        if (slot < 0) continue;
+        if (slot < 0 || slot >= layer.cache_rows) continue;
         std::copy_n(y.data() + token * width, width,
                     cache.data() + static_cast<std::size_t>(slot) * width);
       }

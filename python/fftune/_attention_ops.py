@@ -234,8 +234,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     keys] has no gradient. `softcap`: scores become softcap * tanh(score / softcap) before bias is
     added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
     of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
-    gradients. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros. Gradients
-    have the same bits in each run under torch.use_deterministic_algorithms.
+    gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
+    other keys are read. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
+    Gradients have the same bits in each run under torch.use_deterministic_algorithms.
     """
     if bias is not None and wants_gradient(bias):
         raise Error("attention: bias has no gradient: detach it")

@@ -787,16 +787,18 @@ def _sequences(q, k, v, pages, mask, bits, bias, offsets, kv_offsets, lengths, c
     for i in range(count):
         rows = (slice(int(offsets[i]), int(offsets[i + 1])),) if packed else (i,)
         if pages is not None:
-            page = k.shape[1]
-            flat = (pages[i].long()[:, None] * page + torch.arange(page, device=q.device)).flatten()
-            columns = (flat[:int(lengths[i])],) if lengths is not None else (flat,)
+            page, own = k.shape[1], pages[i].long()[:, None]
+            flat = own * page + torch.arange(page, device=q.device)
+            # A page that the cache does not have is one of the row of zeros behind it.
+            flat = torch.where((own >= 0) & (own < k.shape[0]), flat, k.shape[0] * page).flatten()
+            columns = (flat[:max(0, int(lengths[i]))],) if lengths is not None else (flat,)
         elif packed:
             own = offsets if kv_offsets is None else kv_offsets
             columns = (slice(int(own[i]), int(own[i + 1])),)
         else:
-            columns = (i, slice(0, int(lengths[i]))) if lengths is not None else (i,)
-        keys = k.flatten(0, 1) if pages is not None else k
-        queries_of, keys_of = q[rows].shape[0], keys[columns].shape[0]
+            columns = (i, slice(0, max(0, int(lengths[i])))) if lengths is not None else (i,)
+        queries_of = q[rows].shape[0]
+        keys_of = columns[0].numel() if pages is not None else k[columns].shape[0]
         place = torch.arange(queries_of, device=q.device)[:, None] + keys_of - queries_of
         j = torch.arange(keys_of, device=q.device)
         allowed = torch.ones(queries_of, keys_of, dtype=torch.bool, device=q.device)
@@ -824,7 +826,8 @@ def _lse_rows(offsets, rows):
 def attention(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal,
               window, softcap, scale, lse):
     scale = scale or q.shape[-1] ** -0.5
-    keys, values = (t.flatten(0, 1) if pages is not None else t for t in (k, v))
+    keys, values = (F.pad(t.flatten(0, 1), (0, 0, 0, 0, 0, 1)) if pages is not None else t
+                    for t in (k, v))
     parts = []
     for rows, columns, allowed, own in _sequences(q, k, v, pages, mask, bits, bias, offsets,
                                                   kv_offsets, lengths, causal, window):

@@ -146,7 +146,7 @@ std::int64_t HostAttention::key_token(const HostCall& call, const Sequence& sequ
   if (layer.page == 0) return sequence.first_key + key;
   const std::int64_t page =
       integers(call, at.pages)[sequence.index * layer.pages_of_sequence() + key / layer.page];
-  return page * layer.page + key % layer.page;
+  return page < 0 || page >= layer.pages ? -1 : page * layer.page + key % layer.page;
 }
 
 MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
@@ -161,8 +161,11 @@ MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   for (std::int64_t j = 0; j < keys.size(); ++j) {
     const std::int64_t token = key_token(call, sequence, keys.first + j);
-    converter.load(layer.dtype, data + (token * row + head * layer.dim) * bytes,
-                   room + j * layer.dim, layer.dim);
+    if (token < 0)
+      std::fill_n(room + j * layer.dim, layer.dim, 0.0f);
+    else
+      converter.load(layer.dtype, data + (token * row + head * layer.dim) * bytes,
+                     room + j * layer.dim, layer.dim);
   }
   return {room, layer.dim};
 }

@@ -22,7 +22,7 @@ struct attention_decode_config {
   /// Keys of a CTA in a stage: the unit in which work is divided.
   constexpr int tile() const { return warps * slice; }
   /// Words of 16 bytes of a row's partial results: two columns each, then the softmax.
-  constexpr int partial_words(int dim) const { return dim / 2 + 1; }
+  constexpr int partial_words(int dim) const { return (dim + 3) / 4 * 2 + 1; }
 };
 
 struct attention_decode_plan {

@@ -138,8 +138,9 @@ class Decode final : public StageFamily {
 Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
   const Layer layer = layer_of(problem);
   const attention_form form = form_of(layer);
-  const bool can_prefetch =
-      facts.compute_capability >= 90 && same_lengths(layer) && layer.page == 0;
+  // Bulk prefetches are of whole 16 bytes.
+  const bool can_prefetch = facts.compute_capability >= 90 && same_lengths(layer) &&
+                            layer.page == 0 && layer.dim % 8 == 0;
   return Space()
       .parameter("warps", "warps of a CTA, each with a slice of the keys", {2, 4, 8})
       .parameter("slice", "keys of a warp in a stage", {16, 32})
@@ -177,8 +178,9 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
                   },
                   {"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"})
       .constraint(
-          "the L2 prefetch needs programmatic dependent launch, contiguous keys, and one "
-          "length of all sequences",
+          "the L2 prefetch needs programmatic dependent launch, contiguous keys in rows of whole "
+          "16 "
+          "bytes, and one length of all sequences",
           [can_prefetch](const Config& c) { return c.at("l2_prefetch") == 0 || can_prefetch; },
           {"l2_prefetch"});
 }

@@ -57,8 +57,8 @@ class Sm80Backward final : public StageFamily {
     if (layer.b > most_sequences)
       return fmt::format("{} sequences: a grid has {} places for them", layer.b, most_sequences);
     if (space(problem, facts).feasible().empty())
-      return fmt::format("tiles of dim={} do not fit in the shared memory of {}", layer.dim,
-                         facts.name);
+      return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
+                         layer.dim, facts.name);
     return std::nullopt;
   }
 

@@ -54,8 +54,8 @@ class Sm80Forward final : public StageFamily {
       return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
                          most_beside_wgmma);
     if (space(problem, facts).feasible().empty())
-      return fmt::format("tiles of dim={} do not fit in the shared memory of {}", layer.dim,
-                         facts.name);
+      return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
+                         layer.dim, facts.name);
     return std::nullopt;
   }
 

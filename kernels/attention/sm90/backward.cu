@@ -212,6 +212,7 @@ struct attention_backward {
     return params.turns + number(visit) * warpgroups + warpgroup;
   }
   __device__ __forceinline__ void wait_turn(const visit& visit, int warpgroup) const {
+    if (!work.in_turns) return;
     const int* const at = turn_of(visit, warpgroup);
     const int turn = work.turn(attention, visit.block);
     int now;

@@ -20,6 +20,7 @@
 #include "common/quantise.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/group_terms.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/simt/config.cuh"
 #include "gemm/tile_scheduler.cuh"
@@ -394,7 +395,7 @@ class simt_kernel {
       __syncwarp();
       i64 to_row = at_m;
       if constexpr (form.qkv.caches) {
-        if (part > 0) to_row = slot_of(all.qkv, at_m);
+        if (part > 0) to_row = slot_of<form.qkv>(all.qkv, at_m);
       }
       if (line < tile.rows && to_row >= 0) {
         out* const to = static_cast<out*>(all.gemm.c[part / 2][part % 2]) + to_row * width + first;
@@ -416,14 +417,6 @@ class simt_kernel {
         }
       }
       __syncwarp();
-    }
-  }
-
-  static __device__ __forceinline__ i64 slot_of(const qkv_params& qkv, i64 row) {
-    if constexpr (form.qkv.wide_slots) {
-      return static_cast<const i64*>(qkv.slots)[row];
-    } else {
-      return static_cast<const int*>(qkv.slots)[row];
     }
   }
 

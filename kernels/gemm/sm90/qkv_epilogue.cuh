@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/dependency.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/sm90/epilogue.cuh"
 
 namespace fftune {
@@ -161,14 +162,6 @@ struct qkv_epilogue : value_epilogue<Traits> {
     }
   }
 
-  __device__ __forceinline__ i64 slot_of(int row) const {
-    if constexpr (of_heads.wide_slots) {
-      return static_cast<const i64*>(qkv.slots)[row];
-    } else {
-      return static_cast<const int*>(qkv.slots)[row];
-    }
-  }
-
   __device__ __forceinline__ void store_cached(const fragment& acc, const output_tile& to) {
     constexpr int chunks = plan.subtile_n / 8;
     const int thread = threadIdx.x % 128, chunk = thread % chunks;
@@ -184,7 +177,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
 #pragma unroll 4
       for (int row = thread / chunks; row < plan.subtile_m; row += 128 / chunks) {
         if (to.row + row >= this->gemm.m) break;
-        const i64 slot = slot_of(to.row + row);
+        const i64 slot = slot_of<of_heads>(qkv, to.row + row);
         if (slot < 0) continue;
         *reinterpret_cast<float4*>(cache + slot * qkv.kv_columns + subtile * plan.subtile_n) =
             load_shared(buffer + chunk_offset<plan.subtile_n>(row, chunk));

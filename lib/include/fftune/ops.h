@@ -253,7 +253,8 @@
  *                                                are computed
  *   starts     no, yes                           each sequence's first position is given
  *   base       a number from 1 to 1000000000000  base of the computed frequencies
- *   factor     a number from 0.001 to 1000000    factor by which the rule stretches positions
+ *   factor     a number from 0.001 to 1000000    factor factor by which the rule stretches
+ *                                                positions
  *   context    a number from 1 to 1000000000     positions that the model was trained with
  *   low        a number from 0.001 to 1000000    llama3: context/low is the longest wavelength that
  *                                                is interpolated
@@ -335,8 +336,8 @@
  *   beams    1 to 65536, rare                   rows after each other that share a prefix; 1 if
  *                                               left out
  *   ids      i32, i64                           element type of the ids
- *   lengths  whole, own                         lengths of rows and prefixes: all of len and
- *                                               prefix, or each its own
+ *   lengths  whole, own                         lengths lengths of rows and prefixes: all of len
+ *                                               and prefix, or each its own
  *   ngrams   one, own                           one n for all rows, or each its own
  *   n        a number from 1 to 131072          tokens of an n-gram, a whole number
  *   padding  a number from -1000000 to 1000000  the id that never matches, a whole number
@@ -610,9 +611,9 @@
  *   m            1 to 2147483647                   tokens (any number)
  *   d            1 to 2147483647                   features of a token
  *   heads        1 to 1024                         heads of q
- *   dim          1 to 256                          features of a head
+ *   dim          1 to 512                          features of a head
  *   kv-heads     1 to 1024, rare                   heads of k, and of v; heads if left out
- *   rotary       1 to 256, rare                    features of a head to rotate, an even number;
+ *   rotary       1 to 512, rare                    features of a head to rotate, an even number;
  *                                                  all if left out
  *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
  *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
@@ -627,12 +628,13 @@
  *   rotation     none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart, or
  *                                                  neighbours
  *   cache        no, yes                           whether k and v are written to rows of caches,
- *                                                  by slots
+ *                                                  by slots: nowhere by one of no row
  *   slots        i32, i64                          element type of the slots
  *   angles       table, base, llama3, yarn         a table is given, or the rule by which
  *                                                  frequencies are computed
  *   base         a number from 1 to 1000000000000  base of the computed frequencies
- *   factor       a number from 0.001 to 1000000    factor by which the rule stretches positions
+ *   factor       a number from 0.001 to 1000000    factor factor by which the rule stretches
+ *                                                  positions
  *   context      a number from 1 to 1000000000     positions that the model was trained with
  *   low          a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
  *                                                  that is interpolated
@@ -684,7 +686,7 @@
  *                                               sequences together (any number)
  *   b               1 to 65536                  sequences
  *   heads           1 to 1024                   heads of q
- *   dim             1 to 256                    features of a head, a multiple of 8
+ *   dim             1 to 512                    features of a head, an even number
  *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
  *                                               together, with pages the most of a sequence; s if
  *                                               left out
@@ -693,7 +695,8 @@
  *   window          1 to 16777216, rare         keys to the left that a query sees, itself
  *                                               included; all if left out
  *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                               two; contiguous if left out
+ *                                               two; one that is not in memory is zeros; contiguous
+ *                                               if left out
  *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
  *                                               out
  *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
@@ -711,7 +714,8 @@
  *   bias            no, yes                     whether a matrix is added to the scores
  *   bias-heads      each, one                   biases of a sequence: each head's own, or one
  *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
- *   lengths         no, yes                     whether each sequence has its own number of keys
+ *   lengths         no, yes                     whether each sequence has its own number of keys,
+ *                                               of kv at most
  *   sinks           no, yes                     whether each head has a logit that joins the
  *                                               softmax without a value
  *   lse             no, yes                     pass fwd: whether the log of the sum of
@@ -895,7 +899,7 @@
  *   h            1 to 2147483647                    intermediate size of the feed-forward network,
  *                                                   or of an expert
  *   heads        1 to 1024                          heads of q
- *   dim          1 to 256                           features of a head
+ *   dim          1 to 512                           features of a head
  *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
  *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
  *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
@@ -907,11 +911,12 @@
  *                                                   out: none
  *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
  *                                                   left out
- *   rotary       1 to 256, rare                     features of a head to rotate; all if left out
+ *   rotary       1 to 512, rare                     features of a head to rotate; all if left out
  *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
  *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
- *   norm         rms, layer                         normalisation of rows: by the root mean square,
- *                                                   or layer normalisation with biases
+ *   norm         rms, layer                         normalisation normalisation of rows: by the
+ *                                                   root mean square, or layer normalisation with
+ *                                                   biases
  *   post-norms   no, yes                            whether what attention and the feed-forward
  *                                                   network give is normalised before it is added
  *   block        serial, parallel                   whether the feed-forward network follows
@@ -946,14 +951,16 @@
  *                                                   neighbours, or none
  *   softcap      a number from 0 to 1000000         soft cap c of attention's scores, c tanh(x /
  *                                                   c); 0: none
- *   scale        a number from 0 to 1000000         scale of attention's scores; 0: 1 / sqrt(dim)
+ *   scale        a number from 0 to 1000000         scale scale of attention's scores; 0: 1 /
+ *                                                   sqrt(dim)
  *   lengths      full, ragged                       keys of the sequences in tests and
  *                                                   measurements: as many as the cache has room
  *                                                   for, or fewer
  *   angles       base, table, llama3, yarn          a table is given, or the rule by which
  *                                                   frequencies are computed
  *   base         a number from 1 to 1000000000000   base of the computed frequencies
- *   factor       a number from 0.001 to 1000000     factor by which the rule stretches positions
+ *   factor       a number from 0.001 to 1000000     factor factor by which the rule stretches
+ *                                                   positions
  *   context      a number from 1 to 1000000000      positions that the model was trained with
  *   low          a number from 0.001 to 1000000     llama3: context/low is the longest wavelength
  *                                                   that is interpolated

@@ -60,9 +60,10 @@ def is_available() -> bool:
     def by_module(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
         if _are_lengths(attention_mask):
-            allowed = _mask_of(attention_mask, query.shape[2], key.shape[2])
-            attention_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(
-                ~allowed, torch.finfo(query.dtype).min)
+            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2])
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
+            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
+                ~attention_mask, torch.finfo(query.dtype).min)
         own = sys.modules[type(module).__module__].eager_attention_forward
         return own(module, query, key, value, attention_mask, **options)
 
@@ -73,18 +74,23 @@ def is_available() -> bool:
         if _are_lengths(attention_mask):
             lengths = attention_mask
             if _serves_cache(query, key, value, **options):
-                return _over_cache(query, key, value, lengths, options.get("scaling")), None
+                return _over_cache(query, key, value, lengths, _scores_of(options)), None
             attention_mask = _mask_of(lengths, query.shape[2], key.shape[2])
         causal = options.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         causal = causal and attention_mask is None and query.shape[2] > 1
         if causal and query.shape[2] != key.shape[2] or not _serves(
                 query, key, value, attention_mask, **options):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+            if options.get("s_aux") is None and options.get("softcap") is None:
+                return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+            # PyTorch's would leave out what it does not know.
+            if causal:
+                attention_mask = torch.ones(
+                    query.shape[2], key.shape[2], dtype=torch.bool,
+                    device=query.device).tril()[None, None]
+            return by_module(module, query, key, value, attention_mask, **options)
         swapped = (t.transpose(1, 2) for t in (query, key, value))
-        y = ops.attention(*swapped, attention_mask, causal=causal,
-                          scale=options.get("scaling") or 0.0)
-        return y, None
+        return ops.attention(*swapped, attention_mask, causal=causal, **_scores_of(options)), None
 
     def is_causal(function, kv_length: int = 0, local_size: int | None = None, **_) -> bool:
         """Whether it masks nothing but later keys, of kv_length keys from the first on."""
@@ -134,14 +140,19 @@ def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **op
 
 
 def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0,
-                   position_bias: Tensor | None = None, cache=None, softcap: float | None = None,
-                   s_aux: Tensor | None = None, **_) -> bool:
+                   position_bias: Tensor | None = None, cache=None, **_) -> bool:
     dim = query.shape[-1]
-    return (not dropout and position_bias is None and cache is None and softcap is None
-            and s_aux is None and query.dtype in _DTYPES
+    return (not dropout and position_bias is None and cache is None and query.dtype in _DTYPES
             and key.dtype == value.dtype == query.dtype
             and (query.is_cuda or query.dtype != torch.float16)
-            and dim % 8 == 0 and dim <= 256 and value.shape[-1] == dim)
+            and dim % 2 == 0 and dim <= 256 and value.shape[-1] == dim)
+
+
+def _scores_of(options: dict) -> dict:
+    """The options of scores in ops.attention: their factor, a soft cap as Gemma 2 has, and sinks as
+    gpt-oss has."""
+    return {"scale": options.get("scaling") or 0.0, "softcap": options.get("softcap") or 0.0,
+            "sinks": options.get("s_aux")}
 
 
 # A static cache keeps [batch, kv heads, tokens, features]. The keys of each head of a sequence are
@@ -196,7 +207,8 @@ def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:
 
 def _serves_cache(query: Tensor, key: Tensor, value: Tensor, **options) -> bool:
     return (_serves_values(query, key, value, **options) and key.shape[1] <= _MOST_HEADS
-            and (key.is_contiguous() and value.is_contiguous() or _heads_together(key, value))
+            and (_heads_together(key, value) or key.is_contiguous() and value.is_contiguous()
+                 and options.get("s_aux") is None)
             and not (torch.is_grad_enabled() and query.requires_grad))
 
 
@@ -206,19 +218,19 @@ def _heads_together(key: Tensor, value: Tensor) -> bool:
 
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
-                scale: float | None) -> Tensor:
-    """-> [batch, tokens, heads, features]"""
+                scores: dict) -> Tensor:
+    """-> [batch, tokens, heads, features]. Sinks are those of the heads of a token, which have to lie
+    next to each other."""
     batch, heads, tokens, dim = query.shape
     if _heads_together(key, value):
         return ops.attention(*(t.transpose(1, 2) for t in (query, key, value)),
-                             lengths=lengths.view(-1)[:batch], causal=tokens > 1,
-                             scale=scale or 0.0)
+                             lengths=lengths.view(-1)[:batch], causal=tokens > 1, **scores)
     kv_heads = key.shape[1]
     group = heads // kv_heads
     rows = query.reshape(batch * kv_heads, group, tokens, dim).transpose(1, 2)
     keys, values = (t.view(batch * kv_heads, -1, 1, dim) for t in (key, value))
     y = ops.attention(rows, keys, values, lengths=lengths.view(-1)[:batch * kv_heads],
-                      causal=tokens > 1, scale=scale or 0.0)
+                      causal=tokens > 1, **scores)
     # Some modules take a view of it, and with groups of one head reshape() copies nothing.
     return y.view(batch, kv_heads, tokens, group, dim).transpose(1, 2).reshape(
         batch, tokens, heads, dim).contiguous()
