@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, float32,
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake, float32,
                       gradient, int32, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
@@ -86,9 +86,6 @@ def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_off
         expect("attention", "mask", mask, (*lead_shape, s, keys))
         expect("attention", "bits", bits, (*lead_shape, s, _words(keys)), torch.int32)
         expect("attention", "flags", flags, (*lead_shape, _tiles(s), _tiles(keys)), torch.uint8)
-        if mask is not None and mask.dtype not in (torch.bool, torch.uint8):
-            raise Error(f"attention: the mask is {mask.dtype}: give torch.bool or torch.uint8; what "
-                        "is to be added to the scores is bias")
     bias_heads = bias_sequences = None
     if bias is not None:
         if bias.dim() != 4 or bias.shape[0] not in (1, b) or bias.shape[1] not in (1, heads):
@@ -115,15 +112,19 @@ _NAMES = ("s", "b", "heads", "dim", "kv", "kv-heads", "window", "page", "pages",
           "sinks", "softcap", "scale")
 
 
-def _attention_inputs(options, q, k, v, pages, *others):
-    return _attention_values(options, q, k, v, *others, pages=pages)
+def _attention_inputs(options, q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets,
+                      lengths, sinks):
+    return _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets,
+                             lengths, sinks, pages)
 
 
-def _attention_backward_inputs(options, dy, q, k, v, y, lse, *others):
-    expect("attention", "dy", dy, q.shape, q.dtype)
-    expect("attention", "y", y, q.shape, q.dtype)
-    expect("attention", "lse", lse, _lse_shape(q, others[4]), torch.float32)
-    return _attention_values(options, q, k, v, *others)
+def _attention_backward_inputs(options, dy, q, k, v, y, lse, mask, bits, flags, bias, offsets,
+                               kv_offsets, lengths, sinks):
+    expect("attention", "dy", dy, q.shape)
+    expect("attention", "y", y, q.shape)
+    expect("attention", "lse", lse, _lse_shape(q, offsets))
+    return _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets,
+                             lengths, sinks)
 
 
 _ATTENTION = Form("attention", False, (*_NAMES, "lse"), _attention_inputs, strided=True)
@@ -252,14 +253,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
 # pack-mask
 
 def _pack_values(options, mask):
-    if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.uint8):
-        raise Error(f"pack-mask: the mask is {mask.dtype} {list(mask.shape)}: give torch.bool or "
-                    "torch.uint8 [batch, 1 or heads, queries, keys]")
     b, heads, s, keys = mask.shape
     return (s, b, keys, heads) if mask.numel() else None
 
 
-_PACK = Form("pack-mask", False, ("s", "b", "kv", "heads"), _pack_values)
+_PACK = Form("pack-mask", False, ("s", "b", "kv", "heads"), _pack_values, typed_by=None)
 
 
 def _packed_shapes(mask: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -291,17 +289,15 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _softmax_values(options, x, mask):
     causal, scale = options
-    expect_dims("masked-softmax", "x", x, "[batch, heads, queries, keys]")
     expect_given("masked-softmax", scale=scale)
     b, heads, s, n = x.shape
     kind, mask_heads = "causal" if causal else None, None
     if mask is not None:
         if causal:
             raise Error("masked-softmax: causal and a mask: give a mask that is causal itself")
-        if mask.dtype not in (torch.bool, torch.uint8) or mask.dim() != 4 \
-                or mask.shape[1] not in (1, heads):
-            raise Error(f"masked-softmax: the mask is {mask.dtype} {list(mask.shape)}: give "
-                        "torch.bool or torch.uint8 [batch, 1 or heads, queries, keys]")
+        if mask.shape[1] not in (1, heads):
+            raise Error(f"masked-softmax: the mask is {list(mask.shape)}: give [batch, 1 or "
+                        "heads, queries, keys]")
         expect("masked-softmax", "mask", mask, (b, mask.shape[1], s, n))
         kind, mask_heads = "bool", "each" if mask.shape[1] > 1 else None
     return (s, b, heads, n, kind, mask_heads, float(scale)) if x.numel() else None

@@ -5,7 +5,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, fftune_ops,
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake, fftune_ops,
                       float32, gradient, int32, save_gates, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
@@ -20,15 +20,14 @@ _OPTIONS = "str act, str packing, str weigh, int shared, str routing"
 
 def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> tuple:
     """The sizes of tensors that fit together, and how gate and up are given."""
-    expect_dims("moe-ffn", "x", x, "[..., d]")
-    expect_dims("moe-ffn", "ids", ids, "[..., k]")
     d, k = x.shape[-1], ids.shape[-1]
-    if w_gate.dim() != 3 or not 0 <= shared <= w_gate.shape[0]:
-        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts + shared, h, d]")
+    if not 0 <= shared <= w_gate.shape[0]:
+        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}, shared {shared}: give [experts + "
+                    "shared, h, d]")
     experts, h = w_gate.shape[0], w_gate.shape[1] // (2 if w_up is None else 1)
-    expect("moe-ffn", "w_gate", w_gate, (experts, h if w_up is not None else 2 * h, d), x.dtype)
-    expect("moe-ffn", "w_up", w_up, (experts, h, d), x.dtype)
-    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
+    expect("moe-ffn", "w_gate", w_gate, (experts, h if w_up is not None else 2 * h, d))
+    expect("moe-ffn", "w_up", w_up, (experts, h, d))
+    expect("moe-ffn", "w_down", w_down, (experts, d, h))
     expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
     expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
     if w_up is None and packing not in ("halves", "interleaved"):
@@ -38,8 +37,8 @@ def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> t
 
 
 def _expect_biases(w_gate, w_down, b_gate_up, b_down) -> None:
-    expect("moe-ffn", "b_gate_up", b_gate_up, w_gate.shape[:2], w_gate.dtype)
-    expect("moe-ffn", "b_down", b_down, w_down.shape[:2], w_down.dtype)
+    expect("moe-ffn", "b_gate_up", b_gate_up, w_gate.shape[:2])
+    expect("moe-ffn", "b_down", b_down, w_down.shape[:2])
 
 
 def _option_values(options, bias) -> tuple:
@@ -65,13 +64,13 @@ def _backward_values(options, dy, x, ids, weights, gate, up, w_gate, w_up, w_dow
     shared = options[3]
     sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, options[1], shared)
     _expect_biases(w_gate, w_down, b_gate_up, b_down)
-    expect("moe-ffn", "dy", dy, x.shape, x.dtype)
+    expect("moe-ffn", "dy", dy, x.shape)
     if (gate is None) != (up is None):
         raise Error("moe-ffn: gate without up, or up without gate: give both, or neither")
     for name, tensor in (("gate", gate), ("up", up)):
-        expect("moe-ffn", name, tensor, (sizes[0] * (ids.shape[-1] + shared), sizes[2]), x.dtype)
+        expect("moe-ffn", name, tensor, (sizes[0] * (ids.shape[-1] + shared), sizes[2]))
     for weight, tensor in zip((w_gate, w_up, w_down), into):
-        expect("moe-ffn", "a gradient to add to", tensor, weight.shape, weight.dtype)
+        expect("moe-ffn", "a gradient to add to", tensor, weight.shape)
     return (*sizes, *_option_values(options, bias), "input" if gate is None else "preact",
             "yes" if into else None) if sizes[0] else None
 
@@ -93,7 +92,8 @@ def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 _INT32 = torch.iinfo(torch.int32)
 
 
-@define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
+@define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS,
+        by_row=True)
 def _(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, *options):
     x = ready(x)
     y = torch.empty_like(x)
@@ -198,7 +198,6 @@ def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_
                 hidden_scale, w_down_scale):
     act, routing, packing, shared = options
     expect_given("moe-ffn", act=act)
-    expect("moe-ffn", "x", x, x.shape, torch.float8_e4m3fn)
     sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared)
     m, d, h, *_ = sizes
     experts, rows = w_gate.shape[:2]
@@ -213,13 +212,13 @@ def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_
     for name, scale, shape in (("x", x_scale, of_x), ("w_gate", w_gate_scale, of_gate),
                                ("w_up", w_up_scale, of_gate), ("hidden", hidden_scale, (1,)),
                                ("w_down", w_down_scale, of_down)):
-        expect("moe-ffn", f"{name}_scale", scale, shape, torch.float32)
+        expect("moe-ffn", f"{name}_scale", scale, shape)
     if (w_up is None) != (w_up_scale is None):
         raise Error("moe-ffn: give w_up and its scale, or neither")
     return (*sizes, act, routing, scales) if m else None
 
 
-_FP8 = Form("moe-ffn", False, (*_GATE_UP_NAMES, "scales"), _fp8_values)
+_FP8 = Form("moe-ffn", False, (*_GATE_UP_NAMES, "scales"), _fp8_values, home="moe-ffn-fp8")
 
 
 @define(f"moe_ffn_fp8({_INPUTS}, Tensor x_scale, "
@@ -307,7 +306,6 @@ _ROUTER = ("int top_k, str score, str order, int groups, int top_groups, str gro
 
 def _route_values(options, logits, bias):
     top_k, score, order, groups, top_groups, group_score, renormalise, scale = options
-    expect_dims("moe-route", "logits", logits, "[..., experts]")
     expect_given("moe-route", score=score, order=order, group_score=group_score, scale=scale)
     m, experts = logits.shape[:-1].numel(), logits.shape[-1]
     expect("moe-route", "bias", bias, (experts,))
@@ -330,7 +328,7 @@ _ROUTE = Form("moe-route", False, (*_ROUTE_NAMES, "group-score", "bias"), _route
 _ROUTE_BACKWARD = Form("moe-route", True, _ROUTE_NAMES, _route_backward_values, typed_by=1)
 
 
-@define(f"moe_route(Tensor logits, Tensor? bias, {_ROUTER}) -> (Tensor, Tensor)")
+@define(f"moe_route(Tensor logits, Tensor? bias, {_ROUTER}) -> (Tensor, Tensor)", by_row=True)
 def _(logits, bias, top_k, *options):
     if top_k < 1:
         raise Error(f"moe-route: top_k is {top_k}: give 1 or more")
@@ -348,7 +346,8 @@ def _(d_weights, logits, ids, *options):
     logits = ready(logits)
     d_logits = torch.empty_like(logits)
     run(_ROUTE_BACKWARD, (ids.shape[-1], *options),
-        (float32("moe-route", "d_weights", d_weights), logits, ids), (d_logits,))
+        (float32("moe-route", "d_weights", d_weights), logits, int32("moe-route", "ids", ids)),
+        (d_logits,))
     return d_logits
 
 

@@ -34,17 +34,17 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
     d, m = x.shape[-1], x.shape[:-1].numel()
     dim = _dim(w_q, w_k, heads, kv_heads)
     packed = w_k is None
-    expect("qkv", "x", x, (*x.shape[:-1], w_q.shape[1]), w_q.dtype)
+    expect("qkv", "x", x, (*x.shape[:-1], w_q.shape[1]))
     for name, tensor in (("w_k", w_k), ("w_v", w_v)):
-        expect("qkv", name, tensor, (kv_heads * dim, d), x.dtype)
-    expect("qkv", "the bias of q", b_q, (w_q.shape[0],), x.dtype)
+        expect("qkv", name, tensor, (kv_heads * dim, d))
+    expect("qkv", "the bias of q", b_q, (w_q.shape[0],))
     for name, tensor in (("k", b_k), ("v", b_v)):
-        expect("qkv", f"the bias of {name}", tensor, (kv_heads * dim,), x.dtype)
+        expect("qkv", f"the bias of {name}", tensor, (kv_heads * dim,))
     if (w_k is None) != (w_v is None) or not packed and len(
             {t is None for t in (b_q, b_k, b_v)}) > 1 or (q_norm is None) != (k_norm is None):
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
     for name, tensor in (("q_norm", q_norm), ("k_norm", k_norm)):
-        expect("qkv", name, tensor, (dim,), x.dtype)
+        expect("qkv", name, tensor, (dim,))
     if q_norm is not None:
         expect_given("qkv", eps=eps)
     rotates = positions is not None
@@ -59,12 +59,12 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
         if (rule == "table") != (angles is not None):
             raise Error("qkv: angles are given with rule='table', and only with it")
     if angles is not None:
-        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim))
     rows = None
     if k_cache is not None:
         rows = k_cache.shape[:-2].numel()
         for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
-            expect("qkv", name, tensor, (*k_cache.shape[:-2], kv_heads, dim), x.dtype)
+            expect("qkv", name, tensor, (*k_cache.shape[:-2], kv_heads, dim))
         expect("qkv", "slots", slots, x.shape[:-1])
     if not m:
         return None
@@ -85,7 +85,8 @@ def _heads(x: Tensor, count: int, dim: int) -> Tensor:
     return empty(x, *x.shape[:-1], count, dim)
 
 
-@define(f"qkv({_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", casts=True, keeps=(_ANGLES,))
+@define(f"qkv({_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", casts=True, keeps=(_ANGLES,),
+        by_row=True)
 def _(*arguments):
     x, w_q, w_k, *others, positions, angles = arguments[:11]
     heads, kv_heads, *options, numbers = arguments[11:]
@@ -107,8 +108,6 @@ def _(*arguments):
             raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
     q = _heads(x, heads, _dim(w_q, w_k, heads, kv_heads))
     positions = int32("qkv", "positions", positions)
-    if slots.dtype not in (torch.int32, torch.int64):
-        raise Error(f"qkv: slots are {slots.dtype}: give int32 or int64")
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
         (x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots), (q,))
     return q

@@ -3,16 +3,15 @@
 A plan that was made is found by the shapes and types of the tensors and by the options. The
 requirements are checked, and strings and JSON are made, only for a new plan.
 """
+import inspect
 from dataclasses import dataclass, field
 from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ._library import Error, Plan, _lock, check_status, destroy_idle, library, on_two_devices
-
-_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
-                torch.float8_e4m3fn: "fp8"}
+from ._checks import DTYPE_NAMES, check_number, check_tensors
+from ._library import Plan, _lock, check_status, destroy_idle, library, on_two_devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,27 +28,34 @@ class Form:
     values: Callable[..., Sequence | None]
     fixed: dict[str, str] = field(default_factory=dict)
     strided: bool = False  # inputs are as the kernels read them, which take their strides
-    typed_by: int = 0  # the first input whose element type may be the problem's
+    typed_by: int | None = 0  # the input whose element type is the problem's; of masks alone None
+    home: str = ""  # the op's name in TENSORS, if that is not `op`
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
-        dtype = next((t.dtype for t in inputs[self.typed_by:]
-                      if t is not None and t.is_floating_point()), inputs[0].dtype)
-        if dtype in (torch.bool, torch.uint8):
-            # With masks alone nothing depends on it: the device's first type.
-            dtype = torch.bfloat16 if inputs[0].is_cuda else torch.float32
-        if dtype not in _DTYPE_NAMES:
-            raise Error(f"{self.op}: no kernel for {dtype}: use one of "
-                        f"{', '.join(map(str, _DTYPE_NAMES))}")
+        # Nothing depends on the type where there are masks alone: the device's first one.
+        dtype = (inputs[self.typed_by].dtype if self.typed_by is not None else
+                 torch.bfloat16 if inputs[0].is_cuda else torch.float32)
+        check_tensors(self.home or self.op, list(zip(self._names_of(len(inputs)), inputs)), dtype)
         values = self.values(options, *inputs)
         if values is None:
             return None
         problem = {"op": self.op, "pass": "bwd" if self.backward else "fwd",
-                   "dtype": _DTYPE_NAMES[dtype], **self.fixed}
+                   "dtype": DTYPE_NAMES[dtype], **self.fixed}
         for name, value in zip(self.names, values, strict=True):
-            if value is not None:
+            if isinstance(value, float):
                 # Numbers that are no sizes are options: strings.
-                problem[name] = f"{value:.12g}" if isinstance(value, float) else value
+                check_number(self.op, name, value)
+                problem[name] = f"{value:.12g}"
+            elif value is not None:
+                problem[name] = value
         return problem
+
+    def _names_of(self, count: int) -> list[str]:
+        """The names of the inputs: those that values() has for them."""
+        _, *parameters = inspect.signature(self.values).parameters.values()
+        names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+        return names[:count] + rest * (count - len(names))
 
 
 class _Nothing:

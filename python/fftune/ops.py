@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
-from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake,
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake,
                       fftune_ops, float32, gradient, int32, rows, save_gates, wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
@@ -32,7 +32,7 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "line
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):
-        expect(op, "a gradient to add to", tensor, weight.shape, weight.dtype)
+        expect(op, "a gradient to add to", tensor, weight.shape)
 
 
 def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | None],
@@ -61,20 +61,18 @@ def _yes_if(into: Sequence) -> str | None:
 
 def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
     """The tokens, d and h of tensors that fit together."""
-    expect_dims("ffn", "x", x, "[..., d]")
-    expect_dims("ffn", "w_gate", w_gate, "[h, d]")
     d, h = x.shape[-1], w_gate.shape[0]
-    expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
-    expect("ffn", "w_up", w_up, (h, d), x.dtype)
-    expect("ffn", "w_down", w_down, (d, h), x.dtype)
+    expect("ffn", "w_gate", w_gate, (h, d))
+    expect("ffn", "w_up", w_up, (h, d))
+    expect("ffn", "w_down", w_down, (d, h))
     return x.shape[:-1].numel(), d, h
 
 
 def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     expect_given("ffn", act=options[0])
-    expect("ffn", "bias", bias, (d,), x.dtype)
-    expect("ffn", "residual", residual, x.shape, x.dtype)
+    expect("ffn", "bias", bias, (d,))
+    expect("ffn", "residual", residual, x.shape)
     return (m, d, h, *options, None if bias is None else "down", yes(residual)) if m else None
 
 
@@ -82,32 +80,33 @@ def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down, *into):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     _expect_into("ffn", (w_gate, w_up, w_down), into)
     expect_given("ffn", act=options[0])
-    expect("ffn", "dy", dy, x.shape, x.dtype)
+    expect("ffn", "dy", dy, x.shape)
     _expect_both("ffn", gate, up)
     for name, tensor in (("gate", gate), ("up", up)):
-        expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
+        expect("ffn", name, tensor, (*x.shape[:-1], h))
     save = "input" if gate is None else "preact"
     return (m, d, h, *options, save, _yes_if(into)) if m else None
 
 
 def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    expect("ffn", "residual", residual, x.shape, x.dtype)
+    expect("ffn", "residual", residual, x.shape)
     expect_given("ffn", act=options[0], convention=options[1], eps=options[2])
-    expect("ffn", "w_norm", w_norm, (d,), x.dtype)
+    expect("ffn", "w_norm", w_norm, (d,))
     return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
 
 
-def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
+def _ffn_fp8_values(options, x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                    hidden_scale, w_down_scale):
+    scales = x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     expect_given("ffn", act=options[0])
-    expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
     blocks = lambda extent: -(-extent // 128)
     by_block = scales[3] is None
     shapes = ((*x.shape[:-1], blocks(d)), (blocks(h), blocks(d)), (blocks(h), blocks(d)), (),
               (blocks(d), blocks(h))) if by_block else ((1,),) * 5
     for name, scale, shape in zip(("x", "w_gate", "w_up", "hidden", "w_down"), scales, shapes):
-        expect("ffn", f"{name}_scale", scale, shape, torch.float32)
+        expect("ffn", f"{name}_scale", scale, shape)
     return (m, d, h, *options, "block" if by_block else None) if m else None
 
 
@@ -116,12 +115,12 @@ _FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save", "accumulate"),
                      _ffn_backward_values)
 _FFN_BLOCK = Form("ffn", False, ("m", "d", "h", "act", "convention", "eps", "norm"),
                   _ffn_block_values, {"residual": "yes"})
-_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values)
+_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values, home="ffn-fp8")
 _FFN_ARGUMENTS = ("(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? bias, "
                   "Tensor? residual, str act)")
 
 
-@define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
+@define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True, by_row=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -129,7 +128,7 @@ def _(x, w_gate, w_up, w_down, bias, residual, act):
     return y
 
 
-@define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True)
+@define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True, by_row=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y, gate = torch.empty_like(x), empty(x, *x.shape[:-1], w_gate.shape[0])
@@ -156,7 +155,7 @@ def _(dy, x, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act):
 
 
 @define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
-         "Tensor w_down, str act, str convention, float eps) -> Tensor")
+         "Tensor w_down, str act, str convention, float eps) -> Tensor", by_row=True)
 def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     x = ready(x)
     y = torch.empty_like(x)
@@ -319,15 +318,13 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
 # mlp: ffn without a gate
 
 def _mlp_values(options, x, w_up, w_down, b_up, b_down, residual):
-    expect_dims("mlp", "x", x, "[..., d]")
-    expect_dims("mlp", "w_up", w_up, "[h, d]")
     expect_given("mlp", act=options[0])
     d, h = x.shape[-1], w_up.shape[0]
-    expect("mlp", "w_up", w_up, (h, d), x.dtype)
-    expect("mlp", "w_down", w_down, (d, h), x.dtype)
-    expect("mlp", "b_up", b_up, (h,), x.dtype)
-    expect("mlp", "b_down", b_down, (d,), x.dtype)
-    expect("mlp", "residual", residual, x.shape, x.dtype)
+    expect("mlp", "w_up", w_up, (h, d))
+    expect("mlp", "w_down", w_down, (d, h))
+    expect("mlp", "b_up", b_up, (h,))
+    expect("mlp", "b_down", b_down, (d,))
+    expect("mlp", "residual", residual, x.shape)
     if b_up is not None and b_down is None:
         raise Error("mlp: b_up without b_down: give zeros as b_down")
     m = x.shape[:-1].numel()
@@ -335,11 +332,12 @@ def _mlp_values(options, x, w_up, w_down, b_up, b_down, residual):
     return (m, d, h, *options, bias, yes(residual)) if m else None
 
 
-_MLP = Form("ffn", False, ("m", "d", "h", "act", "bias", "residual"), _mlp_values, {"gate": "no"})
+_MLP = Form("ffn", False, ("m", "d", "h", "act", "bias", "residual"), _mlp_values, {"gate": "no"},
+            home="mlp")
 
 
 @define("mlp(Tensor x, Tensor w_up, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? residual, "
-        "str act) -> Tensor", casts=True)
+        "str act) -> Tensor", casts=True, by_row=True)
 def _(x, w_up, w_down, b_up, b_down, residual, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -384,21 +382,19 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
 # linear
 
 def _linear_values(options, x, w, bias, residual):
-    expect_dims("linear", "w", w, "[n, k]")
     n, k = w.shape
-    expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
-    expect("linear", "bias", bias, (n,), w.dtype)
-    expect("linear", "residual", residual, (*x.shape[:-1], n), w.dtype)
+    expect("linear", "x", x, (*x.shape[:-1], k))
+    expect("linear", "bias", bias, (n,))
+    expect("linear", "residual", residual, (*x.shape[:-1], n))
     m = x.shape[:-1].numel()
     return (m, k, n, yes(bias), yes(residual)) if m else None
 
 
 def _linear_backward_values(options, dy, x, w, *into):
-    expect_dims("linear", "w", w, "[n, k]")
     n, k = w.shape
     _expect_into("linear", (w, w[:, 0]), into)
-    expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
-    expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
+    expect("linear", "x", x, (*x.shape[:-1], k))
+    expect("linear", "dy", dy, (*x.shape[:-1], n))
     m = x.shape[:-1].numel()
     return (m, k, n, *options, _yes_if(into)) if m else None
 
@@ -408,7 +404,8 @@ _LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias", "accumulate"),
                         _linear_backward_values)
 
 
-@define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
+@define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True,
+        by_row=True)
 def _(x, w, bias, residual):
     y = empty(x, *x.shape[:-1], w.shape[0])
     run(_LINEAR, (), (x, w, bias, residual), (y,))
@@ -490,16 +487,13 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
 
 def _expect_mask(op, mask, x):
     expect(op, "mask", mask, x.shape[:-1])
-    if mask.dtype not in (torch.bool, torch.uint8, torch.int8):
-        raise Error(f"{op}: mask is {mask.dtype}: give torch.bool, or bytes that are not 0")
 
 
 def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
-    expect_dims("masked-linear", "w_true", w_true, "[n, k]")
     n, k = w_true.shape
-    expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
-    expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
-    expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
+    expect("masked-linear", "x", x, (*x.shape[:-1], k))
+    expect("masked-linear", "w_false", w_false, (n, k))
+    expect("masked-linear", "dy", dy, (*x.shape[:-1], n))
     _expect_mask("masked-linear", mask, x)
     m = x.shape[:-1].numel()
     return (m, k, n, *options) if m else None
@@ -510,7 +504,8 @@ def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false, *into)
     return _masked_linear_values((*options, _yes_if(into)), x, mask, w_true, w_false, dy)
 
 
-def _masked_ffn_values(options, x, mask, *weights):
+def _masked_ffn_values(options, x, mask, *own):
+    weights = own[:6]
     expect_given("masked-ffn", act=options[0])
     m, d, h = _expect_ffn(x, *weights[:3])
     expect("masked-ffn", "w_gate_false", weights[3], (h, d))
@@ -519,13 +514,13 @@ def _masked_ffn_values(options, x, mask, *weights):
     return (m, d, h, *options) if m else None
 
 
-def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights_and_into):
-    weights, into = weights_and_into[:6], weights_and_into[6:]
+def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *own):
+    weights, into = own[:6], own[6:]
     _expect_into("masked-ffn", weights, into)
-    expect("masked-ffn", "dy", dy, x.shape, x.dtype)
+    expect("masked-ffn", "dy", dy, x.shape)
     _expect_both("masked-ffn", gate, up)
     for name, tensor in (("gate", gate), ("up", up)):
-        expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
+        expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]))
     save = "input" if gate is None else "preact"
     return _masked_ffn_values((*options, save, _yes_if(into)), x, mask, *weights)
 
@@ -543,7 +538,7 @@ _MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
 
 
 @define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false, str pattern) "
-         "-> Tensor", casts=True)
+         "-> Tensor", casts=True, by_row=True)
 def _(x, mask, w_true, w_false, pattern):
     y = empty(x, *x.shape[:-1], w_true.shape[0])
     run(_MASKED_LINEAR, (pattern or None,), (x, mask, w_true, w_false), (y,))
@@ -566,7 +561,7 @@ def _(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
                      (dy, x, mask, w_true, w_false), (d_true, d_false))
 
 
-@define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
+@define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True, by_row=True)
 def _(x, mask, *weights_and_options):
     *weights, act, pattern = weights_and_options
     x = ready(x)
@@ -728,26 +723,18 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
 
 # rmsnorm
 
-def _expect_floats(op: str, x: Tensor, row: Tensor) -> None:
-    """Checks that x is not of integers; row may have another type."""
-    if not x.is_floating_point():
-        expect(op, "x", x, x.shape, row.dtype)
-
-
 def _norm_values(options, x, residual, w, dy=None):
-    expect_dims("rmsnorm", "x", x, "[..., d]")
     expect_given("rmsnorm", eps=options[0], convention=options[1])
     d = x.shape[-1]
-    _expect_floats("rmsnorm", x, w)
-    expect("rmsnorm", "residual", residual, x.shape, x.dtype)
+    expect("rmsnorm", "residual", residual, x.shape)
     expect("rmsnorm", "w", w, (d,))
-    expect("rmsnorm", "dy", dy, x.shape, x.dtype)
+    expect("rmsnorm", "dy", dy, x.shape)
     m = x.shape[:-1].numel()
     return (m, d, *options, None if w.dtype == x.dtype else "f32", yes(residual)) if m else None
 
 
 def _norm_backward_values(options, x, w, dy, dsum, rstd):
-    expect("rmsnorm", "rstd", rstd, x.shape[:-1], torch.float32)
+    expect("rmsnorm", "rstd", rstd, x.shape[:-1])
     return _norm_values((*options, None if rstd is None else "rstd"), x, dsum, w, dy)
 
 
@@ -763,7 +750,7 @@ def _row(op: str, name: str, x: Tensor, row: Tensor) -> Tensor:
     return row if row.dtype is x.dtype else float32(op, name, row)
 
 
-@define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
+@define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor", by_row=True)
 def _(x, w, eps, convention):
     x = ready(x)
     y = torch.empty_like(x)
@@ -771,7 +758,8 @@ def _(x, w, eps, convention):
     return y
 
 
-@define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)")
+@define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)",
+        by_row=True)
 def _(x, w, eps, convention):
     x = ready(x)
     y, rstd = torch.empty_like(x), empty(x, *x.shape[:-1], dtype=torch.float32)
@@ -780,7 +768,7 @@ def _(x, w, eps, convention):
 
 
 @define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
-         "-> (Tensor, Tensor)")
+         "-> (Tensor, Tensor)", by_row=True)
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
@@ -789,7 +777,7 @@ def _(x, residual, w, eps, convention):
 
 
 @define("add_rmsnorm_rstd(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
-         "-> (Tensor, Tensor, Tensor)")
+         "-> (Tensor, Tensor, Tensor)", by_row=True)
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
@@ -939,16 +927,13 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
 # bias-gelu and act-mul
 
 def _bias_gelu_values(options, x, bias, dy=None):
-    expect_dims("bias-gelu", "x", x, "[..., h]")
     h, m = x.shape[-1], x.shape[:-1].numel()
-    _expect_floats("bias-gelu", x, bias)
     expect("bias-gelu", "bias", bias, (h,))
-    expect("bias-gelu", "dy", dy, x.shape, x.dtype)
+    expect("bias-gelu", "dy", dy, x.shape)
     return (m, h, *options, None if bias.dtype == x.dtype else "f32") if m else None
 
 
 def _act_mul_values(options, gate, up, dy=None):
-    expect_dims("act-mul", "gate", gate, "[..., h]")
     expect_given("act-mul", act=options[0])
     h, m = gate.shape[-1], gate.shape[:-1].numel()
     if up is None:
@@ -956,8 +941,8 @@ def _act_mul_values(options, gate, up, dy=None):
             raise Error(f"act-mul: gate is {list(gate.shape)}: give [..., 2h], or up beside it")
         h //= 2
     else:
-        expect("act-mul", "up", up, gate.shape, gate.dtype)
-    expect("act-mul", "dy", dy, (*gate.shape[:-1], h), gate.dtype)
+        expect("act-mul", "up", up, gate.shape)
+    expect("act-mul", "dy", dy, (*gate.shape[:-1], h))
     return (m, h, *options, "yes" if up is None else None) if m else None
 
 
@@ -967,7 +952,7 @@ _ACT_MUL = Form("act-mul", False, ("m", "h", "act", "packed"), _act_mul_values)
 _ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_values)
 
 
-@define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor")
+@define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor", by_row=True)
 def _(x, bias, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -983,7 +968,7 @@ def _(dy, x, bias, act):
     return dx, dbias.to(bias.dtype)
 
 
-@define("act_mul(Tensor gate, Tensor up, str act) -> Tensor")
+@define("act_mul(Tensor gate, Tensor up, str act) -> Tensor", by_row=True)
 def _(gate, up, act):
     gate = ready(gate)
     y = torch.empty_like(gate)
@@ -999,7 +984,7 @@ def _(dy, gate, up, act):
     return results
 
 
-@define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
+@define("act_mul_packed(Tensor gate_up, str act) -> Tensor", by_row=True)
 def _(gate_up, act):
     *lead, width = gate_up.shape or (0,)
     y = empty(gate_up, *lead, width // 2)
@@ -1123,7 +1108,7 @@ def _rope_values(options, q, k, angles, offsets, starts):
                     "[tokens, heads, features] with offsets")
     *lead, heads, dim = q.shape
     if k is not None:
-        expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
+        expect("rope", "k", k, (*lead, k.shape[-2], dim))
     expect_given("rope", rotation=rotation)
     if rule not in _ROPE_USED:
         raise Error(f"rope: there is no rule '{rule}': give {', '.join(_ROPE_USED)}")
@@ -1131,7 +1116,7 @@ def _rope_values(options, q, k, angles, offsets, starts):
         raise Error("rope: angles are given with rule='table', and only with it")
     b, s = (offsets.numel() - 1, lead[0]) if packed else lead
     if angles is not None:
-        expect("rope", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+        expect("rope", "angles", angles, (angles.shape[0], rotary or dim))
     expect("rope", "starts", starts, (b,))
     if not q.numel():
         return None
@@ -1239,14 +1224,10 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
 
 def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
     n, padding = options
-    expect_dims("ngram-block", "logits", logits, "[rows, vocabulary]")
-    expect_dims("ngram-block", "ids", ids, "[rows, length]")
     b, vocab = logits.shape
     expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
     expect("ngram-block", "lengths", lengths, (b,))
     expect("ngram-block", "n", ns, (b,))
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise Error(f"ngram-block: ids are {ids.dtype}: give int32 or int64")
     beams = None
     if prefix is not None:
         groups = prefix.shape[0]
@@ -1266,7 +1247,7 @@ def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
 
 
 _NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "ids", "lengths",
-                                     "ngrams", "n", "padding"), _ngram_values)
+                                     "ngrams", "n", "padding"), _ngram_values, typed_by=1)
 
 
 @define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "

@@ -218,7 +218,7 @@ NONE = torch.tensor(1.0)
     (lambda: ops.linear(X, V), r"linear: w is \[8\]: give \[n, k\]"),
     (lambda: ops.linear(X, W[None]), r"linear: w is \[1, 6, 8\]"),
     (lambda: ops.masked_linear(X, X[:, 0].bool(), V, V), r"masked-linear: w_true is \[8\]"),
-    (lambda: ops.ngram_block(torch.zeros(4).int(), V, 2), r"ngram-block: logits is \[8\]"),
+    (lambda: ops.ngram_block(torch.zeros(4, 1).int(), V, 2), r"ngram-block: logits is \[8\]"),
     (lambda: ops.ngram_block(torch.zeros(3).int(), X, 2), r"ngram-block: ids is \[3\]"),
     (lambda: ops.masked_softmax(Q[0]), r"masked-softmax: x is \[3, 2, 8\]"),
     (lambda: ops.ffn(NONE, W, W, D), r"ffn: x is \[\]"),
