@@ -27,33 +27,23 @@ constexpr std::int64_t most_layers = 256;
 constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
-constexpr const char* own_inputs[] = {"attn_norm",
-                                      "attn_norm_bias",
-                                      "w_q",
-                                      "w_k",
-                                      "w_v",
-                                      "b_q",
-                                      "b_k",
-                                      "b_v",
-                                      "q_norm",
-                                      "k_norm",
-                                      "k_cache",
-                                      "v_cache",
-                                      "w_o",
-                                      "b_o",
-                                      "attn_post_norm",
-                                      "ffn_norm",
-                                      "ffn_norm_bias",
-                                      "w_router",
-                                      "w_gate",
-                                      "w_up",
-                                      "w_gate_up",
-                                      "w_down",
-                                      "b_gate",
-                                      "b_up",
-                                      "b_gate_up",
-                                      "b_down",
-                                      "ffn_post_norm"};
+constexpr const char* own_inputs[] = {"attn_norm",     "attn_norm_bias",
+                                      "w_q",           "w_k",
+                                      "w_v",           "b_q",
+                                      "b_k",           "b_v",
+                                      "q_norm",        "k_norm",
+                                      "k_cache",       "v_cache",
+                                      "sinks",         "w_o",
+                                      "b_o",           "attn_post_norm",
+                                      "ffn_norm",      "ffn_norm_bias",
+                                      "w_router",      "b_router",
+                                      "choice_bias",   "w_gate",
+                                      "w_up",          "w_gate_up",
+                                      "w_down",        "b_gate",
+                                      "b_up",          "b_gate_up",
+                                      "b_down",        "w_shared_router",
+                                      "w_shared_gate", "w_shared_up",
+                                      "w_shared_down", "ffn_post_norm"};
 
 bool is_shared(const std::string& name) {
   return std::find(std::begin(shared_inputs), std::end(shared_inputs), name) !=
@@ -260,12 +250,15 @@ std::string contradiction_of_experts(const Problem& problem) {
     for (const char* name : {"experts", "top-k"})
       if (!problem.sizes.contains(name))
         return fmt::format("ffn=moe without {}: give the number", name);
+    if (problem.has("shared-gate", "yes") && !problem.sizes.contains("shared-h"))
+      return "shared-gate=yes without shared-h: give the network's intermediate size";
     return "";
   }
-  for (const char* name : {"experts", "top-k", "shared"})
+  for (const char* name : {"experts", "top-k", "shared", "shared-h", "groups", "top-groups"})
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
-  for (const char* name : {"score", "order", "renormalise", "routing", "gate-up"})
+  for (const char* name : {"score", "order", "renormalise", "routing", "gate-up", "group-score",
+                           "choice-bias", "router-bias", "route-scale", "shared-gate"})
     if (problem.options.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
   return "";
@@ -331,6 +324,13 @@ class Layer final : public Op {
         rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
         rare_size("shared", "experts that every token goes through; left out: none",
                   moe::most_shared, 1),
+        rare_size("shared-h",
+                  "intermediate size of a network with weights of its own beside the experts, for "
+                  "every token; left out: none",
+                  1 << 24, 1408),
+        rare_size("groups", "groups of experts, of which a token uses the best; left out: none", 32,
+                  8),
+        rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
         rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
         rare_size("rotary", "features of a head to rotate; all if left out", 256, 32),
         {.name = "positions",
@@ -343,17 +343,17 @@ class Layer final : public Op {
 
   std::vector<OptionField> options() const override {
     std::vector<OptionField> fields{
-        {"act", "activation of the feed-forward network", activation_names()},
+        {"act", "activation of the feed-forward network", gated_activation_names()},
         rare_option("norm", "of rows: by the root mean square, or layer normalisation with biases",
                     {"rms", "layer"}),
         rare_option("post-norms",
                     "whether what attention and the feed-forward network give is normalised before "
-                    "it is added",
-                    {"no", "yes"}),
+                    "it is added; only: and what they take is not",
+                    {"no", "yes", "only"}),
         rare_option("block",
-                    "whether the feed-forward network follows attention, or takes the same "
-                    "normalised x beside it",
-                    {"serial", "parallel"}),
+                    "whether the feed-forward network follows attention; or stands beside it, and "
+                    "takes the same normalised x, or x by a norm of its own",
+                    {"serial", "parallel", "parallel-norms"}),
         rare_option("ffn",
                     "the feed-forward network: with a gate, plain without, or a mixture of experts "
                     "with gates",
@@ -365,6 +365,23 @@ class Layer final : public Op {
                     "the chosen ones after it",
                     {"before", "after"}),
         rare_option("renormalise", "whether the weights of a token's experts add up to 1",
+                    {"no", "yes"}),
+        rare_option("group-score",
+                    "what a group of experts is chosen by: its best expert, or the sum of its best "
+                    "two",
+                    {"max", "top2"}),
+        rare_option("choice-bias",
+                    "whether a bias is added to the experts' scores for the choice alone",
+                    {"no", "yes"}),
+        rare_option("router-bias", "whether the router's product has a bias", {"no", "yes"}),
+        {.name = "route-scale",
+         .help = "a factor of the weights of a token's experts",
+         .choices = {"1"},
+         .rare = true,
+         .number = NumberRange{1e-6, 1e6}},
+        rare_option("shared-gate",
+                    "whether the network of shared-h is weighted by the sigmoid of a product of "
+                    "its own",
                     {"no", "yes"}),
         rare_option("gate-up",
                     "the experts' weights of gate and up: separate; or packed in w_gate_up, whose "
@@ -382,6 +399,9 @@ class Layer final : public Op {
         rare_number("eps", "of the norms: added to the mean square", "1e-06", 1),
         rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
         rare_option("qk-norm", "whether heads of q and k are normalised, with weights of their own",
+                    {"no", "yes"}),
+        rare_option("sinks",
+                    "whether each head has a logit that joins attention's softmax without a value",
                     {"no", "yes"}),
         rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
         rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
@@ -409,13 +429,15 @@ class Layer final : public Op {
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
-    if (layer_norm && problem.has("post-norms", "yes"))
-      return "post-norms=yes is of norm=rms: there is no layer normalisation with a residual "
-             "behind "
-             "it";
+    const bool post_norms = problem.options.contains("post-norms");
+    if (layer_norm && post_norms)
+      return fmt::format(
+          "post-norms={} is of norm=rms: there is no layer normalisation with a residual behind it",
+          problem.option("post-norms"));
     if (auto reason = contradiction_of_experts(problem); !reason.empty()) return reason;
-    if (problem.has("block", "parallel") && problem.has("post-norms", "yes"))
-      return "block=parallel with post-norms=yes: both add to one residual";
+    if (problem.options.contains("block") && post_norms)
+      return fmt::format("block={} with post-norms={}: both add to one residual",
+                         problem.option("block"), problem.option("post-norms"));
     try {
       parts_of(problem);
     } catch (const Error& error) {

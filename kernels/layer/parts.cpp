@@ -27,16 +27,19 @@ class Parts {
   explicit Parts(const Problem& problem)
       : problem_(problem),
         tokens_(problem.size("batch") * size_or(problem, "s", 1)),
-        post_norms_(problem.has("post-norms", "yes")),
-        parallel_(problem.has("block", "parallel")) {}
+        norms_first_(!problem.has("post-norms", "only")),
+        post_norms_(problem.has("post-norms", "yes") || !norms_first_) {}
 
   std::vector<OpPart> all() {
-    add_norm("attn_norm", "x", "normalised");
+    const bool parallel = problem_.has("block", "parallel");
+    if (norms_first_) add_norm("attn_norm", "x", "normalised");
     add_qkv();
     add_attention();
     add_product("out", "attended", "w_o", "x", "mid");
     if (post_norms_) add_post_norm("attn_post_norm", "attn_out", "x", "mid");
-    if (!parallel_) add_norm("ffn_norm", "mid", "ffn_normalised");
+    if (norms_first_ && !parallel)
+      add_norm("ffn_norm", problem_.has("block", "parallel-norms") ? "x" : "mid", "ffn_normalised");
+    ffn_input_ = !norms_first_ ? "mid" : parallel ? "normalised" : "ffn_normalised";
     if (has_experts(problem_))
       add_experts();
     else
@@ -108,7 +111,8 @@ class Parts {
         if (problem_.options.contains(name)) options[name] = problem_.option(name);
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
-    add("qkv", qkv_op(), std::move(sizes), std::move(options), {{"x", "normalised"}});
+    add("qkv", qkv_op(), std::move(sizes), std::move(options),
+        {{"x", norms_first_ ? "normalised" : "x"}});
   }
 
   void add_attention() {
@@ -122,7 +126,8 @@ class Parts {
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     // A single query is at the last key, so causality masks nothing.
     std::map<std::string, std::string> options{{"lengths", "yes"},
-                                               {"mask", s > 1 ? "causal" : "none"}};
+                                               {"mask", s > 1 ? "causal" : "none"},
+                                               {"sinks", option_or(problem_, "sinks", "no")}};
     for (const char* name : {"softcap", "scale"})
       if (problem_.options.contains(name)) options[name] = problem_.option(name);
     add("attention", attention_op(), std::move(sizes), std::move(options),
@@ -154,22 +159,31 @@ class Parts {
                   : gated ? "down"
                           : "both"},
          {"residual", post_norms_ ? "no" : "yes"}},
-        {{"x", input_of_ffn()}, {"residual", "mid"}, {"y", post_norms_ ? "ffn_out" : "y"}});
+        {{"x", ffn_input_}, {"residual", "mid"}, {"y", post_norms_ ? "ffn_out" : "y"}});
   }
-
-  const char* input_of_ffn() const { return parallel_ ? "normalised" : "ffn_normalised"; }
 
   /// The router's product, the choice, and the experts.
   void add_experts() {
     const std::int64_t experts = problem_.size("experts"), choices = problem_.size("top-k");
-    add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}}, {},
-        {{"x", input_of_ffn()}, {"w", "w_router"}, {"y", "router_logits"}});
-    std::map<std::string, std::string> options;
-    for (const char* name : {"score", "order", "renormalise"})
+    add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}},
+        {{"bias", option_or(problem_, "router-bias", "no")}},
+        {{"x", ffn_input_}, {"w", "w_router"}, {"bias", "b_router"}, {"y", "router_logits"}});
+    std::map<std::string, std::int64_t> of_route{
+        {"m", tokens_}, {"top-k", choices}, {"experts", experts}};
+    for (const char* name : {"groups", "top-groups"})
+      if (problem_.sizes.contains(name)) of_route[name] = problem_.size(name);
+    std::map<std::string, std::string> options{{"bias", option_or(problem_, "choice-bias", "no")}};
+    for (const char* name : {"score", "order", "renormalise", "group-score"})
       if (problem_.options.contains(name)) options[name] = problem_.option(name);
-    add("route", moe_route_op(), {{"m", tokens_}, {"top-k", choices}, {"experts", experts}},
-        std::move(options),
-        {{"logits", "router_logits"}, {"ids", "expert_ids"}, {"weights", "expert_weights"}});
+    if (problem_.options.contains("route-scale")) options["scale"] = problem_.option("route-scale");
+    add("route", moe_route_op(), std::move(of_route), std::move(options),
+        {{"logits", "router_logits"},
+         {"bias", "choice_bias"},
+         {"ids", "expert_ids"},
+         {"weights", "expert_weights"}});
+    const bool shares = problem_.sizes.contains("shared-h");
+    if (shares) add_shared();
+    const bool adds = shares || !post_norms_;
     std::map<std::string, std::int64_t> sizes{{"m", tokens_},
                                               {"d", problem_.size("d")},
                                               {"h", problem_.size("h")},
@@ -181,17 +195,46 @@ class Parts {
          {"routing", option_or(problem_, "routing", "uniform")},
          {"gate-up", option_or(problem_, "gate-up", "separate")},
          {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
-         {"residual", post_norms_ ? "no" : "yes"}},
-        {{"x", input_of_ffn()},
+         {"residual", adds ? "yes" : "no"}},
+        {{"x", ffn_input_},
          {"ids", "expert_ids"},
          {"weights", "expert_weights"},
-         {"residual", "mid"},
+         {"residual", shares ? "shared_out" : "mid"},
          {"y", post_norms_ ? "ffn_out" : "y"}});
+  }
+
+  /// A network of all tokens, which is added before the experts are. With a gate of its own, the
+  /// sigmoid of one product, it is a mixture of one expert, weighted by that.
+  void add_shared() {
+    const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");
+    const std::string act = option_or(problem_, "act", "silu"),
+                      residual = post_norms_ ? "no" : "yes";
+    Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"}, {"w_up", "w_shared_up"},
+                {"w_down", "w_shared_down"}, {"residual", "mid"},         {"y", "shared_out"},
+                {"hidden", "shared_hidden"}};
+    if (!problem_.has("shared-gate", "yes")) {
+      add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}},
+          {{"act", act}, {"gate", "yes"}, {"bias", "none"}, {"residual", residual}},
+          std::move(names));
+      return;
+    }
+    add("shared_router", linear_op(), {{"m", tokens_}, {"k", d}, {"n", 1}}, {},
+        {{"x", ffn_input_}, {"w", "w_shared_router"}, {"y", "shared_logits"}});
+    add("shared_route", moe_route_op(), {{"m", tokens_}, {"top-k", 1}, {"experts", 1}},
+        {{"score", "sigmoid"}},
+        {{"logits", "shared_logits"}, {"ids", "shared_ids"}, {"weights", "shared_weights"}});
+    for (const char* name : {"ids", "weights", "offsets", "tokens", "places", "expert_out"})
+      names[name] = std::string("shared_") + name;
+    add("shared_experts", moe_ffn_op(),
+        {{"m", tokens_}, {"d", d}, {"h", h}, {"top-k", 1}, {"experts", 1}},
+        {{"act", act}, {"routing", "uniform"}, {"gate-up", "separate"}, {"residual", residual}},
+        std::move(names));
   }
 
   const Problem& problem_;
   std::int64_t tokens_;
-  bool post_norms_, parallel_;
+  bool norms_first_, post_norms_;
+  const char* ffn_input_ = "";
   std::vector<OpPart> parts_;
 };
 
@@ -212,6 +255,8 @@ std::vector<PartKind> part_kinds() {
   const auto with_mean = [](const char* name) {
     return PartKind{name, layernorm_op, {norm::stage_forward}};
   };
+  const std::vector<std::string> of_experts{moe::stage_route, ffn::stage_gate_up, ffn::stage_down,
+                                            moe::stage_combine};
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
           {"qkv", qkv_op, {qkv::stage_product}},
@@ -223,9 +268,11 @@ std::vector<PartKind> part_kinds() {
           {"ffn", ffn_op, {ffn::stage_gate_up, ffn::stage_up, ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
-          {"experts",
-           moe_ffn_op,
-           {moe::stage_route, ffn::stage_gate_up, ffn::stage_down, moe::stage_combine}},
+          {"shared", ffn_op, {ffn::stage_gate_up, ffn::stage_down}},
+          {"shared_router", linear_op, {linear::stage_product}},
+          {"shared_route", moe_route_op, {moe_route::stage}},
+          {"shared_experts", moe_ffn_op, of_experts},
+          {"experts", moe_ffn_op, of_experts},
           rms("ffn_post_norm")};
 }
 

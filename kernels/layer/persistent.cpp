@@ -106,9 +106,9 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem) {
-  const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},     {"post-norms", "no"},
-                                                       {"block", "serial"}, {"ffn", "gated"},
-                                                       {"out-bias", "no"},  {"ffn-bias", "no"}};
+  const std::pair<const char*, const char*> usual[] = {
+      {"norm", "rms"}, {"post-norms", "no"}, {"block", "serial"}, {"ffn", "gated"},
+      {"sinks", "no"}, {"out-bias", "no"},   {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);

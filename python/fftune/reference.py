@@ -635,12 +635,14 @@ def qkv_cached(*arguments):
 # layer
 
 def layer(x, positions, angles, slots, lengths, weights, caches, form):
-    from ._layer_ops import parse
+    from ._layer_ops import parse, with_constants
 
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        if found.constants:
+            own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
     return x
 
@@ -656,7 +658,7 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
     def added(y, name, residual):
         return residual + (norm(y, name) if form.get("post-norms") else y)
 
-    normed = norm(x, "attn_norm")
+    normed = norm(x, "attn_norm") if "attn_norm" in w else x
     q, k, v = (F.linear(normed, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(
         -1, (-1, form.get("dim"))) for part in "qkv")
     if "q_norm" in w:
@@ -664,9 +666,10 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
                 for t, part in ((q, "q"), (k, "k")))
     if form.get("rotation") != "none":
-        angle, factor = angles_at(positions, angles, "halves", None, "table",
+        rotation = form.get("rotation", "halves")
+        angle, factor = angles_at(positions, angles, rotation, None, "table",
                                   [0.0] * 7 + [form.get("rope-scale", 0.0)])
-        q, k = (_rotated(t, angle.unsqueeze(-2), factor, "halves", False) for t in (q, k))
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     keys, values = (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
@@ -680,10 +683,17 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
     scores = (form.get("scale") or q.shape[-1] ** -0.5) * (q @ keys.transpose(2, 3))
     if softcap := form.get("softcap"):
         scores = softcap * torch.tanh(scores / softcap)
-    attended = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if "sinks" in w:
+        sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), -1)
+    attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
     attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
     mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
-    inner = norm(mid, "ffn_norm") if "ffn_norm" in w else normed
+    if "ffn_norm" in w:
+        inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
+    else:
+        inner = normed if form.get("block") == "parallel" else mid
     if "w_router" in w:
         return added(_experts(inner, w, form), "ffn_post_norm", mid)
     hidden = ACTIVATIONS[form.get("act")](
@@ -694,13 +704,24 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
 
 
 def _experts(x, w, form):
-    weights, ids = moe_route(F.linear(x, w["w_router"]), None, form.get("top-k"),
-                             form.get("score"), form.get("order"), 0, 0, "max",
-                             form.get("renormalise") == "yes", 1.0)
-    packed = "w_gate_up" in w
-    return moe_ffn(x, ids, weights, w["w_gate_up" if packed else "w_gate"],
-                   None if packed else w["w_up"], w["w_down"], None, None, form.get("act"),
-                   form.get("gate-up") if packed else "halves", "after", 0, "")
+    weights, ids = moe_route(F.linear(x, w["w_router"], w.get("b_router")), w.get("choice_bias"),
+                             form.get("top-k"), form.get("score"), form.get("order"),
+                             form.get("groups", 0), form.get("top-groups", 0),
+                             form.get("group-score", "max"), form.get("renormalise") == "yes",
+                             form.get("route-scale", 1.0))
+    w_gate_up, b_gate_up = w.get("w_gate_up"), w.get("b_gate_up")
+    if w_gate_up is None:
+        w_gate_up = torch.cat((w["w_gate"], w["w_up"]), 1)
+        b_gate_up = torch.cat((w["b_gate"], w["b_up"]), 1) if "b_gate" in w else None
+    y = moe_ffn(x, ids, weights, w_gate_up, None, w["w_down"], b_gate_up, w.get("b_down"),
+                form.get("act"), form.get("gate-up", "halves"), "after", 0, "")
+    if "w_shared_gate" not in w:
+        return y
+    hidden = act_mul(F.linear(x, w["w_shared_gate"]), F.linear(x, w["w_shared_up"]), form.get("act"))
+    shared = F.linear(hidden, w["w_shared_down"])
+    if "w_shared_router" in w:
+        shared = shared * torch.sigmoid(F.linear(x, w["w_shared_router"]))
+    return y + shared
 
 
 # ngram-block

@@ -94,6 +94,43 @@ TEST_CASE("layer's buffers are in the order that the API promises") {
               "b_down", "y"});
 }
 
+TEST_CASE("layer's buffers of rarer forms are in the order that the API promises") {
+  CHECK(names_of(small(), {{"post-norms", "only"}}) ==
+        Names{"x", "positions", "slots", "lengths", "w_q", "w_k", "w_v", "k_cache", "v_cache",
+              "w_o", "attn_post_norm", "w_gate", "w_up", "w_down", "ffn_post_norm", "y"});
+  const Names parallel = names_of(small(), {{"block", "parallel-norms"}});
+  CHECK(parallel == names_of(small()));
+  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
+                 {{"ffn", "moe"},
+                  {"sinks", "yes"},
+                  {"router-bias", "yes"},
+                  {"choice-bias", "yes"},
+                  {"shared-gate", "yes"}}) == Names{"x",
+                                                    "positions",
+                                                    "slots",
+                                                    "lengths",
+                                                    "attn_norm",
+                                                    "w_q",
+                                                    "w_k",
+                                                    "w_v",
+                                                    "k_cache",
+                                                    "v_cache",
+                                                    "sinks",
+                                                    "w_o",
+                                                    "ffn_norm",
+                                                    "w_router",
+                                                    "b_router",
+                                                    "choice_bias",
+                                                    "w_gate",
+                                                    "w_up",
+                                                    "w_down",
+                                                    "w_shared_router",
+                                                    "w_shared_gate",
+                                                    "w_shared_up",
+                                                    "w_shared_down",
+                                                    "y"});
+}
+
 TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
   const Problem problem =
       layer_problem(DeviceKind::cuda, DType::bf16, small({{"layers", 4}, {"s", 3}}));
@@ -127,6 +164,18 @@ TEST_CASE("layer refuses fields that do not go together") {
       contains(complaint(small(), {{"norm", "layer"}, {"convention", "gemma"}}), "is of norm=rms"));
   CHECK(contains(complaint(small(), {{"block", "parallel"}, {"post-norms", "yes"}}),
                  "both add to one residual"));
+  CHECK(contains(complaint(small(), {{"block", "parallel-norms"}, {"post-norms", "only"}}),
+                 "both add to one residual"));
+  CHECK(contains(complaint(small(), {{"norm", "layer"}, {"post-norms", "only"}}),
+                 "post-norms=only is of norm=rms"));
+  CHECK(contains(complaint(small(), {{"act", "swiglu-oai"}}), "swiglu-oai"));
+  CHECK(contains(complaint(small({{"groups", 4}})), "groups=4 is of ffn=moe"));
+  CHECK(contains(complaint(small(), {{"choice-bias", "yes"}}), "choice-bias=yes is of ffn=moe"));
+  CHECK(contains(
+      complaint(small({{"experts", 8}, {"top-k", 2}}), {{"ffn", "moe"}, {"shared-gate", "yes"}}),
+      "shared-gate=yes without shared-h"));
+  CHECK(contains(complaint(small({{"experts", 8}, {"top-k", 2}, {"groups", 3}}), {{"ffn", "moe"}}),
+                 "groups=3 does not divide experts=8"));
   CHECK(contains(complaint(small(), {{"ffn", "moe"}}), "ffn=moe without experts"));
   CHECK(contains(complaint(small({{"experts", 8}}), {{"ffn", "moe"}}), "ffn=moe without top-k"));
   CHECK(contains(complaint(small({{"experts", 8}, {"top-k", 9}}), {{"ffn", "moe"}}),

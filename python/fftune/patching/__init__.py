@@ -12,6 +12,7 @@ from .blocks import patch_block, patch_layer
 from .experts import patch_experts, patch_router, restore_experts
 from .generation import patch_generation
 from .graphs import patch_steps, restore_steps
+from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_plain_mlp
@@ -51,7 +52,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
         if calls_dropout(module):
             module._fftune_drops = True
     for recognise in (patch_norm, patch_gated_mlp, patch_plain_mlp, patch_experts, patch_router,
-                      patch_layer, patch_block):
+                      patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
             try_to(report, name, lambda: recognise(module, known, options))
     patch_rotary(model, report, options)
