@@ -1,6 +1,6 @@
 // The epilogue of a QKV product: the columns of C are the heads of q, then of k, then of v, `dim`
-// features each, and each of the three parts is a matrix of its own. What becomes of a head's
-// features, in this order:
+// features each, and each of the three parts is a matrix of its own. Steps for a head's features,
+// in this order:
 //   bias      + bias[n]
 //   norm      q and k: x * w / sqrt(mean of x^2 + eps), over the features of a head
 //   rotation  q and k: rotary position embedding of the first `rotary` features

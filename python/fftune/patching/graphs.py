@@ -83,7 +83,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _settings(value):
-    """What tells values of attributes apart, as far as Python may look at them."""
+    """Key of a value of an attribute, as far as Python may look at it."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -129,7 +129,7 @@ class Steps:
         self._modules = hash(tuple(found))
 
     def _weights(self) -> int:
-        """Of where the graph reads them; some 0.1 us for each."""
+        """Hash of the addresses that the graph reads; some 0.1 us for each."""
         return hash(tuple([0 if (tensor := tensors.get(name)) is None else tensor.data_ptr()
                            for tensors, name in self._slots]))
 
