@@ -187,9 +187,10 @@ class PersistentLayers final : public RepeatedFamily {
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
-        .parameter("in_flight",
-                   "stages that are copied at a time: what other blocks poll queues behind them",
-                   {2, 3, 4, 6, 8})
+        .parameter(
+            "in_flight",
+            "stages that are copied at a time: polling loads of other blocks queue behind them",
+            {2, 3, 4, 6, 8})
         .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
         .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
         .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})

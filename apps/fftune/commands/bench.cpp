@@ -287,7 +287,7 @@ void add_bench(CommandLine& line) {
         "time goes");
     command
         .add_option("--against", options->against,
-                    "compare with earlier times, what bench --json printed or presets, by their "
+                    "compare with earlier times (the output of bench --json, or presets) by their "
                     "intervals: FASTER, SLOWER, SAME or UNDECIDED; exit 1 if any is SLOWER")
         ->type_name("FILE");
     add_progress_option(command, options->progress);

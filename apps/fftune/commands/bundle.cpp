@@ -238,15 +238,17 @@ void add_bundle(CommandLine& line) {
   command
       .add_option(
           "--m", options->tokens,
-          "also what runs the presets' layers, and --problem's, with these numbers of tokens")
+          "also the kernels of the presets' layers, and --problem's, with these numbers of tokens")
       ->type_name("LIST");
   command
-      .add_option("--max-m", options->max_tokens,
-                  "also what plans for any number of tokens up to N run of the presets' layers")
+      .add_option(
+          "--max-m", options->max_tokens,
+          "also the kernels of plans for any number of tokens up to N of the presets' layers")
       ->type_name("N");
   command
-      .add_option("--problem", options->problems,
-                  "also what runs this problem, as fftune_plan_create takes it; may be repeated")
+      .add_option(
+          "--problem", options->problems,
+          "also the kernels of this problem, as fftune_plan_create takes it; may be repeated")
       ->type_name("JSON")
       ->allow_extra_args(false);
   command.add_option("-o,--out", options->out, "the file to write")->type_name("FILE");

@@ -234,20 +234,22 @@ int run(const Options& options, const Session& session) {
 
 void add_check(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  CLI::App& command = line.add(
-      line.root(), "check",
-      "validate on this device, against the float64 reference, what the library would load for "
-      "every problem that any preset names, or with --weights for the ops of a saved layer; exit 1 "
-      "on any failure",
-      [options](const Session& session) { return run(*options, session); });
+  CLI::App& command =
+      line.add(line.root(), "check",
+               "validate the plans that the library would load on this device against the float64 "
+               "reference: "
+               "for every problem that any preset names, or with --weights for the ops of a saved "
+               "layer; exit "
+               "1 on any failure",
+               [options](const Session& session) { return run(*options, session); });
   add_device_option(command, options->device, false);
   add_presets_option(command, options->presets);
   command.add_flag("--quick", options->quick,
-                   "on new hardware, in less than a minute: of each op, pass and dtype one record, "
+                   "on new hardware, in less than a minute: one record of each op, pass and dtype, "
                    "at its own number of tokens, with one draw of the data");
   command
       .add_option("--budget", options->budget,
-                  "begin no further layer after this time; what is left is said to be not run "
+                  "begin no further layer after this time; the others are reported as not run "
                   "(default: none; 45s with --quick)")
       ->type_name("TIME");
   command

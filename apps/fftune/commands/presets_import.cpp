@@ -236,10 +236,10 @@ int run(const Options& options, const Session& session) {
 
 void add_presets_import(CommandLine& line, CLI::App& group) {
   auto options = std::make_shared<Options>();
-  CLI::App& command =
-      line.add(group, "import-vllm",
-               "the searches of moe-ffn that cover what vLLM's tuned tables are for, as commands",
-               [options](const Session& session) { return run(*options, session); });
+  CLI::App& command = line.add(
+      group, "import-vllm",
+      "the searches of moe-ffn that cover the problems of vLLM's tuned tables, as commands",
+      [options](const Session& session) { return run(*options, session); });
   command
       .add_option("PATHS", options->paths,
                   "tables (E=...,N=...,device_name=....json), or folders of them")

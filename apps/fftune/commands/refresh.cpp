@@ -219,7 +219,7 @@ void add_refresh(CommandLine& line) {
   auto options = std::make_shared<Options>();
   CLI::App& command = line.add(
       line.root(), "refresh",
-      "time again what a device's stale records hold: the winners, their ties and runners-up; a "
+      "time the variants of a device's stale records again: winners, ties and runners-up; a "
       "record is stale when the kernel's sources, the driver or the toolkit are not those that it "
       "was made with",
       [options](const Session& session) { return run(*options, session); });

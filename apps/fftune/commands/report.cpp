@@ -85,7 +85,7 @@ void add_report(CommandLine& line) {
                "of one problem from several devices or paths are compared with the first",
                [options](const Session& session) { return run(*options, session); });
   command.add_option("PATH", options->paths,
-                     "presets, journals, folders of either, or what fftune bench --json printed "
+                     "presets, journals, folders of either, or the output of fftune bench --json "
                      "(default: presets)");
   command.add_option("-o,--out", options->out, "the page (default: report.html)")
       ->type_name("FILE");

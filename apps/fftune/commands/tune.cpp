@@ -307,12 +307,12 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_flag("--resume", options.resume,
-                "go on with the newest journal of this device and op: what it knows, of the same "
-                "data, is not done again")
+                "go on with the newest journal of this device and op: its outcomes for the same "
+                "data are not measured again")
       ->group(group);
   command
       .add_flag("--retry-quarantined", options.retry_quarantined,
-                "try again what took a worker process down in an earlier sweep")
+                "try variants again that killed a worker process in an earlier sweep")
       ->group(group);
   command
       .add_option("--launcher", options.launcher,
@@ -327,10 +327,10 @@ void add_search_options(CLI::App& command, Options& options) {
                 "hangs takes the sweep with it")
       ->group(group);
   command
-      .add_flag(
-          "--same-bits", options.same_bits,
-          "only what agrees bit for bit with the winner on record in --out may win, so that a "
-          "faster preset changes no result")
+      .add_flag("--same-bits", options.same_bits,
+                "only variants that agree bit for bit with the winner on record in --out may win, "
+                "so that "
+                "a faster preset changes no result")
       ->group(group);
   command
       .add_option("--wait", options.wait,

@@ -162,13 +162,13 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
           "more than half of the rows would be padding",
           [layer](const Config& c) { return c.at("m_tiles") == 1 || layer.group() * layer.s > 16; },
           {"m_tiles"})
-      .constraint(
-          "an SM has 65,536 registers, of which a thread needs some 80 and its accumulators",
-          [form](const Config& c) {
-            const std::int64_t needed = 80 + c.at("m_tiles") * attention_padded_dim(form.dim) / 2;
-            return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
-          },
-          {"warps", "m_tiles", "ctas_per_sm"})
+      .constraint("an SM has 65,536 registers, and a thread needs some 80 and its accumulators",
+                  [form](const Config& c) {
+                    const std::int64_t needed =
+                        80 + c.at("m_tiles") * attention_padded_dim(form.dim) / 2;
+                    return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
+                  },
+                  {"warps", "m_tiles", "ctas_per_sm"})
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
                     const auto config = config_of(c);

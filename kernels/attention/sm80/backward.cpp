@@ -91,7 +91,7 @@ Space Sm80Backward::space(const Problem& problem, const DeviceFacts& facts) cons
                   },
                   {"warps", "block", "stages", "ctas_per_sm"})
       .constraint(
-          "an SM has 65,536 registers, of which a thread needs some 70, its gradients and "
+          "an SM has 65,536 registers, and a thread needs some 70, its gradients and "
           "scores",
           [form](const Config& c) {
             const std::int64_t padded = attention_padded_dim(form.dim);

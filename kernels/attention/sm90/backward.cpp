@@ -106,11 +106,10 @@ class Sm90Backward final : public StageFamily {
         .parameter("do_stages", "blocks of d_out in shared memory", {1, 2, 3})
         .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory",
                    {1, 2})
-        .parameter(
-            "dq",
-            "how dq is added up: bulk: TMA adds what is in shared memory; direct: reductions "
-            "from registers",
-            {"bulk", "direct"})
+        .parameter("dq",
+                   "reduction of dq: bulk: TMA adds from shared memory; direct: reductions "
+                   "from registers",
+                   {"bulk", "direct"})
         .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
                    {0, 1})
         .parameter("group", "heads of k and v whose blocks of keys are scheduled together",

@@ -73,8 +73,7 @@ void add_tile_constraints(Space& space, const Shape& shape, const DeviceFacts& f
         {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
           return t.warps() == 4 || t.warps() == 8 || (t.warps() == 2 && t.bm * t.bn <= 512);
         });
-  limit(space,
-        "128 fp32 accumulators and two sets of fragments are what 255 registers a thread hold",
+  limit(space, "255 registers a thread hold 128 fp32 accumulators and two sets of fragments",
         {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
           return t.accumulators(b_operands) <= 128 && t.warp_m() <= 64 &&
                  t.warp_n() * b_operands <= 128;
