@@ -20,8 +20,8 @@ __device__ __forceinline__ u32 nonzero_bytes(u32 word) {
   return (high >> 7) * 0x01020408u >> 24 & 0xf;
 }
 
-// Keys [0, 16) of `from`; at least 1 and at most `count` of them exist. The others repeat existing
-// keys: without a branch, loads of many rows are under way at a time.
+// Keys [0, 16) of `from`; `count` of them exist, at least 1. The others repeat existing keys:
+// without a branch, loads of many rows are under way at a time.
 template <int vector>
 __device__ __forceinline__ uint4 load_keys(const u8* from, int count) {
   if constexpr (vector == 16) {

@@ -115,7 +115,7 @@ TEST_CASE("check, bench and a search take recorded inputs, with a model's weight
   const Sandbox sandbox;
   write_model(sandbox.folder() / "model");
   write_inputs(sandbox.folder() / "x.safetensors", 1);
-  // A product beyond the range of f32 shows that these values were used.
+  // Results that are not finite in f32 show that these values were used.
   write_inputs(sandbox.folder() / "large.safetensors", 1e30f);
   const std::string check = "check --weights model --op ffn --device cpu --m 4 --seeds 1 --json";
   const auto errors = [&](const std::string& words) {

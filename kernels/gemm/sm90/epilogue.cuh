@@ -254,7 +254,7 @@ struct value_epilogue {
     if constexpr (value + 1 < form.stored_values()) store_values<value + 1>(acc, to, subtile);
   }
 
-  // Factor that turns fp8's scaled accumulators, which are also stored, into an element of C.
+  // For fp8 whose accumulators are stored too: the factor that turns them into elements of C.
   __device__ __forceinline__ float stored_factor() const {
     if constexpr (form.c_quantised && ops::scales_c_late) return 1 / *gemm.c_scale;
     return 1;
