@@ -32,8 +32,9 @@ def register_attention() -> None:
 
     Then AutoModelForCausalLM.from_pretrained(name, attn_implementation="fftune"), or
     model.set_attn_implementation("fftune"), runs attention by fftune.ops.attention, over the keys
-    of a static cache too. Calls that cannot be run PyTorch's: with dropout, with padding beside a
-    cache, and over a cache that grows.
+    of a static cache too, with sinks and soft caps. Calls that cannot be run PyTorch's: with
+    dropout, with padding beside a cache, and over a cache that grows. With sinks or a soft cap they
+    run the module's own attention.
     """
     if not is_available():
         raise Error("register_attention: this transformers cannot be told of another attention: "
@@ -81,7 +82,7 @@ def is_available() -> bool:
         causal = causal and attention_mask is None and query.shape[2] > 1
         if causal and query.shape[2] != key.shape[2] or not _serves(
                 query, key, value, attention_mask, **options):
-            if options.get("s_aux") is None and options.get("softcap") is None:
+            if _is_pytorchs(options):
                 return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
             # PyTorch's would leave out what it does not know.
             if causal:
@@ -133,9 +134,11 @@ def _without_mark(mask: Tensor | None, options: dict) -> Tensor | None:
 
 
 def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> bool:
-    """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each."""
+    """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each. A copy of
+    the keys costs less than attention that PyTorch's kernels do not know."""
     return (_serves_values(query, key, value, **options)
-            and all(row_of(t.transpose(1, 2)) is not None for t in (key, value))
+            and (not _is_pytorchs(options)
+                 or all(row_of(t.transpose(1, 2)) is not None for t in (key, value)))
             and (mask is None or mask.dtype == torch.bool and mask.shape[1] == 1))
 
 
@@ -146,6 +149,11 @@ def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float 
             and key.dtype == value.dtype == query.dtype
             and (query.is_cuda or query.dtype != torch.float16)
             and dim % 2 == 0 and dim <= 256 and value.shape[-1] == dim)
+
+
+def _is_pytorchs(options: dict) -> bool:
+    """Whether PyTorch's attention computes it: without sinks and soft cap."""
+    return options.get("s_aux") is None and options.get("softcap") is None
 
 
 def _scores_of(options: dict) -> dict:
