@@ -43,7 +43,8 @@ def patch_steps(model: nn.Module) -> str:
 def restore_steps(model: nn.Module) -> None:
     method = model.__dict__.get("get_compiled_call")
     if hasattr(method, "_fftune"):
-        model.generation_config.cache_implementation = method.__self__.cache_implementation
+        if model.generation_config.cache_implementation == "static":  # no other one since
+            model.generation_config.cache_implementation = method.__self__.cache_implementation
         del model.get_compiled_call
 
 
