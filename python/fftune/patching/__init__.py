@@ -17,7 +17,7 @@ from .layers import patch_whole_layers, restore_layers
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_plain_mlp
 from .norms import patch_norm
-from .recognise import Options, PatchReport, calls_dropout, try_to
+from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
 
@@ -39,6 +39,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
     by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
     `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
     `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
+    What cannot be replaced is left alone, and the report says why; nothing is raised for it. A second
+    call takes back the first.
     A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     expect_module("patch", model)
@@ -48,21 +50,26 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
-    for module in model.modules():
-        if calls_dropout(module):
-            module._fftune_drops = True
+    for name, module in model.named_modules():
+        try_all(report, name, lambda: _mark_dropout(module))
     for recognise in (patch_norm, patch_gated_mlp, patch_plain_mlp, patch_experts, patch_router,
                       patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
             try_to(report, name, lambda: recognise(module, known, options))
-    patch_rotary(model, report, options)
-    patch_masks(model, report, options)
+    try_all(report, "", lambda: patch_rotary(model, report, options))
+    try_all(report, "", lambda: patch_masks(model, report, options))
     if whole_layers:
-        patch_whole_layers(model, report)
-    patch_generation(model, report)
+        try_all(report, "", lambda: patch_whole_layers(model, report))
+    try_all(report, "generate", lambda: patch_generation(model, report))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
     return report
+
+
+def _mark_dropout(module: nn.Module) -> None:
+    rates = calls_dropout(module)
+    if rates:
+        module.__dict__["_fftune_drops"] = rates
 
 
 def unpatch(model: nn.Module) -> nn.Module:

@@ -285,19 +285,23 @@ def _choose(model: nn.Module, names: dict[str, str]) -> bool:
     own: dict = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        name = names.get(getattr(config, "_attn_implementation", None))
-        if name is None:
+        before = getattr(config, "_attn_implementation", None)
+        if before not in names:
             continue
         if id(config) not in own:
             own[id(config)] = copy.deepcopy(config)
-            own[id(config)]._attn_implementation = name
+            own[id(config)]._attn_implementation = names[before]
+        # What was there before the first choice, and what was chosen.
+        first, *chosen = module.__dict__.get("_fftune_attention", (before,))
+        module.__dict__["_fftune_attention"] = first, *chosen, names[before]
         module.config = own[id(config)]
     return bool(own)
 
 
 def restore(model: nn.Module) -> None:
+    """Gives configurations the attention that they named, unless the user chose another one since."""
     for module in model.modules():
+        first, *chosen = module.__dict__.pop("_fftune_attention", (None,))
         config = getattr(module, "config", None)
-        name = getattr(config, "_attn_implementation", None)
-        if name in OURS or name == EAGER:
-            config._attn_implementation = "eager" if name == EAGER else "sdpa"
+        if getattr(config, "_attn_implementation", None) in chosen:
+            config._attn_implementation = first

@@ -474,22 +474,41 @@ def activation_of(module: nn.Module):
     return found[0]
 
 
-def calls_dropout(module: nn.Module) -> bool:
-    """Whether its forward may call the function dropout, and not with 0 alone."""
-    names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
-    if "dropout" not in names or isinstance(module._modules.get("dropout"), nn.Module):
+def _calls_dropout(function, kind: type, seen: set) -> bool:
+    """Whether its code calls the function dropout, or a function of its module or a method that does.
+    Functions of attention are given the rate."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None or code in seen:
         return False
-    rates = [value for name, value in vars(module).items()
-             if "dropout" in name and isinstance(value, (int, float))]
-    return not rates or any(rates)
+    seen.add(code)
+    if "dropout" in code.co_names and not isinstance(scope.get("dropout"), type):
+        return True
+    return any(
+        isinstance(other, types.FunctionType) and "attention" not in name.lower()
+        and (other.__module__ == function.__module__ or name in vars(kind))
+        and _calls_dropout(other, kind, seen)
+        for name in code.co_names for other in (scope.get(name), vars(kind).get(name)))
+
+
+def calls_dropout(module: nn.Module) -> tuple[str, ...] | bool:
+    """The attributes that hold the rates of dropout that its forward may call; True where the rate is
+    no attribute."""
+    if isinstance(module._modules.get("dropout"), nn.Module) \
+            or not _calls_dropout(type(module).forward, type(module), set()):
+        return False
+    rates = tuple(name for name, value in vars(module).items()
+                  if "dropout" in name and isinstance(value, (int, float)))
+    return rates or True
 
 
 def drops(module: nn.Module, but: str | None = None) -> bool:
     """Whether a dropout of its own is at work, `but` that of a name."""
     if not module.training:
         return False
-    return hasattr(module, "_fftune_drops") or any(
-        isinstance(child, nn.Dropout) and child.p > 0 and name != but
+    rates = module.__dict__.get("_fftune_drops", ())
+    return rates is True or any(getattr(module, rate) for rate in rates) or any(
+        isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != but
         for name, child in module._modules.items())
 
 
@@ -527,3 +546,8 @@ def try_to(report: PatchReport, name: str, recognise) -> None:
             report.replaced.append((name, words))
     except Exception as error:
         report.left.append((name, reason_of(error)))
+
+
+def try_all(report: PatchReport, name: str, recognise: Callable) -> None:
+    """Likewise of what writes into the report itself."""
+    try_to(report, name, lambda: recognise() and None)
