@@ -49,6 +49,14 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Angles:
+    """A rotary embedding of the decoder, and the type of layer where its angles depend on it."""
+
+    path: str
+    kind: str | None
+
+
+@dataclass(frozen=True)
 class Spec:
     """A layer in the op's terms."""
 
@@ -59,7 +67,7 @@ class Spec:
     kinds: tuple[tuple[tuple[str, ...], type], ...]  # of the modules that have them
     index: int  # of its keys and values in a cache
     window: int | None  # keys that a query sees at most
-    angles: str | None  # the type of layer by which the rotary embedding is told apart
+    angles: Angles | None
 
 
 def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
@@ -293,6 +301,9 @@ class _Parts:
                ) -> nn.Module:
         """A linear layer, whose rows are one weight or several."""
         module = self.module(path)
+        while not hasattr(module, "weight") and not module._parameters and len(module._modules) == 1:
+            path = (*path, *module._modules)  # a wrapper that only calls it
+            module = self.module(path)
         transposed = _is_transposed(module)
         if type(module) is not nn.Linear and not transposed:
             raise Unfit(f"layers: {path[-1]} is {type(module).__name__}, not Linear")
@@ -316,26 +327,105 @@ class _Parts:
                 self.constants.append(own)
 
 
+# how a decoder calls its layers
+
+class _Recorder(nn.Module):
+    """Stands in for a layer: has its attributes, keeps what it is given, and gives a tensor of its
+    own."""
+
+    def __init__(self, layer: nn.Module, pair: bool):
+        super().__init__()
+        self.__dict__["layer"], self.pair = layer, pair
+        self.__dict__["names"] = list(inspect.signature(type(layer).forward).parameters)[1:]
+        self.__dict__["calls"] = []
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.layer, name)
+
+    def forward(self, *arguments, **options):
+        given = {**dict(zip(self.names, arguments)), **options}
+        x = given[self.names[0]]
+        y = x * 0.5
+        self.calls.append((x, y, given))
+        return (y, None) if self.pair else y
+
+
+def _told_apart(given: dict) -> int:
+    """The same for layers that are given the same angles."""
+    embeddings = given.get("position_embeddings")
+    return id(embeddings[0] if isinstance(embeddings, tuple) else embeddings)
+
+
+def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
+    """What a decoder gives each of its layers beside hidden states. Unfit where it does anything
+    between them, or calls one twice or not at all."""
+    layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
+    width = embedding.weight.shape[-1]
+    reason = ""
+    for pair in (False, True):
+        recorders = nn.ModuleList(_Recorder(layer, pair) for layer in layers)
+        parts = {part: nn.Embedding(8, width) for part, child in decoder.named_children()
+                 if child is embedding}
+        own = stand_in(decoder, parts={name: recorders, **parts})
+        try:
+            with torch.no_grad():
+                own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False)
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            continue
+        calls = [recorder.calls for recorder in recorders]
+        if all(len(own_calls) == 1 for own_calls in calls) and all(
+                after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
+            return [given for ((_, _, given),) in calls]
+        reason = "it does something between its layers"
+    raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
+
+
 class Recogniser:
     """Finds the specs of a decoder's layers."""
 
-    def __init__(self, decoder: nn.Module, known: dict):
+    def __init__(self, decoder: nn.Module, name: str, known: dict):
         self.decoder, self.known = decoder, known
-        rotaries = [child for child in decoder.children() if hasattr(child, "rope_type")]
-        if len(rotaries) > 1:
-            raise Unfit("layers: several rotary embeddings")
-        self.rotary = rotaries[0] if rotaries else None
+        self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
+        self.calls = calls_of_layers(decoder, name)
+        found: dict = {}
+        self.angles = [remembered(found, _told_apart(given), lambda: self._angles_of(given))
+                       for given in self.calls]
 
-    def spec_of(self, layer: nn.Module) -> Spec:
+    def _angles_of(self, given: dict) -> Angles | None:
+        """The rotary embedding whose angles a layer is given."""
+        embeddings = given.get("position_embeddings")
+        if embeddings is None:
+            return None
+        x, position_ids = torch.zeros(1), torch.arange(3)[None]
+        for path, rotary in self.rotaries.items():
+            kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else (None,)
+            for kind in kinds:
+                theirs = stand_in(rotary)(x, position_ids, *(() if kind is None else (kind,)))
+                if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
+                        t.shape[-1] == ours.shape[-1] and is_close(t[:1], ours)
+                        for t, ours in zip(embeddings, theirs)):
+                    return Angles(path, kind)
+        raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers angles of no rotary embedding "
+                    "that is known")
+
+    def _rotary_of(self, angles: Angles | None) -> nn.Module | None:
+        return None if angles is None else self.rotaries[angles.path]
+
+    def spec_of(self, layer: nn.Module, at: int) -> Spec:
+        """Of the layer at a place."""
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
-        candidates = self._candidates(layer, order)
+        candidates = self._candidates(layer, order, at)
         found = remembered(self.known, (kind_of(layer), order, tuple(candidates)),
                            lambda: self._identify(layer, candidates))
         spec, = (spec for key, spec in candidates.items() if key == found)
         return spec
 
-    def _candidates(self, layer: nn.Module, order: _Order) -> dict[tuple, Spec]:
+    def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
         """Possible forms of the layer, by rotation and scale of scores."""
         parts = _Parts(layer)
         for name, role in zip(order.norms, _ORDERS[order.kind][0]):
@@ -360,7 +450,8 @@ class Recogniser:
         index = getattr(attention, "layer_idx", None)
         if not isinstance(index, int):
             raise Unfit(f"layers: {type(attention).__name__} has no number")
-        kind, rotary = self._angles(attention)
+        angles = self.angles[at]
+        rotary = 0 if angles is None else self._rotary_features(angles)
         dim = heads["dim"]
         scales = {0.0: None}  # of scores: the usual one first
         for name in ("scaling", "scale", "scale_attn", "attention_multiplier", "inv_norm_factor"):
@@ -370,17 +461,21 @@ class Recogniser:
         scales[1.0] = None
         found = {}
         rotations = ("halves", "interleaved", None) if rotary else (None,)
+        # rotary_forward gives angles in the place of cosines and sines.
+        if rotary and self.calls[at].get("position_ids") is None \
+                and not is_patched(self._rotary_of(angles), rotary_forward):
+            raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions")
         for rotation, scale in itertools.product(rotations, scales):
             form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps,
                            rotary=rotary, rotates=rotation is not None, rotation=rotation or "halves",
                            softcap=self._softcap(attention), scale=scale,
-                           rope_scale=self._rope_scale(kind) if rotation else 0.0,
+                           rope_scale=self._rope_scale(angles) if rotation else 0.0,
                            constants=tuple(parts.constants),
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
             found[rotation, scale] = Spec(
                 form, (heads["kv_heads"], dim), rotation,
                 tuple(parts.weights[name] for name in parse(form).weights), tuple(parts.kinds), index,
-                window, kind if rotation else None)
+                window, angles)
         return found
 
     def _attention(self, parts: _Parts, at: str, attention: nn.Module) -> dict:
@@ -519,23 +614,17 @@ class Recogniser:
                                   router.renormalise, experts.packing, router.groups,
                                   router.top_groups, router.group_score, router.scale))
 
-    def _angles(self, attention: nn.Module) -> tuple[str | None, int]:
-        """The type of layer, where angles depend on it, and how many features are rotated."""
-        rotary = self.rotary
-        if rotary is None:
-            return None, 0
-        if isinstance(rotary.rope_type, dict):
-            kind = getattr(attention, "layer_type", None)
-            if rotary.rope_type.get(kind) not in STATIC_ROPES:
-                raise Unfit("layers: its frequencies change with the length")
-            return kind, 2 * frequencies(rotary, kind).numel()
-        if rotary.rope_type not in STATIC_ROPES or not hasattr(rotary, "inv_freq"):
+    def _rotary_features(self, angles: Angles) -> int:
+        """How many features of a head are rotated."""
+        rotary = self._rotary_of(angles)
+        rope_type = rotary.rope_type if angles.kind is None else rotary.rope_type.get(angles.kind)
+        if rope_type not in STATIC_ROPES:
             raise Unfit("layers: its frequencies change with the length")
-        return None, 2 * rotary.inv_freq.numel()
+        return 2 * frequencies(rotary, angles.kind).numel()
 
-    def _rope_scale(self, kind: str | None) -> float:
-        name = "attention_scaling" if kind is None else f"{kind}_attention_scaling"
-        scale = float(getattr(self.rotary, name, 1.0))
+    def _rope_scale(self, angles: Angles) -> float:
+        name = "attention_scaling" if angles.kind is None else f"{angles.kind}_attention_scaling"
+        scale = float(getattr(self._rotary_of(angles), name, 1.0))
         return 0.0 if scale == 1.0 else scale
 
     # what it computes
@@ -544,7 +633,7 @@ class Recogniser:
         """Two tokens of two sequences behind three others, in every form that is possible."""
         spec = next(iter(candidates.values()))
         own = stand_in(layer, self._small(layer, spec))
-        rotary = None if self.rotary is None else stand_in(self.rotary)
+        rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
         config = self.decoder.config
 
         def draw(numbers: Numbers) -> tuple:
@@ -609,9 +698,8 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: 
         mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
     options = dict(attention_mask=mask, past_key_values=cache, use_cache=True, position_ids=position_ids)
     if rotary is not None:
-        kind = getattr(next((m for m in own.modules() if hasattr(m, "layer_type")), None),
-                       "layer_type", None) if isinstance(rotary.rope_type, dict) else None
-        options["position_embeddings"] = rotary(x, position_ids, *(() if kind is None else (kind,)))
+        options["position_embeddings"] = rotary(
+            x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))
     parameters = inspect.signature(type(own).forward).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         options = {name: value for name, value in options.items() if name in parameters}
@@ -627,7 +715,7 @@ def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
         places = torch.arange(_BEFORE, _BEFORE + s, dtype=torch.int32)
         rows = angles = None
         if spec.rotation is not None:
-            pairs = places[:, None].float() * frequencies(rotary, spec.angles)
+            pairs = places[:, None].float() * frequencies(rotary, spec.angles.kind)
             angles = angles_of(pairs, spec.rotation)
             rows = torch.arange(s, dtype=torch.int32).expand(batch, -1)
         slots = places + torch.arange(batch, dtype=torch.int32)[:, None] * _PLACES

@@ -74,10 +74,10 @@ class _Group:
         if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.angles is None and spec.rotation == "halves" and is_patched(self.rotary, rotary_forward):
+        if spec.rotation == "halves" and is_patched(self.rotary, rotary_forward):
             angles, rows = embeddings
             return rows, angles.flatten(0, 1)
-        pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles)
+        pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
         return rows.view(-1, s).expand(batch, -1).contiguous(), angles
@@ -223,23 +223,25 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 
 def _patch_layers(decoder: nn.Module, known: dict) -> str:
     """Patches the layers of a decoder whose parts are patched as far as they can be."""
-    layers = next((child for child in decoder.children()
-                   if isinstance(child, nn.ModuleList) and len(child)), None)
-    if layers is None:
-        raise Unfit(f"{type(decoder).__name__} has no list of layers")
-    recogniser = Recogniser(decoder, known)
+    lists = [(name, child) for name, child in decoder.named_children()
+             if isinstance(child, nn.ModuleList) and next(child.parameters(), None) is not None]
+    if len(lists) != 1:
+        raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
+    (name, layers), = lists
+    recogniser = Recogniser(decoder, name, known)
     specs = []
-    for layer in layers:
+    for at, layer in enumerate(layers):
         if _is_foreign(layer) or _watched(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
-        specs.append(recogniser.spec_of(layer))
+        specs.append(recogniser.spec_of(layer, at))
     if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
         raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
         if last is None or (last.form, last.angles) != (spec.form, spec.angles):
-            groups.append(_Group([], [], recogniser.rotary))
+            rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
+            groups.append(_Group([], [], rotary))
         groups[-1].layers.append(layer)
         groups[-1].specs.append(spec)
     for layer, spec in zip(layers, specs):
