@@ -31,17 +31,17 @@ def patch(model: nn.Module, *, recompute: bool = False,
           whole_layers: bool = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
-    Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
-    embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
-    `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
-    `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
-    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
-    by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
-    `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
-    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
-    What cannot be replaced is left alone, and the report says why; nothing is raised for it. A second
-    call takes back the first.
-    A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
+    Replaces norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu,
+    rotary embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
+    `generate`. Training works; `recompute` saves only the inputs of MLPs for the backward pass.
+    `projections`: replaces those of attention by `linear` too, the last with the residual: with
+    "auto" in calls of up to 64 tokens without gradients, where it is faster, with True in all calls.
+    `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without
+    the masks. `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
+    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op. Modules that
+    cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
+    call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
+    gives the old one back.
     """
     expect_module("patch", model)
     if projections not in (True, False, "auto"):

@@ -360,8 +360,8 @@ def _told_apart(given: dict) -> int:
 
 
 def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
-    """What a decoder gives each of its layers beside hidden states. Unfit where it does anything
-    between them, or calls one twice or not at all."""
+    """Arguments that a decoder passes to each of its layers besides hidden states. Unfit where
+    it does anything between them, or calls one twice or not at all."""
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
     reason = ""
@@ -416,7 +416,7 @@ class Recogniser:
         return None if angles is None else self.rotaries[angles.path]
 
     def spec_of(self, layer: nn.Module, at: int) -> Spec:
-        """Of the layer at a place."""
+        """The spec of the layer at a place."""
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
         candidates = self._candidates(layer, order, at)
