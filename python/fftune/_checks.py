@@ -135,8 +135,10 @@ def check_tensors(home: str, named: Sequence[tuple[str, Tensor | None]],
         expect_dims(_short(home), name, tensor, kind.shape)
         dtype = tensor.dtype
         if dtype not in kind.types:
+            added = "; what is to be added to the scores is bias" if (
+                kind.types is _MASKS and dtype.is_floating_point) else ""
             raise Error(f"{_short(home)}: {name} is {dtype}: give "
-                        f"{'one of ' if len(kind.types) > 1 else ''}{_list_of(kind.types)}")
+                        f"{'one of ' if len(kind.types) > 1 else ''}{_list_of(kind.types)}{added}")
         if kind.one_type:
             problem_type = problem_type or dtype
             if dtype is not problem_type:
@@ -150,6 +152,8 @@ def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
     words = shape.strip("[]").split(", ")
     least = len(words) - ("..." in words)
     if tensor.dim() < least or tensor.dim() > least and "..." not in words:
+        if words[1:] == ["tokens", "heads", "features"]:
+            shape = "[batch, tokens, heads, features], or [tokens, heads, features] with offsets"
         raise Error(f"{op}: {name} is {list(tensor.shape)}: give {shape}")
 
 

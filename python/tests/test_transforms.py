@@ -157,3 +157,36 @@ class Call(nn.Module):
 
     def forward(self, *arguments):
         return tuple(listed(self.op(*arguments)))
+
+
+def call_of(case):
+    places = [i for i, a in enumerate(case.arguments()) if isinstance(a, Tensor)]
+
+    def run(arguments, tensors):
+        return tuple(listed(op_of(case)(*replaced(arguments, places, tensors))))
+    return places, run
+
+
+# Sizes that say how many tokens, sequences or keys there are stay symbols; ids of ngram-block are
+# rows of logits.
+@each(CASES + BACKWARDS)
+def test_export_keeps_sizes_symbolic(case):
+    if not hasattr(torch.export.Dim, "AUTO"):
+        pytest.skip("this PyTorch has no Dim.AUTO")
+    arguments = case.arguments()
+    places, run = call_of(case)
+
+    class Module(nn.Module):
+        def forward(self, *tensors):
+            return run(arguments, tensors)
+
+    tensors = tuple(arguments[i] for i in places)
+    dims = tuple({d: torch.export.Dim.AUTO for d in range(t.dim())} for t in tensors)
+    exported = torch.export.export(Module(), tensors, dynamic_shapes={"tensors": dims})
+    first = next(n for n in exported.graph.nodes if n.op == "placeholder").meta["val"]
+    fixed = [d for d, size in enumerate(first.shape)
+             if not isinstance(size, torch.SymInt) and tensors[0].shape[d] > 1]
+    assert not fixed, f"{list(first.shape)}"
+    own = tuple(t.clone() for t in tensors)
+    for mine, other in zip(exported.module()(*own), run(arguments, tensors), strict=True):
+        assert torch.equal(mine, other) or error(mine, other) < 1e-5

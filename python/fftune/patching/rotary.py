@@ -130,7 +130,9 @@ def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
     """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
     with torch.no_grad():
         angles = _angles(self, position_ids)
-        rows = torch.arange(angles.shape[:-1].numel(), dtype=torch.int32, device=angles.device)
+        # Size.numel() would make a constant of a symbolic size.
+        count = angles.shape[0] * angles.shape[1]
+        rows = torch.arange(count, dtype=torch.int32, device=angles.device)
         return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
 
 
