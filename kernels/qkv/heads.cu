@@ -1,6 +1,6 @@
-// What becomes of heads that a product has written to memory, before attention reads them: norms,
-// over a head or over all heads of q or of k, RoPE, and the rows of the caches. The epilogue qkv
-// does the same where a block of the product has all that a norm is over.
+// Processes heads that a product has written to memory, before attention reads them: norms, over a
+// head or over all heads of q or of k, RoPE, and the rows of the caches. The epilogue qkv does the
+// same if a block of the product has all features that a norm is over.
 //
 //   block          a token's heads of q, of k or of v (blockIdx.y); a warp has a head at a time, in
 //                  shared memory as float32
@@ -50,7 +50,7 @@ class heads_kernel {
     float squares[warps];
   };
 
-  // Of token blockIdx.x and part blockIdx.y.
+  // Processes token blockIdx.x and part blockIdx.y.
   static __device__ __forceinline__ void run(const heads_tensors<T>& tensors, const void* slots,
                                              const head_angles& angles, const float* frequencies,
                                              int heads, int kv_heads, float epsilon, float offset,
@@ -91,7 +91,8 @@ class heads_kernel {
       }
       using real = typename choose_type<sizeof(T) == 4, double, float>::type;
       for (int pair = threadIdx.x; pair < pairs; pair += warps * 32) {
-        shared.turns[pair] = turn_of<config.rotation, real>(angles, frequencies, token, pair, pairs);
+        shared.turns[pair] =
+            turn_of<config.rotation, real>(angles, frequencies, token, pair, pairs);
       }
       __syncthreads();
       if constexpr (config.norm == head_norm::rows) {
@@ -186,8 +187,7 @@ __global__ void __launch_bounds__(32 * config.warps)
                  float norm_offset) {
   __shared__ typename heads_kernel<T, config>::storage shared;
   wait_and_launch_dependents();
-  const heads_tensors<T> tensors{
-      {q, k, v}, {q_to, k_to, v_to}, {q_norm, k_norm}, {q_bias, k_bias}};
+  const heads_tensors<T> tensors{{q, k, v}, {q_to, k_to, v_to}, {q_norm, k_norm}, {q_bias, k_bias}};
   heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
                                frequencies.of, heads, kv_heads, epsilon, norm_offset, shared);
 }

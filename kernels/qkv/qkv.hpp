@@ -4,13 +4,13 @@
 // It writes q [m, heads, dim], k and v [m, kv_heads, dim].
 //
 // With a cache, row i of k and v goes to row slots[i] of k_cache and v_cache [slots, kv_heads,
-// dim] instead, or nowhere if there is no such row. A contiguous cache [sequences, length] has the slot
-// sequence * length + position, a paged one page * page_size + offset.
+// dim] instead, or nowhere if there is no such row. A contiguous cache [sequences, length] has the
+// slot sequence * length + position, a paged one page * page_size + offset.
 //
-// An epilogue has the heads of a tile. What needs more, or other places, is a second stage
-// (heads.cu) over what the product has written to memory: norms over all heads of q, and of k
-// (OLMo-2), layer normalisation of heads, norms behind RoPE (HunYuan), and weights that have the
-// rows of q, k and v in turns (GPT-NeoX, Falcon).
+// An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
+// product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
+// normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k
+// and v (GPT-NeoX, Falcon).
 #pragma once
 
 #include <cstdint>
