@@ -26,6 +26,7 @@ constexpr Addition additions[] = {
     {"attention_*sm90", "group", std::nullopt},
     {"cpu_*blas", "fused", 0},
     {"*rows", "l2_prefetch", 0},
+    {"rows", "vector", std::nullopt},
     {"backward_rows", "keep", 0},
     {"backward_rows", "l2_prefetch_rows", 0},
 };
