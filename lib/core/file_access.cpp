@@ -144,7 +144,7 @@ std::string text_of_file(const fs::path& path) {
 
 namespace {
 
-/// The file to be replaced: the file itself, or the one that a link points to.
+/// The file to replace: the one that was named, or that a link points to.
 struct Target {
   fs::path path;
   fs::path folder;

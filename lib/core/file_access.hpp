@@ -73,8 +73,8 @@ std::string text_of_file(const std::filesystem::path& path);
 
 /// A file that is written beside the one it is to replace, under a name of its own, so that several
 /// may write at once; the last to publish wins. Where `path` is a link, the file that it points to
-/// is replaced; the file's mode stays. A file that is not published leaves no trace, and files that
-/// a crash left behind are removed a day later.
+/// is replaced; the file's mode stays. An unpublished file leaves no trace; one that a crash left
+/// behind is removed a day later.
 class StagedFile {
  public:
   /// Writes and syncs the text. Throws Error(io) that says what to do.

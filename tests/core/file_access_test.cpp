@@ -30,7 +30,7 @@ void write(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// The error as one line; empty if there is none.
+/// The complaint, one line; empty if there is none.
 template <typename Body>
 std::string complaint(const Body& body) {
   try {

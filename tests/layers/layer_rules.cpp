@@ -121,7 +121,7 @@ const std::vector<Call>& calls_in_one_place() {
   return calls;
 }
 
-/// Words of code that opens or maps a file; only one file may have them. In a process that is
+/// Code that opens a file, or maps one, has one of these; one file has them all. In a process that is
 /// between fork() and exec(), nothing but system calls may run.
 const Words& words_of_file_access() {
   static const Words words{"O_RDONLY", "O_RDWR",   "O_WRONLY", "fopen",         "freopen",

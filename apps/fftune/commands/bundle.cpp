@@ -25,6 +25,7 @@
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
+#include "apps/fftune/shell_command.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
@@ -212,8 +213,8 @@ int run(const Options& options, const Session& session) {
                                   counted(builder->kernels(), "kernel"),
                                   counted(jobs.size(), "program"), fmt::join(archs, ", "),
                                   bytes_text(static_cast<double>(bytes.size()))));
-  session.output.line(
-      fmt::format("the library takes it by FFTUNE_BUNDLE={}, or through the API", options.out));
+  session.output.line(fmt::format("the library takes it by FFTUNE_BUNDLE={}, or through the API",
+                                  shell_word(options.out)));
   session.output.document({{"path", options.out},
                            {"kernels", builder->kernels()},
                            {"programs", programs},

@@ -77,7 +77,9 @@ int run(const Options& options, const Session& session) {
                         {"complaints", file.complaints}});
   }
   session.output.document(document);
-  return exit_good;
+  const bool whole = std::all_of(files.begin(), files.end(),
+                                 [](const PresetFile& file) { return file.complaints.empty(); });
+  return whole ? exit_good : exit_check_failed;
 }
 
 }  // namespace

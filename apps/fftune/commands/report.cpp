@@ -1,5 +1,6 @@
 // fftune report: presets, journals and bench results as one page that opens offline.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -58,10 +59,11 @@ int run(const Options& options, const Session& session) {
                             "such as report.html",
                             options.out));
   require_writable_file(options.out, "-o");
-  const ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
+  ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
   const Json data = report_data(input, session.catalog, utc_now());
   const std::string page = report_page(data);
   replace_file(options.out, page);
+  for (const std::string& one : input.left_out) spdlog::warn("{}; it is left out", one);
   session.output.line(fmt::format(
       "wrote {}: {}, {}, {} compared, {}", options.out, counted(data["records"].size(), "record"),
       counted(data["searches"].size(), "searched problem"), data["comparisons"].size(),
@@ -71,8 +73,9 @@ int run(const Options& options, const Session& session) {
                            {"records", data["records"].size()},
                            {"searches", data["searches"].size()},
                            {"benches", data["benches"].size()},
-                           {"comparisons", data["comparisons"].size()}});
-  return exit_good;
+                           {"comparisons", data["comparisons"].size()},
+                           {"left_out", input.left_out}});
+  return input.left_out.empty() ? exit_good : exit_check_failed;
 }
 
 }  // namespace
