@@ -36,8 +36,8 @@ std::size_t character_length(std::string_view text) {
   if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90))
     return 0;
-  // What turns the direction of the text around could show another text than there is; U+FFFE and
-  // U+FFFF are no characters, and no XML may have them.
+  // Characters that reverse the direction of the text could make it show another text than there
+  // is; U+FFFE and U+FFFF are no characters, and no XML may have them.
   const std::string_view own = text.substr(0, length);
   const bool turns = (own >= "\u202a" && own <= "\u202e") || (own >= "\u2066" && own <= "\u2069");
   return turns || own == "\xef\xbf\xbe" || own == "\xef\xbf\xbf" ? 0 : length;

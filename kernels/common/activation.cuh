@@ -2,10 +2,10 @@
 // argument. To add one, add a struct here with its enumerator and its place in activation_of, and
 // one in activation.hpp, which names it.
 //
-// Each takes two special-function instructions and about ten others. The error of value() is within
-// 3e-7 |x|, that of the derivative within 4e-7: less than the 8 units of 2^-24 that the tolerance
-// of f32 grants to an activation (docs/precision.md), and far below one rounding to 16 bits. The
-// instruction tanh.approx is not used: its relative error of 2^-11 is as large as an fp16 rounding.
+// Each takes two special-function instructions and about ten others. value() is within 3e-7 |x|,
+// the derivative within 4e-7: less than the 8 units of 2^-24 that the tolerance of f32 grants to an
+// activation (docs/precision.md), and far below one rounding to 16 bits. tanh.approx is not used:
+// its relative error of 2^-11 is as large as an fp16 rounding.
 #pragma once
 
 #include "common/types.cuh"

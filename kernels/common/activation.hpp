@@ -25,7 +25,7 @@ Activation parse_activation(std::string_view name);
 /// The type that device code has for it: "fftune::gelu_tanh", of common/activation.cuh.
 std::string activation_type(Activation activation);
 
-/// The factor of the activated gate, in float64: up, except for activations that limit it.
+/// What the activated gate is multiplied by, in float64: up, but for activations that limit it.
 double up_factor(Activation activation, double up);
 /// The value in float64, and the derivative.
 double activate(Activation activation, double value);

@@ -79,7 +79,7 @@ struct columns_of_row {
   }
 };
 
-// The factor of the activated gate, and the derivative of that factor with respect to up.
+// What the activated gate is multiplied by, and its derivative by up.
 template <class activation>
 __device__ __forceinline__ void factor_and_slope(float up, float& factor, float& slope) {
   factor = up, slope = 1.0f;

@@ -1,6 +1,6 @@
 // The router: a warp has a token, and its lanes the logits of experts lane, lane + 32 and so on, in
 // registers. The choices are found one by one: each lane offers its best expert that is left, and
-// five shuffles find the best of all. For equal experts the first wins.
+// five shuffles find the best of all. Of equal experts the first wins.
 //
 // Choices are by the logits themselves where no bias and no group compares sums of scores: softmax
 // and sigmoid keep their order, and the choice does not depend on how either is rounded.

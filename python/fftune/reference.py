@@ -1,5 +1,5 @@
-"""The computation of every op in plain PyTorch: it runs with FFTUNE_DISABLE=1, and tests compare
-with it. Functions take the arguments of the custom ops of the same names (fftune.ops)."""
+"""What every op computes, in plain PyTorch: what runs with FFTUNE_DISABLE=1, and what tests compare
+with. Functions take the arguments of the custom ops of the same names (fftune.ops)."""
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -513,8 +513,7 @@ def act_mul_packed_backward(dy, gate_up, act):
 # rope
 
 def _frequencies(rotary: int, rule: str, numbers: list[float]) -> tuple[Tensor, float]:
-    """Frequencies of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the
-    rules)."""
+    """Of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the rules)."""
     import math
 
     base, factor, context, low, high, beta_fast, beta_slow, scale = numbers
