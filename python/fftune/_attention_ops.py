@@ -2,8 +2,8 @@
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_given, fake, float32,
-                      gradient, int32, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake, flag, float32, gradient,
+                      int32, several, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -28,10 +28,11 @@ def row_of(x: Tensor) -> int | None:
     """Elements from a token's features to the next one's, of queries, keys or values that may be
     parts of a wider row; None if they are laid out in another way."""
     *lead, tokens, heads, dim = x.shape
-    row = x.stride(-3) if tokens > 1 or not lead else x.stride(-4)
+    batch = lead[0] if x.dim() > 3 else 1  # torch.compile has no "not lead"
+    row = x.stride(-3) if tokens > 1 or x.dim() == 3 else x.stride(-4)
     good = ((dim == 1 or x.stride(-1) == 1) and (heads == 1 or x.stride(-2) == dim)
             and row >= heads * dim
-            and (not lead or lead[0] == 1 or x.stride(-4) == tokens * row))
+            and (batch == 1 or x.stride(-4) == tokens * row))
     return row if good else None
 
 
@@ -243,8 +244,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
         raise Error("attention: bias has no gradient: detach it")
     bits = flags = None
     if isinstance(mask, tuple):
-        (bits, flags), mask = mask, None
-    wanted = return_lse or wants_gradient(q, k, v, sinks)
+        bits, flags = several("attention", "mask", mask, 2, "what pack_mask gave")
+        mask = None
+    wanted = flag("attention", "return_lse", return_lse) or wants_gradient(q, k, v, sinks)
     y, lse = call(OPS.attention, q, k, v, pages, mask, bits, flags, bias, offsets,
                   kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)
     return (y, lse) if return_lse else y

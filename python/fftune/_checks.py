@@ -123,12 +123,12 @@ def _list_of(types: Iterable[torch.dtype]) -> str:
     return ", ".join(sorted(map(str, types)))
 
 
-def check_tensors(home: str, named: Sequence[tuple[str, Tensor | None]],
+def check_tensors(home: str, tensors: Sequence[tuple[str, Tensor | None]],
                   problem_type: torch.dtype | None = None) -> None:
     """Element types and dimensions of an op's tensors. `problem_type`: of those that have one type,
     else that of the first of them."""
     first = None
-    for name, tensor in named:
+    for name, tensor in tensors:
         if tensor is None:
             continue
         kind = kind_of(home, name)
@@ -222,14 +222,14 @@ def explain(name: str, schema, arguments: Sequence) -> Error | None:
         if words.startswith("List["):
             kind = words.removeprefix("List[")
             if not isinstance(value, (list, tuple)):
-                return Error(f"{op}: {of} is {_named(value)}: give a list")
+                return Error(f"{op}: {of} is {named(value)}: give a list")
             values = [(f"{of}[{i}]", one) for i, one in enumerate(value)]
         else:
             kind, values = words, [(of, value)]
         for shown, one in values:
             if kind != "Tensor":
                 if not isinstance(one, _OPTIONS[kind]) or isinstance(one, bool) != (kind == "bool"):
-                    return Error(f"{op}: {shown} is {_named(one)}: give {_article(kind)}")
+                    return Error(f"{op}: {shown} is {named(one)}: give {_article(kind)}")
                 continue
             problem = _unlike_tensor(one)
             if problem:
@@ -244,6 +244,34 @@ def explain(name: str, schema, arguments: Sequence) -> Error | None:
     return None
 
 
+def expect_tensors(op: str, **named: Tensor | None) -> None:
+    """Before an op computes with them itself: that these are tensors of the table."""
+    if torch.compiler.is_compiling():
+        return
+    there = [(name, tensor) for name, tensor in named.items() if tensor is not None]
+    for name, tensor in there:
+        problem = _unlike_tensor(tensor)
+        if problem:
+            raise Error(f"{op}: {name} is {problem}: give a tensor")
+    expect_one_device(op, [tensor for _, tensor in there])
+    check_tensors(op, there)
+
+
+def several(op: str, name: str, value, count: int, words: str) -> tuple:
+    """The tuple of so many values that was given."""
+    if not isinstance(value, (list, tuple)):
+        raise Error(f"{op}: {name} is {named(value)}: give {words}")
+    if len(value) != count:
+        raise Error(f"{op}: {name} holds {len(value)} values, not {count}: give {words}")
+    return tuple(value)
+
+
+def flag(op: str, name: str, value) -> bool:
+    if value is True or value is False:
+        return value
+    raise Error(f"{op}: {name} is {named(value)}: give True or False")
+
+
 def explain_rest(name: str, schema, arguments: Sequence, error: Exception) -> Error:
     """An error of what is known to be an op's own, where no argument by itself is wrong."""
     shapes = ", ".join(f"{declared.name} {list(value.shape)}"
@@ -255,7 +283,7 @@ def explain_rest(name: str, schema, arguments: Sequence, error: Exception) -> Er
 
 def _unlike_tensor(value) -> str | None:
     if not isinstance(value, Tensor):
-        return _named(value)
+        return named(value)
     if value.is_nested:
         return "a nested tensor"
     if value.layout is not torch.strided:
@@ -265,7 +293,7 @@ def _unlike_tensor(value) -> str | None:
     return None
 
 
-def _named(value) -> str:
+def named(value) -> str:
     text = repr(value) if isinstance(value, (str, bool, int, float)) else ""
     if not text or len(text) > 40 or not text.isprintable():
         return f"of type {type(value).__name__}"

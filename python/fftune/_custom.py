@@ -13,7 +13,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import reference
 from ._checks import (check_tensors, expect, expect_given, expect_one_device, explain, explain_rest,
-                      float32, home_of, int32, kind_of)
+                      flag, float32, home_of, int32, kind_of, several)
 from ._library import Error
 
 _library = torch.library.Library("fftune", "DEF")
@@ -349,6 +349,14 @@ def call(op: Op, *arguments):
         if found is None:
             raise
         raise found from error
+
+
+def expect_good(op: Op, *arguments) -> None:
+    """Where other ops compute what this one would, with its arguments."""
+    if not _is_compiling():
+        found = explain(op.name, op.overload._schema, arguments)
+        if found is not None:
+            raise found
 
 
 def _is_plain(arguments: tuple, op: Op) -> bool:

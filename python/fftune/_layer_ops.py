@@ -6,6 +6,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ._checks import expect_given, expect_tensors, several
 from ._custom import OPS, call, define, expect, fake, wants_gradient
 from ._library import Error
 from ._run import Form, ready, run
@@ -370,6 +371,21 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
     [batch, tokens, d]. No gradients.
     """
+    expect_given("layer", x=x, lengths=lengths)
+    expect_tensors("layer", x=x, lengths=lengths, slots=slots, positions=positions, angles=angles)
+    for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(one, of) for one in given):
+            raise Error(f"layer: {name} are no list of what each layer has: give mappings of "
+                        "weights, and pairs of caches")
+    for at, one in enumerate(weights):
+        for name, tensor in one.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
+    for pair in caches:
+        several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
+    for name, number in (("heads", heads), ("top_k", top_k), ("kv_heads", kv_heads)):
+        if number is not None and (type(number) is not int or number < (name != "top_k")):
+            raise Error(f"layer: {name} is {number!r}: give a positive integer")
     if not weights or len(weights) != len(caches):
         raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
     _expect_three(x)

@@ -12,7 +12,10 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class Error(RuntimeError):
-    """A call to fftune failed; the message is the library's one line."""
+    """A call to fftune failed; the message is one line, whatever the caller's values hold."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))
 
 
 def on_two_devices(op: str, one, other) -> Error:

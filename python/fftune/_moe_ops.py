@@ -5,8 +5,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_given, fake, fftune_ops,
-                      float32, gradient, int32, save_gates, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake, flag, float32,
+                      gradient, int32, save_gates, several, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -254,7 +254,7 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
     """
     return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
                 w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
-                routing or "")
+                "" if routing is None else routing)
 
 
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
@@ -276,9 +276,12 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
     default) or "zipf:1"; any choice is right.
     """
-    arguments = (x, ids, weights, w_gate, w_up, w_down, *(biases or (None, None)), act, packing,
-                 weigh, shared, routing or "")
-    if not recompute and wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ())):
+    biases = (None, None) if biases is None else several(
+        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
+    arguments = (x, ids, weights, w_gate, w_up, w_down, *biases, act, packing, weigh, shared,
+                 "" if routing is None else routing)
+    if (wants_gradient(x, weights, w_gate, w_up, w_down, *biases)
+            and not flag("moe-ffn", "recompute", recompute)):
         return call(OPS.moe_ffn_preact, *arguments)[0]
     return call(OPS.moe_ffn, *arguments)
 
@@ -294,8 +297,10 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
         return tuple(call(OPS.moe_ffn_backward, *arguments, None, None, act, "halves", "after", 0,
-                          routing or ""))
-    return *fftune_ops.moe_ffn_backward_into(*arguments, *into, act, routing or ""), *into
+                          "" if routing is None else routing))
+    into = several("moe-ffn", "into", into, 3, "tensors like the experts' three weights")
+    return *call(OPS.moe_ffn_backward_into, *arguments, *into, act,
+                 "" if routing is None else routing), *into
 
 
 # moe-route

@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._custom import OPS, call, define, empty, expect, expect_given, fake, int32, wants_gradient, yes
+from ._custom import (OPS, call, define, empty, expect, expect_given, expect_good, fake, int32,
+                      several, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, run
 
@@ -149,13 +150,14 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
     `rope`; writing to caches has none.
     """
     kv_heads = heads if kv_heads is None else kv_heads
-    weights = (w, None, None) if isinstance(w, Tensor) else tuple(w)
-    biases = (bias, None, None) if bias is None or isinstance(bias, Tensor) else tuple(bias)
-    if len(weights) != 3 or len(biases) != 3:
-        raise Error(f"qkv: {len(weights)} weights and {len(biases)} biases: give those of q, k and "
-                    "v, or one of all")
-    q_norm, k_norm = norms or (None, None)
-    rule = rule or ("base" if angles is None else "table")
+    words = "those of q, k and v, or one of all"
+    weights = (w, None, None) if isinstance(w, Tensor) else several("qkv", "w", w, 3, words)
+    biases = ((bias, None, None) if bias is None or isinstance(bias, Tensor) else
+              several("qkv", "bias", bias, 3, words))
+    q_norm, k_norm = (None, None) if norms is None else several(
+        "qkv", "norms", norms, 2, "the weights of the norms of q and of k")
+    if rule is None:
+        rule = "base" if angles is None else "table"
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
     options = heads, kv_heads, eps, rotation, rotary, rule, numbers
     tensors = x, *weights, *biases, q_norm, k_norm, positions, angles
@@ -165,8 +167,10 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
             raise Error("qkv: writing to caches has no gradient: use torch.no_grad()")
         if slots is None:
             raise Error("qkv: caches without slots: give the row of each token")
+        caches = several("qkv", "caches", caches, 2, "those of k and of v")
         return call(OPS.qkv_cached, *tensors, *caches, slots, *options)
     if wanted:
+        expect_good(OPS.qkv, *tensors, *options)
         return _by_parts(*tensors, *options)
     return call(OPS.qkv, *tensors, *options)
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
+from ._checks import named
 from ._custom import (OPS, call, define, empty, expect, expect_given, fake,
-                      fftune_ops, float32, gradient, int32, rows, save_gates, wants_gradient, yes)
+                      flag, float32, gradient, int32, rows, save_gates, several, wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
@@ -51,6 +52,10 @@ def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | N
 def _expect_both(op: str, gate: Tensor | None, up: Tensor | None) -> None:
     if (gate is None) != (up is None):
         raise Error(f"{op}: gate without up, or up without gate: give both, or neither")
+
+
+def _or_empty(pattern: str | None) -> str:
+    return "" if pattern is None else pattern
 
 
 def _yes_if(into: Sequence) -> str | None:
@@ -263,7 +268,7 @@ def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | 
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
     two products before the activation, [..., h] each, are kept.
     """
-    if not recompute and wants_gradient(x, w_gate, w_up, w_down):
+    if wants_gradient(x, w_gate, w_up, w_down) and not flag("ffn", "recompute", recompute):
         return call(OPS.ffn_preact, x, w_gate, w_up, w_down, bias, residual, act)[0]
     return call(OPS.ffn, x, w_gate, w_up, w_down, bias, residual, act)
 
@@ -279,7 +284,8 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
     """
     if into is None:
         return call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, act)
-    return fftune_ops.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
+    into = several("ffn", "into", into, 3, "tensors like the three weights")
+    return call(OPS.ffn_backward_into, dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
 
 
 def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
@@ -291,7 +297,8 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
     all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
     saves only its inputs.
     """
-    if not recompute and wants_gradient(x, residual, w_norm, w_gate, w_up, w_down):
+    if (wants_gradient(x, residual, w_norm, w_gate, w_up, w_down)
+            and not flag("ffn", "recompute", recompute)):
         if residual is None:
             normed = rmsnorm(x, w_norm, eps=eps, convention=convention)
         else:
@@ -474,13 +481,12 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
     With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
     those in place, and given as those.
     """
+    bias = flag("linear", "bias", bias)
     if into is None:
         dx, dw, dbias = call(OPS.linear_backward, dy, x, w, bias)
         return (dx, dw, dbias) if bias else (dx, dw)
-    if len(into) != 1 + bias:
-        raise Error(f"linear: into holds {len(into)} tensors, not {1 + bias}: dw, and with bias "
-                    "dbias")
-    return fftune_ops.linear_backward_into(dy, x, w, into[0], into[1] if bias else None), *into
+    into = several("linear", "into", into, 1 + bias, "dw, and with bias dbias")
+    return call(OPS.linear_backward_into, dy, x, w, into[0], into[1] if bias else None), *into
 
 
 # two experts behind a mask
@@ -675,7 +681,7 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
     the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
     even:SHARE.
     """
-    return call(OPS.masked_linear, x, mask, w_true, w_false, pattern or "")
+    return call(OPS.masked_linear, x, mask, w_true, w_false, _or_empty(pattern))
 
 
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
@@ -689,9 +695,9 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
     """
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
-    if not recompute and wants_gradient(*arguments):
-        return call(OPS.masked_ffn_preact, *arguments, act, pattern or "")[0]
-    return call(OPS.masked_ffn, *arguments, act, pattern or "")
+    if wants_gradient(*arguments) and not flag("masked-ffn", "recompute", recompute):
+        return call(OPS.masked_ffn_preact, *arguments, act, _or_empty(pattern))[0]
+    return call(OPS.masked_ffn, *arguments, act, _or_empty(pattern))
 
 
 def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
@@ -701,8 +707,9 @@ def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, 
     gradients of the weights are added to those, and given as those."""
     arguments = dy, x, mask, w_true, w_false
     if into is None:
-        return call(OPS.masked_linear_backward, *arguments, pattern or "")
-    return fftune_ops.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
+        return call(OPS.masked_linear_backward, *arguments, _or_empty(pattern))
+    into = several("masked-linear", "into", into, 2, "tensors like the two weights")
+    return call(OPS.masked_linear_backward_into, *arguments, *into, _or_empty(pattern)), *into
 
 
 def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None,
@@ -715,10 +722,12 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     six tensors like the weights, to which their gradients are added.
     """
     arguments = dy, x, mask, gate, up
+    weights = several("masked-ffn", "weights", weights, 6, "the six weights of masked_ffn")
     if into is None:
-        return call(OPS.masked_ffn_backward, *arguments, *weights, act,
-                    pattern or "")
-    return fftune_ops.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
+        return call(OPS.masked_ffn_backward, *arguments, *weights, act, _or_empty(pattern))
+    into = several("masked-ffn", "into", into, 6, "tensors like the six weights")
+    return call(OPS.masked_ffn_backward_into, *arguments, *into, *weights, act,
+                _or_empty(pattern)), *into
 
 
 # rmsnorm
@@ -896,7 +905,7 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
     multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
     backward pass, which computes it again otherwise.
     """
-    if save_rstd and wants_gradient(x, w):
+    if wants_gradient(x, w) and flag("rmsnorm", "save_rstd", save_rstd):
         return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
     return call(OPS.rmsnorm, x, w, eps, convention)
 
@@ -904,7 +913,7 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
-    if save_rstd and wants_gradient(x, residual, w):
+    if wants_gradient(x, residual, w) and flag("rmsnorm", "save_rstd", save_rstd):
         return call(OPS.add_rmsnorm_rstd, x, residual, w, eps, convention)[:2]
     return call(OPS.add_rmsnorm, x, residual, w, eps, convention)
 
@@ -917,7 +926,7 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
     x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
     norm is q * scale. No gradients.
     """
-    if dtype not in (torch.int8, torch.float8_e4m3fn):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.int8, torch.float8_e4m3fn):
         raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
     results = call(OPS.rmsnorm_quantised, x, residual, w, eps, convention,
                     dtype == torch.int8)
@@ -1056,9 +1065,9 @@ _GELU = {"none": "gelu", "tanh": "gelu-tanh"}
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
-    act = _GELU.get(approximate)
+    act = _GELU.get(approximate) if isinstance(approximate, str) else None
     if act is None:
-        raise Error(f"bias-gelu: approximate is {approximate!r}: give 'none' or 'tanh'")
+        raise Error(f"bias-gelu: approximate is {named(approximate)}: give 'none' or 'tanh'")
     return call(OPS.bias_gelu, x, bias, act)
 
 
@@ -1212,7 +1221,8 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     `rotation`: "halves" (Llama) or "interleaved" (GPT-J). `scale`: factor of sines and cosines, 0
     for the rule's own.
     """
-    rule = rule or ("base" if angles is None else "table")
+    if rule is None:
+        rule = "base" if angles is None else "table"
     arguments = (angles, starts, offsets, rotation, rotary, rule,
                  [base, factor, context, low, high, beta_fast, beta_slow, scale])
     if k is None:

@@ -107,9 +107,7 @@ def is_available() -> bool:
     def with_lengths(mask):
         """The function that makes lengths where it can, and else that mask."""
         def make(*arguments, **options):
-            # torch.compile has no "not" of a tuple.
-            if tells_offset and len(arguments) == 0 and is_causal(
-                    options.get("mask_function"), **options):
+            if tells_offset and not arguments and is_causal(options.get("mask_function"), **options):
                 lengths = _lengths(**options)
                 if lengths is not None:
                     return lengths
