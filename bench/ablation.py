@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each parameter of a family is worth: how much slower than the best of all variants the best
+"""The effect of each parameter of a family: how much slower than the best of all variants the best
 variant with each of its values is.
 
 usage: ablation.py LANDSCAPE.txt...    (those of tests/data/landscapes/; standard library alone)
@@ -12,7 +12,8 @@ import sys
 
 
 def families(path):
-    """Of a landscape: the problem, and for each family its stages, parameters and timed variants."""
+    """Reads a landscape: the problem, and for each family its stages, parameters and timed
+    variants."""
     problem, found = "", []
     for line in open(path):
         words = line.split()

@@ -437,7 +437,7 @@ def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, d
             continue
         found = []
         for own_seed in (seed, seed + 7):
-            # One token in a thousand has two experts of nearly the same score, of which rounding
+            # One token in a thousand has two experts of nearly the same score, so that rounding
             # chooses: an error of the patch shows with other tokens too.
             try:
                 _run_mode(mode, original, wide, device, own_seed, result)

@@ -96,7 +96,8 @@ def masked(mask, first, second):
 
 
 def start(weights, accumulate):
-    """What gradients of these weights are added to, or would be seen to keep."""
+    """Buffers that gradients of these weights are added to, or whose NaN shows that they were
+    kept."""
     before = [torch.randn_like(w) if accumulate else torch.full_like(w, float("nan"))
               for w in weights]
     return before, [b.clone() for b in before]

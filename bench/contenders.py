@@ -1,4 +1,4 @@
-"""What the scripts that compare fftune with PyTorch have in common: fftune's C API, CUDA graphs of
+"""Common parts of the scripts that compare fftune with PyTorch: fftune's C API, CUDA graphs of
 many passes, and contenders with interleaved timings."""
 import ctypes
 import json

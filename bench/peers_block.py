@@ -9,13 +9,13 @@ usage: peers_block.py LIBFFTUNE.so PRESETS [NAME...] [--json OUT]
     y       = o w_out^T + bias + residual                       fftune: linear
 
 Contenders (bf16, all forward): eager PyTorch and torch.compile of the same, both with cuDNN's
-attention; fftune; and fftune with one fusion undone: bias and rotation by a compiled kernel behind
-a plain product, bias and residual likewise, and attention with its scores in memory (products of
-cuBLAS around fftune's masked-softmax). And the product of q, k and v alone, which writes k and v to
-the rows of a cache, beside one whose k and v a compiled kernel copies there. Each contender is a
-CUDA graph that goes through enough sets of inputs to overflow the L2 three times; the graphs are
-replayed round-robin, and the median of the rounds is what a pass takes. The difference is that of
-fftune's y from eager's in float64, and eager's own.
+attention; and fftune. Three more are fftune with one fusion undone: bias and rotation by a compiled
+kernel behind a plain product; bias and residual likewise; and attention with its scores in memory
+(products of cuBLAS around fftune's masked-softmax). The last is the product of q, k and v alone,
+which writes k and v to the rows of a cache, against a product with a compiled kernel that copies
+them there. Each contender is a CUDA graph that goes through enough sets of inputs to overflow the
+L2 three times; the graphs are replayed round-robin, and the median of the rounds is the time of a
+pass. The difference is that of fftune's y from eager's in float64, and eager's own.
 """
 import json
 import sys

@@ -16,16 +16,16 @@ fftune   moe-ffn, routing included
 
 The peers get the tokens sorted by expert, and in fp8 (scales of blocks of 128) activations that are
 quantised already: neither is in their time. Each contender is a CUDA graph that goes through enough
-sets of inputs to overflow the L2 three times, by what is read of each, in up to 16 GB; the graphs are
-replayed round-robin, and the median of the rounds is what a pass takes. Errors are those of up to 64
-tokens against float64 (in fp8 with the same quantisation of hidden); a contender that fails, or
-whose error is above `TOLERANCE`, is left out.
+sets of inputs to overflow the L2 three times, counting the bytes that are read of each, in up to 16
+GB. The graphs are replayed round-robin, and the median of the rounds is the time of a pass. Errors
+are those of up to 64 tokens against float64 (in fp8 with the same quantisation of hidden); a
+contender that fails, or whose error is above `TOLERANCE`, is left out.
 
-The floor is the larger of FLOPs and of bytes, those of the touched experts' weights, x and y, over
-what a bf16 product of 8192^3 (fp8: twice that) and a copy of 1 GiB reach here. "tuned-by-ratio", on
-an H200 alone, is vLLM's kernel with its table for that GPU: grouped's time here by the ratio of the
-two in `PUBLISHED`. A target is met if fftune is that much faster than the fastest peer,
-tuned-by-ratio counted.
+The floor is the larger of two times: that of the FLOPs, and that of the bytes of the touched
+experts' weights, x and y. The rates are those of a bf16 product of 8192^3 (fp8: twice that) and of
+a copy of 1 GiB here. The column "tuned-by-ratio", on an H200 alone, is vLLM's kernel with its table
+for that GPU: grouped's time here by the ratio of the two in `PUBLISHED`. A target is met if fftune
+is that much faster than the fastest peer, tuned-by-ratio counted.
 """
 import gc
 import json
@@ -98,7 +98,7 @@ def combine(out, places, weights):
 
 
 def numbers(q, scale, rows):
-    """What elements stand for, in float64; a scale is of `rows` x 128 of them."""
+    """The values of quantised elements, in float64; a scale covers `rows` x 128 of them."""
     values = q.float().double()
     if scale is None:
         return values

@@ -52,8 +52,8 @@ def kept(pairs, factor=1):
 
 
 def bounds(runs):
-    """What guided says may be left. By how much it would have to be multiplied is chosen on all
-    problems but one, and tested on that one."""
+    """The remaining gain that guided states. The factor by which it would have to be multiplied
+    is chosen on all problems but one, and tested on that one."""
     runs = [run for run in runs if run["strategy"] == "guided"]
     print("\n| problem | said at the end, median | ends where it held | "
           "factor needed elsewhere | ends here with that |")

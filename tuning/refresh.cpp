@@ -25,7 +25,7 @@ std::string change_of_family(const StageRecord& stage, const Catalog& catalog, c
   return fmt::format("other sources of {}", stage.variant.family);
 }
 
-/// A file is written by people too: what names no variant is none.
+/// A file may be written by people too: an entry that names no variant is left out.
 void add_variant(const std::string& id, std::vector<Variant>& all) {
   try {
     auto variant = Variant::parse(id);

@@ -14,7 +14,7 @@
 namespace fftune {
 namespace {
 
-/// What a search and its finals take, however short the problem.
+/// Time of a search and its finals, however short the problem.
 constexpr double least_seconds = 5;
 
 /// A problem that is begun is searched for as long as a result takes, so a budget for fewer is
@@ -28,14 +28,15 @@ void tell_exceeded(double budget, double spent, std::size_t done, std::size_t co
       budget, done, count, each, rest);
 }
 
-/// What trying one variant is expected to take, in seconds.
+/// Expected time of trying one variant, in seconds.
 double weight(DeviceKind kind, double floor) {
   return kind == DeviceKind::cpu ? 0.005 + 10 * floor : 0.003 + 12 * floor;
 }
 
-/// What preparing a problem, its inputs and its reference, will take: as a power of its work from 0
-/// to 1, the one that fits those so far best (least squares of the logarithms), from a square root
-/// on: problems of about the same work, whose times differ by noise, tell nothing of large ones.
+/// Time of preparing a problem, its inputs and its reference. It is a power of the problem's work,
+/// from 0 to 1, fitted to the problems so far (least squares of the logarithms) with a prior of a
+/// square root. Without the prior, problems of about the same work, whose times differ by noise,
+/// would say nothing about large ones.
 class Preparation {
  public:
   void learn(double work, double seconds) {
@@ -100,7 +101,7 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
       rest += weights[j];
       if (given) preparing += preparation.seconds(works[j]);
     }
-    // What a problem does not use goes to those after it.
+    // Time that a problem does not use goes to those after it.
     const double left = std::max(budget - (now() - started - uncounted) - preparing, 0.1);
     const double even = left / static_cast<double>(problems.size() - i);
     const double share = (given ? preparation.seconds(works[i]) : 0) +

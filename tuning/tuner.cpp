@@ -37,7 +37,7 @@ std::vector<GroupSpec> groups_of_only(const Session& session, const std::vector<
   auto groups = enumerate_only(session.op(), session.problem(), session.evaluator().facts(), only);
   if (!covers(spans_of(groups), session.op().stages(session.problem()).size()))
     throw Error(ErrorKind::unavailable,
-                fmt::format("what is on record of {} is not feasible any more: search anew",
+                fmt::format("the record of {} is not feasible any more: search anew",
                             session.problem().text()));
   return groups;
 }
@@ -56,8 +56,8 @@ bool has_more_than_fallbacks(const Op& op, DeviceKind kind, const std::vector<St
   return false;
 }
 
-/// What is on record of the problem comes before all else, so that a search that is ended at once
-/// does not replace it by less.
+/// The variant on record comes before all else, so that a search that ends at once does not replace
+/// it by a slower one.
 WarmStarts warm_starts(const Session& session) {
   const auto& options = session.options();
   WarmStarts first{.on_record = {}, .others = options.try_first};
@@ -189,8 +189,8 @@ class Tuning {
   double for_in_place_ = 0;  // seconds that no group takes, where there is a search in place
 };
 
-/// The groups of which something has not been tried yet: where a fallback serves alone, it is
-/// searched in the first place.
+/// The groups with variants that have not been tried yet: a fallback that serves alone is searched
+/// in the first place.
 std::vector<GroupSpec> not_tried(std::vector<GroupSpec> groups, const Tuning& tuning) {
   std::set<std::string> tried;
   for (const auto& searched : tuning.searched())

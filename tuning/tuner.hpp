@@ -1,4 +1,4 @@
-// The tuner: from a problem to the record of what won it on a device.
+// The tuner: from a problem to the record of its winner on a device.
 #pragma once
 
 #include "registry/catalog.hpp"

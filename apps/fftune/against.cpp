@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "apps/fftune/json.hpp"
 #include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "store/preset_library.hpp"
 
 namespace fftune::tool {
@@ -20,10 +19,14 @@ namespace {
 
 /// The document of a bench; null for anything else.
 Json bench_document(const std::string& path) {
-  if (!std::filesystem::is_regular_file(path)) return nullptr;
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  Json document = Json::parse(text, nullptr, false);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return nullptr;
+  Json document;
+  try {
+    document = Json::parse(read_whole_file(path), nullptr, false);
+  } catch (const Error& unreadable) {
+    throw Error(unreadable.kind(), fmt::format("--against {} {}", path, unreadable.what()));
+  }
   const bool is_bench = document.is_object() && document.contains("problems");
   return is_bench ? document : Json(nullptr);
 }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int most_attempts = 3;
 
-/// The roofline's floor, by what a copy and a GEMM reached here.
+/// The roofline's floor, from the measured rates of a copy and a GEMM.
 void add_floor(const Op& op, const Limits& limits, BenchResult& result) {
   const Cost cost = cost_of(op, result.problem);
   const double compute = limits.flops_per_second > 0 ? cost.flops / limits.flops_per_second : 0;
@@ -66,8 +66,8 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
                                                      evaluator.limits(problem.dtype))});
       first += own.size();
     }
-    // What a kernel takes behind the others is less than by itself, as it starts while they drain,
-    // or more: it is the difference of two of these.
+    // A kernel's time behind the others may be less than its time by itself, because it starts
+    // while they drain, or more. It is the difference of two of these times.
     for (std::size_t count = 2; count < choice.recipe.size(); ++count) {
       const Recipe begin(choice.recipe.begin(), choice.recipe.begin() + std::ptrdiff_t(count));
       std::size_t covered = 0;

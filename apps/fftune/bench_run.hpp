@@ -1,4 +1,4 @@
-// Timing what the library would run beside what else a user could call.
+// Timing the library's choice against the alternatives that a user could call.
 #pragma once
 
 #include <optional>

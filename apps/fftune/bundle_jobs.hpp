@@ -27,14 +27,14 @@ class BundleJobs {
  public:
   BundleJobs(const Catalog& catalog, const PresetLibrary& presets, std::string arch);
 
-  /// What fftune_plan_create would choose for the problem.
+  /// Adds the kernels that fftune_plan_create would choose for the problem.
   void add(const Op& op, const Problem& problem);
 
   /// The same for a plan of up to as many tokens as the problem has.
   void add_any_tokens(const Op& op, const Problem& most);
 
   std::vector<BundleJob> take() { return std::move(jobs_); }
-  /// What no device serves, with the reason.
+  /// Problems that no device serves, with the reason.
   const std::set<std::string>& skipped() const { return skipped_; }
 
  private:

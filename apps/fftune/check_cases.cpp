@@ -60,7 +60,7 @@ void add_tokens(const Op& op, double max_flops, CheckedRecord& record) {
   record.tokens.assign(tokens.begin(), tokens.end());
 }
 
-/// What is tuned with one routing serves all others, which are as ordinary: two more of each
+/// A record tuned with one routing serves all others, which are as ordinary: two more of each
 /// problem that has one.
 std::set<Problem> with_other_routings(const Catalog& catalog, const Problem& problem) {
   std::set<Problem> all{problem};
@@ -158,7 +158,7 @@ void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRec
 
 void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
                     std::vector<CheckedRecord>& records) {
-  // Data, results and what they are compared with.
+  // Data, results and references.
   constexpr double host_copies = 3;
   for (CheckedRecord& record : records) {
     if (!record.skipped.empty() || record.tokens.empty()) continue;

@@ -30,21 +30,22 @@ std::vector<CheckedRecord> checked_records(const PresetLibrary& presets, const C
                                            DeviceKind kind, double max_flops,
                                            const std::function<bool(const Problem&)>& admit);
 
-/// Those of this very device first: what the library loads here most often.
+/// Records of this very device come first: the library loads them here most often.
 void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& facts,
                    std::vector<CheckedRecord>& records);
 
-/// Of each op, pass and dtype the record of least work (this device's, if it has one) at its own
-/// number of tokens alone, or fewer until it moves no more than `max_bytes` (0: no bound); the
-/// others are left out, and so are those that cannot be checked here.
+/// Keeps, for each op, pass and dtype, the record of least work (this device's, if it has one). It
+/// is checked at its own number of tokens alone, or at fewer until it moves no more than
+/// `max_bytes` (0: no bound). The others are left out, and so are records that cannot be checked
+/// here.
 void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRecord>& records);
 
-/// Skips what does not fit: its tensors in the device's free bytes, and its data in the host's.
+/// Skips problems whose tensors exceed the device's free bytes, or whose data exceed the host's.
 void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
                     std::vector<CheckedRecord>& records);
 
-/// What making the data, the reference and the runs of one problem takes with one seed, roughly:
-/// good for sharing out a progress bar and for telling a minute from an hour.
+/// Rough time of making the data, the reference and the runs of one problem with one seed: good for
+/// sharing out a progress bar and for telling a minute from an hour.
 double estimated_seconds(const Op& op, const Problem& problem, DeviceKind kind);
 
 }  // namespace fftune::tool

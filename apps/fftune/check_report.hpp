@@ -1,4 +1,4 @@
-// What `check` found: a table a record, JSON, and JUnit.
+// Reports of `check`: a table per record, JSON, and JUnit.
 #pragma once
 
 #include <string>

@@ -58,8 +58,8 @@ class LayerCheck {
   }
 
  private:
-  /// Compiles what the plans will need, in parallel, so that they find it compiled. What fails here
-  /// fails again where a plan is built, which says so.
+  /// Compiles the plans' kernels in parallel, so that they find it compiled. A program that
+  /// fails here fails again when a plan is built, which reports it.
   void compile_ahead() {
     std::vector<Program> programs;
     for (const std::int64_t count : tokens_) {

@@ -1,4 +1,4 @@
-// Running what the library would load for a problem, against the float64 reference.
+// Checks the plans that the library would load for a problem against the float64 reference.
 #pragma once
 
 #include <atomic>

@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 const TimeRequest brief{.samples = 20, .seconds = 1};
 
-/// One problem with one seed; adds to what other seeds found.
+/// One problem with one seed; adds to the results of other seeds.
 void check_one(const Problem& problem, const Choice& choice, Evaluator& evaluator,
                std::uint64_t seed, SavedCheck& check) {
   CheckOutcome& outcome = check.outcome;
@@ -158,7 +158,7 @@ CheckOutcomes outcomes_of(const std::vector<SavedChecks>& checks) {
   for (const SavedChecks& each : checks) {
     CheckOutcome& outcome = outcomes[each.problem];
     outcome = each.saved.outcome;
-    // What fails on random values has failed, whatever the saved ones give.
+    // A failure on random values counts, whatever the saved values give.
     if (each.random.outcome.state == CheckState::failed) outcome = each.random.outcome;
   }
   return outcomes;

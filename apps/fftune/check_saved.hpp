@@ -1,4 +1,5 @@
-// What the library would load for the ops of a saved layer, on its weights and on random values.
+// Checks of the plans that the library would load for the ops of a saved layer, on its weights and
+// on random values.
 #pragma once
 
 #include <string>
@@ -26,8 +27,8 @@ struct SavedChecks {
   std::string values = {};  // where the saved ones are from
 };
 
-/// Each problem on random values and then on the saved ones, of which `saved` has one entry for
-/// each op. A device fault ends it: what comes after has not been run.
+/// Each problem on random values and then on the saved ones; `saved` has one entry for each op. A
+/// device fault ends it: later checks have not been run.
 std::vector<SavedChecks> check_saved(const std::vector<Problem>& problems,
                                      const std::vector<SavedInputs>& saved, const Catalog& catalog,
                                      Backend& backend, const PresetLibrary& presets,

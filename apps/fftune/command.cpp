@@ -7,7 +7,7 @@ CLI::App& CommandLine::add_group(CLI::App& parent, const std::string& name,
                                  const std::string& summary) {
   CLI::App& command = *parent.add_subcommand(name, summary);
   command.require_subcommand(0, 1);
-  // Left to unexpected_words(), which knows what was meant.
+  // Left to unexpected_words(), which knows the intended word.
   command.allow_extras();
   return command;
 }

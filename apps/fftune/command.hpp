@@ -1,4 +1,4 @@
-// A command: how it adds itself to the command line, and what it then does.
+// A command: its options on the command line, and the function that runs it.
 #pragma once
 
 #include <functional>
@@ -33,7 +33,7 @@ class CommandLine {
   CLI::App& add_group(CLI::App& parent, const std::string& name, const std::string& summary);
 
   const OutputFlags& flags() const { return flags_; }
-  /// What the deepest subcommand that was given does; empty if it needs one below it.
+  /// The run function of the deepest subcommand that was given; empty if it needs one below it.
   Run chosen() const;
 
  private:

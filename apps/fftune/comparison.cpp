@@ -6,7 +6,7 @@ namespace fftune::tool {
 
 namespace {
 
-/// As in the tuner: what is closer than this to the best is a tie.
+/// As in the tuner: times closer than this to the best are ties.
 constexpr double tie = 1.02;
 
 }  // namespace

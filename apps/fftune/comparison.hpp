@@ -22,7 +22,7 @@ Measured measured_of(const Verdict& verdict);
 
 enum class Comparison { faster, slower, same, undecided };
 
-/// What `after` is beside `before`. SAME: both intervals lie within the 2% that count as a tie of
+/// Compares `after` with `before`. SAME: both intervals lie within the 2% that count as a tie of
 /// each other. FASTER and SLOWER: the intervals do not overlap. UNDECIDED: they do, and are wider
 /// than a tie, so that more samples are needed; also where a time is missing.
 Comparison compare(const Measured& before, const Measured& after);

@@ -1,4 +1,4 @@
-// What `compile` found, by architecture and family.
+// Reports of `compile`, by architecture and family.
 #pragma once
 
 #include <cstddef>

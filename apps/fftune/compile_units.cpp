@@ -20,8 +20,8 @@ namespace fftune::tool {
 
 namespace {
 
-/// What the compiler sees of a program: kernels, and the launch shapes that it checks. Grids and
-/// arguments are the problem's.
+/// The parts of a program that the compiler sees: kernels, and the launch shapes that it checks.
+/// Grids and arguments belong to the problem.
 std::string compile_key(const Program& program) {
   std::string key;
   for (const KernelSource& kernel : program.kernels)

@@ -1,4 +1,4 @@
-// What `compile` compiles: the distinct programs of every variant of an op for an architecture.
+// The work of `compile`: the distinct programs of every variant of an op for an architecture.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ struct CompileUnit {
 /// For the op's example sizes, at every default number of tokens, in every dtype and with every
 /// rare option by itself, all variants of every CUDA family that serves, and the baselines; each
 /// set of kernels and launch shapes once. A family that serves none of these is compiled for the
-/// op's rare sizes, all of them at their examples. `family`: of that one alone, empty: of all.
-/// `chosen`: its dtypes and options alone; empty: as above. `sample`: this many of each family,
-/// evenly spread in its space; 0: all.
+/// op's rare sizes, all of them at their examples. `family`: only that one; empty: all. `chosen`:
+/// its dtypes and options alone; empty: as above. `sample`: this many of each family, evenly spread
+/// in its space; 0: all.
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
                                        const std::string& family, const ProblemOptions& chosen,
                                        std::size_t sample);

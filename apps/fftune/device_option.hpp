@@ -25,18 +25,19 @@ std::string device_named(const std::string& value, const Environment& environmen
 /// CPU, for "all". A GPU that is named twice is an Error(invalid_input).
 std::vector<std::string> devices_named(const std::string& value, const Environment& environment);
 
-/// The same in groups: each of one model, over which one search can be spread. Of several, one that
-/// is not here is an Error(unavailable).
+/// The same in groups: each of one model, over which one search can be spread. If several are
+/// named, a missing one is an Error(unavailable).
 std::vector<std::vector<std::string>> devices_by_model(const std::string& value,
                                                        const Environment& environment);
 
-/// What kind of device a name like "cuda:0" means; throws Error(invalid_input) if it means none.
+/// The kind of device that a name like "cuda:0" means; throws Error(invalid_input) if it means
+/// none.
 DeviceKind kind_of_device(const std::string& name);
 
 /// The facts of a device that is here, without opening it; throws like open_device().
 DeviceFacts facts_of_device(const std::string& name, const Environment& environment);
 
-/// Opens it, and logs what a person should know of it.
+/// Opens it, and logs its warnings.
 std::unique_ptr<Backend> open_named(const std::string& name, const Session& session);
 
 }  // namespace fftune::tool

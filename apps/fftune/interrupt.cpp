@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <string_view>
 
 #include "apps/fftune/exit_code.hpp"
@@ -15,16 +17,29 @@ namespace {
 std::atomic<bool> interrupt_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "needed in a signal handler");
 
+std::atomic<std::int64_t> interrupted_at{0};
+static_assert(std::atomic<std::int64_t>::is_always_lock_free, "needed in a signal handler");
+
+/// timeout(1) sends SIGTERM to a process and to its group, and of a terminal that is closed both
+/// the shell and the kernel tell by SIGHUP: what comes within this time is one request.
+constexpr std::int64_t one_request_ms = 1000;
+
+std::int64_t now_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
 void on_signal(int signal) {
   if (interrupt_requested.exchange(true)) {
-    // Only a person asks twice: timeout(1) sends SIGTERM to a process and to its group, and of a
-    // terminal that is closed both the shell and the kernel tell by SIGHUP.
-    if (signal == SIGINT) _exit(exit_interrupted);
+    if (signal == SIGINT || now_ms() - interrupted_at > one_request_ms) _exit(exit_interrupted);
     return;
   }
+  interrupted_at = now_ms();
   // A reference may take minutes, which nobody would wait for without a word.
   constexpr std::string_view word =
-      "\ninterrupted: ending as soon as what runs is done; Ctrl-C ends at once from now on\n";
+      "\ninterrupted: ending as soon as what runs is done; a second Ctrl-C or signal ends at "
+      "once\n";
   if (::write(STDERR_FILENO, word.data(), word.size()) < 0) return;
 }
 
@@ -50,7 +65,7 @@ Interrupt::Interrupt() : hangups_count_(!is_ignored(SIGHUP)) {
   handle(SIGTERM, on_signal);
   // A terminal that is closed; nohup has this ignored.
   if (hangups_count_) handle(SIGHUP, on_signal);
-  // Nobody may read the progress any more: what is being found is worth more than that. Standard
+  // Nobody may read the progress any more: the results are worth more than that. Standard
   // output tells by its errors.
   handle(SIGPIPE, SIG_IGN);
 }

@@ -1,4 +1,4 @@
-// Ctrl-C and the like: the first asks for an end, a Ctrl-C after it ends the process at once.
+// Ctrl-C and the like: the first asks for an end, a second ends the process at once.
 #pragma once
 
 #include <atomic>
@@ -6,8 +6,8 @@
 namespace fftune::tool {
 
 /// From construction to destruction SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under
-/// nohup) set requested(); a SIGINT after that exits with 130 on the spot. A closed pipe is an
-/// error of the write to it alone. One at a time.
+/// nohup) set requested(); a SIGINT after that, or any of them a second later, exits with 130
+/// on the spot. A closed pipe is an error of the write to it alone. One at a time.
 class Interrupt {
  public:
   Interrupt();

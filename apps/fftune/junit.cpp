@@ -2,15 +2,17 @@
 #include <fmt/format.h>
 
 #include "apps/fftune/check_report.hpp"
+#include "apps/fftune/terminal.hpp"
 
 namespace fftune::tool {
 
 namespace {
 
-/// XML 1.0 text: the five escapes, and a space for control characters, which it cannot hold.
+/// XML 1.0 text: the five escapes; bytes and characters that it cannot hold as a terminal shows
+/// them.
 std::string escaped(const std::string& text) {
   std::string result;
-  for (const char letter : text) {
+  for (const char letter : shown(text)) {
     switch (letter) {
       case '&':
         result += "&amp;";
@@ -28,7 +30,7 @@ std::string escaped(const std::string& text) {
         result += "&apos;";
         break;
       default:
-        result += static_cast<unsigned char>(letter) < 0x20 ? ' ' : letter;
+        result += letter;
     }
   }
   return result;

@@ -1,4 +1,5 @@
-// The tool: builds the command line from the catalog, runs what was asked, and alone catches.
+// The tool: builds the command line from the catalog, runs the command, and is the only place that
+// catches.
 #include <fmt/format.h>
 #include <unistd.h>
 

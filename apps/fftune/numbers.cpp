@@ -41,7 +41,7 @@ std::string limit_share_text(double fraction) {
 }
 
 std::string ratio_text(double ratio) {
-  // By what is printed: 0.998 reads as 1.00.
+  // Decided by the printed digits: 0.998 reads as 1.00.
   return fmt::format("{}{:.2f}x", ratio < 0.995 ? "▼" : "", ratio);
 }
 

@@ -17,9 +17,9 @@ namespace {
 /// no accident.
 constexpr std::size_t probe_rows = 8;
 
-/// Of the field at a place. Fields must go together: what may be left out and is small (heads of k,
-/// features to rotate, a page) is a power of two that divides the heads and their features, which
-/// are multiples of 64. Large ones are odd, so that no rounded quotient is an exact one.
+/// A size to probe for the field at a place. Fields must go together: small optional sizes (heads
+/// of k, features to rotate, a page) are powers of two that divide the heads and their features,
+/// which are multiples of 64. Large ones are odd, so that no rounded quotient is an exact one.
 std::int64_t probe_size(std::size_t row, std::size_t place, const SizeField& field) {
   std::uint64_t state = 64 * row + place;
   const auto drawn = static_cast<std::int64_t>(next_random(state) >> 1);
@@ -68,7 +68,7 @@ Problem resized(const Op& op, Problem form, std::size_t row) {
   return form;
 }
 
-/// What the op has against the form whatever its sizes are: the same for each row of them.
+/// The op's reason for refusing the form whatever its sizes are: the same for each row of them.
 std::string refusal(const Op& op, const Problem& form) {
   const std::string reason = op.contradiction(form);
   for (std::size_t row = 0; row < probe_rows; ++row)

@@ -1,4 +1,4 @@
-// What the buffers of an op look like for any sizes: by what the registry says of a few.
+// The buffers of an op for any sizes, derived from the registry's answers for a few.
 #pragma once
 
 #include <map>
@@ -19,8 +19,8 @@ struct Form {
   Problem problem;
 };
 
-/// What single dtypes, sizes and options do to the names of the buffers of a pass, or to their
-/// shapes and element types too; those that change them.
+/// The effect of single dtypes, sizes and options on the names of a pass's buffers, or on their
+/// shapes and element types too; only those that change something are listed.
 enum class Compared { names, everything };
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
 

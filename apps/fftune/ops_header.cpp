@@ -33,15 +33,15 @@ the dtype. `?` is an extent that follows from strides: fftune_plan_buffer_bytes 
   updated  read and written in place: an input and an output in one
   output   written whole, whatever it held before
 
-Inputs come first, with what is updated among them, then outputs. No output may overlap another
+Inputs come first, with updated tensors among them, then outputs. No output may overlap another
 buffer, unless a field says so. A buffer is a device address for a CUDA device and a host address
 for the CPU. It is aligned to 16 bytes on CUDA, and to one element on the CPU and where a CUDA
 plan runs fallbacks alone. It belongs to the caller, who keeps it until the run has finished.
 
-`kept` marks what a backward pass needs of the forward pass. `sorted` marks rows in the order of
-the mask: those that it marks, then the others, each in the order of the tokens. `any order`
-marks sums that are added up in the order in which blocks finish: two runs may differ in the last
-bits.
+`kept` marks tensors of the forward pass that a backward pass needs. `sorted` marks rows in the
+order of the mask: those that it marks, then the others, each in the order of the tokens. `any
+order` marks sums that are accumulated in the order in which blocks finish: two runs may differ
+in the last bits.
 
 Options and sizes that change the buffers are listed with the buffers that they add or change,
 each by itself. They combine: fftune_plan_describe lists the buffers of one plan, with bytes and
@@ -106,7 +106,7 @@ std::vector<Row> rows_of(const Op& op, const Problem& form) {
   return rows;
 }
 
-/// What the form has that the usual one has not, whatever its place.
+/// The rows of the form that the usual one does not have, whatever their place.
 std::vector<Row> changes(const std::vector<Row>& usual, std::vector<Row> rows) {
   const auto is_usual = [&](const Row& row) {
     return std::any_of(usual.begin(), usual.end(), [&](const Row& other) {

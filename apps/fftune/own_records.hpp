@@ -1,4 +1,4 @@
-// What a folder of presets has on record of a device itself.
+// A folder's records of a device itself.
 #pragma once
 
 #include <filesystem>

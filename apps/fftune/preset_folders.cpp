@@ -9,6 +9,7 @@
 #include <set>
 #include <string_view>
 
+#include "apps/fftune/shell_command.hpp"
 #include "core/error.hpp"
 #include "store/preset_file.hpp"
 
@@ -37,18 +38,6 @@ bool is_installed(const PresetFile& file, const Environment& environment) {
   return std::all_of(file.records.begin(), file.records.end(), [&](const PresetRecord& record) {
     return found.contains(record_json(record));
   });
-}
-
-/// As a word of a shell's line.
-std::string shell_word(const std::string& text) {
-  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isalnum(c) || c >= 0x80 ||
-           std::string_view("_./:@%+=,-").find(c) != std::string::npos;
-  });
-  if (plain) return text;
-  std::string word;
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return "'" + word + "'";
 }
 
 }  // namespace

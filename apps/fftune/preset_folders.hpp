@@ -20,7 +20,7 @@ void add_presets_option(CLI::App& command, std::string& value);
 std::vector<std::filesystem::path> preset_folders(const std::string& value,
                                                   const Environment& environment);
 
-/// The library's folders; warns of what of FFTUNE_PRESETS is not there.
+/// The library's folders; warns of missing folders in FFTUNE_PRESETS.
 std::vector<std::filesystem::path> searched_folders(const Environment& environment);
 
 /// Whether there is a ./presets, which commands read unless --presets names another.

@@ -41,7 +41,7 @@ std::vector<std::int64_t> values_of(const Op& op, const SizeField& field,
                           where, field.example));
 }
 
-/// What was given, with the sizes of the model that was named, divided among devices.
+/// The given options, completed by the sizes of the named model, divided among devices.
 ProblemOptions with_model(const Op& op, ProblemOptions given) {
   const auto models = op.known_models();
   if (!given.model.empty()) {
@@ -171,7 +171,7 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
 
 namespace {
 
-/// A routing's file is read once before any work is done. Throws what is wrong with it.
+/// A routing's file is read once before any work is done. Throws for an error in it.
 void require_ids(const Problem& problem, const std::string& text) {
   const auto routing = parse_routing(text);
   if (!routing || routing->file.empty()) return;
@@ -233,8 +233,8 @@ Problem example_problem(const Op& op, const std::string& pass, DType dtype, Devi
 void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
                         ProblemFilter& values) {
   const char* filters = "Which problems";
-  command.add_option("--op", values.ops, "of these ops alone")->type_name("LIST")->group(filters);
-  command.add_option("--dtype", values.dtypes, "of these element types alone")
+  command.add_option("--op", values.ops, "only these ops")->type_name("LIST")->group(filters);
+  command.add_option("--dtype", values.dtypes, "only these element types")
       ->type_name("LIST")
       ->group(filters);
   std::set<std::string> added;
@@ -244,7 +244,7 @@ void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
         yield_short_help(command, field.name);
         command
             .add_option("--" + field.name, values.sizes[field.name],
-                        "of these sizes alone: " + field.help)
+                        "only these sizes: " + field.help)
             ->type_name("LIST")
             ->group(filters);
       }

@@ -1,4 +1,4 @@
-// An op's description as command-line options, and what was given as problems.
+// An op's description as command-line options, and the given options as problems.
 #pragma once
 
 #include <map>
@@ -49,7 +49,7 @@ struct ProblemFilter {
 void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
                         ProblemFilter& values);
 
-/// Throws Error(invalid_input) for a filter that names what does not exist.
+/// Throws Error(invalid_input) for a filter that names something unknown.
 bool admits(const ProblemFilter& filter, const std::vector<const Op*>& ops, const Problem& problem);
 
 }  // namespace fftune::tool

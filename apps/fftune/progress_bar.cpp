@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 #include <utility>
 
 #include "apps/fftune/numbers.hpp"
@@ -18,26 +19,49 @@ std::string bar_text(double share) {
 }
 
 ProgressBar::ProgressBar(StatusLine& line, std::string what, std::size_t steps, double weight)
-    : line_(line), what_(std::move(what)), steps_(steps), weight_(weight) {}
+    : line_(line), what_(std::move(what)), steps_(steps), weight_(weight) {
+  try {
+    clock_ = std::jthread([this](const std::stop_token& stop) { draw_again(stop); });
+  } catch (const std::system_error&) {
+    // Where no thread can be started, the steps alone draw it.
+  }
+}
 
-std::string ProgressBar::text(const std::string& now) const {
+ProgressBar::~ProgressBar() {
+  clock_.request_stop();
+}
+
+void ProgressBar::draw_again(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  // Before the first show() there is nothing to say.
+  while (!stopping_.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; }) &&
+         !stop.stop_requested())
+    if (!now_.empty() && line_.due()) line_.update(text());
+}
+
+std::string ProgressBar::text() const {
   const double share = weight_ > 0 ? std::min(done_weight_ / weight_, 1.0) : 0;
   const double spent = std::chrono::duration<double>(Clock::now() - begun_).count();
   std::string text = fmt::format("{} {} {}/{}", what_, bar_text(share), done_, steps_);
-  if (share > 0) text += fmt::format(", {} left", seconds_text(spent * (1 - share) / share));
-  return now.empty() ? text : text + ": " + now;
+  if (share > 0)
+    text += fmt::format(", {} left", seconds_text(spent * (1 - share) / share));
+  else if (spent >= 1)
+    text += fmt::format(", {} so far", seconds_text(spent));
+  return now_.empty() ? text : text + ": " + now_;
 }
 
 void ProgressBar::step(double weight, const std::string& now) {
   const std::lock_guard lock(mutex_);
   ++done_;
   done_weight_ += weight;
-  if (line_.due()) line_.update(text(now));
+  now_ = now;
+  if (line_.due()) line_.update(text());
 }
 
 void ProgressBar::show(const std::string& now, bool always) {
   const std::lock_guard lock(mutex_);
-  if (always || line_.due()) line_.update(text(now), always);
+  now_ = now;
+  if (always || line_.due()) line_.update(text(), always);
 }
 
 }  // namespace fftune::tool

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <mutex>
+#include <stop_token>
 #include <string>
+#include <thread>
 
 #include "apps/fftune/status_line.hpp"
 
@@ -13,22 +16,27 @@ namespace fftune::tool {
 /// "[####------------]" of `share`, a part of 1.
 std::string bar_text(double share);
 
-/// Steps that take as long as their weight says, relative to each other. Any thread may step.
+/// Steps that take as long as their weight says, relative to each other. Any thread may step. The
+/// line is drawn again every second or so, so that a long step is no silence.
 class ProgressBar {
  public:
   /// `what` begins the line: "check".
   ProgressBar(StatusLine& line, std::string what, std::size_t steps, double weight);
 
-  /// One step is done; `now` ends the line: what is worked on.
+  /// One step is done; `now` ends the line: the current item.
   void step(double weight, const std::string& now);
-  /// Shows what is worked on, with no step done.
+  /// Shows the current item, with no step done.
   void show(const std::string& now, bool always = false);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   /// "check [####----] 12/40, 1m05s left: ffn/fwd bf16".
-  std::string text(const std::string& now) const;
+  std::string text() const;
+  void draw_again(const std::stop_token& stop);
 
   StatusLine& line_;
   std::string what_;
@@ -38,6 +46,9 @@ class ProgressBar {
   std::size_t done_ = 0;
   double done_weight_ = 0;
   Clock::time_point begun_ = Clock::now();
+  std::string now_;
+  std::condition_variable_any stopping_;
+  std::jthread clock_;
 };
 
 }  // namespace fftune::tool

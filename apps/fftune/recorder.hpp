@@ -1,4 +1,4 @@
-// Writing what a sweep found, as soon as it is there, unless --strict refuses it. A disk that is
+// Writes the records of a sweep as soon as they exist, unless --strict refuses them. A disk that is
 // full or a file that somebody damages meanwhile does not end the sweep.
 #pragma once
 
@@ -26,11 +26,12 @@ class Recorder {
   /// Merges the record into the device's file, with those that could not be written before. Says
   /// why where it cannot be, and keeps it for the next time.
   void write(const PresetRecord& record);
-  /// Tries again what is not written yet, and says what of it cannot be.
+  /// Tries again to write the remaining records, and reports those that cannot be written.
   void finish();
 
   const std::set<std::string>& files() const { return files_; }
-  /// By what it found and wrote: records that --strict kept out, or that could not be written.
+  /// Exit code by the results and writes: an error if --strict kept records out, or if records
+  /// could not be written.
   ExitCode code() const;
 
  private:

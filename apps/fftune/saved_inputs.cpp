@@ -13,9 +13,9 @@
 
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/nearest.hpp"
 #include "device/blocks.hpp"
-#include "store/file_access.hpp"
 #include "store/json_value.hpp"
 
 namespace fftune::tool {
@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::int64_t most_layers = 100'000;
 
-/// What configurations call layers with a window.
+/// The configurations' name of layers with a window.
 constexpr const char* sliding = "sliding_attention";
 
 template <typename... Args>
@@ -93,12 +93,16 @@ void transpose(const std::byte* in, std::byte* out, std::int64_t rows, std::int6
   });
 }
 
-void convert_all(Element element, const std::byte* in, DType dtype, std::byte* out,
-                 std::int64_t count, Parallel& parallel) {
+/// Elements of a saved tensor from `first` on, rounded to `dtype`.
+void read_as(const SavedModel& model, const SavedModel::Tensor& tensor, std::int64_t first,
+             DType dtype, std::byte* out, std::int64_t count, Parallel& parallel) {
+  const Element element = tensor.saved.element;
   for_each_block(count, 1, parallel, [&](const Block& block) {
-    const auto first = static_cast<std::size_t>(block.first_row);
-    convert(element, in + first * element_bytes(element), dtype, out + first * dtype_bytes(dtype),
-            static_cast<std::size_t>(block.last_row) - first);
+    const auto begin = static_cast<std::size_t>(block.first_row);
+    const std::size_t size = static_cast<std::size_t>(block.last_row) - begin;
+    std::vector<std::byte> saved(size * element_bytes(element));
+    model.read(tensor, static_cast<std::size_t>(first) + begin, saved);
+    convert(element, saved.data(), dtype, out + begin * dtype_bytes(dtype), size);
   });
 }
 
@@ -114,7 +118,7 @@ void add_weight_options(CLI::App& command, WeightOptions& values) {
                   ".safetensors file, or a folder of them with or without an index")
       ->type_name("PATH")
       ->group(group);
-  command.add_option("--layer", values.layer, "of the saved model (default: 0)")
+  command.add_option("--layer", values.layer, "layer of the saved model (default: 0)")
       ->type_name("N")
       ->group(group);
   command
@@ -125,8 +129,8 @@ void add_weight_options(CLI::App& command, WeightOptions& values) {
       ->group(group);
   command
       .add_option("--map", values.map,
-                  "which saved tensor an input is, as in w=mlp.up_proj.weight; a whole name, or "
-                  "what follows the layer's number; ^T behind it where it is saved as [in, out]")
+                  "the saved tensor of an input, as in w=mlp.up_proj.weight: a whole name, or the "
+                  "part behind the layer's number; with ^T if it is saved as [in, out]")
       ->type_name("LIST")
       ->group(group);
 }
@@ -197,7 +201,7 @@ void SavedInputs::read_config() {
       else if (value.get_if<std::int64_t>() || value.get_if<double>())
         config_.try_emplace(key, json_line(value));
   };
-  // Of a model that sees too, the part that reads.
+  // In a model with vision, the part for text.
   for (const JsonValue* const part :
        {root.find("text_config"), static_cast<const JsonValue*>(&root)}) {
     if (part == nullptr) continue;
@@ -295,7 +299,7 @@ SavedInputs::Source SavedInputs::mapped(const std::string& given, std::int64_t l
   if (!model_) return {.parts = {&input_->at(name)}, .transposed = turned, .recorded = true};
   const auto* tensor = model_->find(prefix(layer) + name);
   if (tensor == nullptr) tensor = model_->find(name);
-  // What lacks the prefix is nearest to a name that has it.
+  // A missing prefix is added, so that the error suggests the nearest full name.
   if (tensor == nullptr) {
     const bool whole = name.starts_with(prefix(layer));
     tensor = &model_->at(whole ? name : prefix(layer) + name);
@@ -445,15 +449,14 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
   const auto at = [&](std::int64_t element) { return static_cast<std::size_t>(element); };
   const auto read = [&](const SavedModel::Tensor& tensor, std::int64_t from, std::int64_t count,
                         std::byte* to) {
-    convert_all(tensor.saved.element, tensor.data + at(from) * element_bytes(tensor.saved.element),
-                spec.dtype, to, count, parallel);
+    read_as(source->recorded ? *input_ : *model_, tensor, from, spec.dtype, to, count, parallel);
   };
   if (source->transposed) {
     const SavedModel::Tensor& tensor = *source->parts.front();
     const std::int64_t all = tensor.saved.elements();
     std::vector<std::byte> whole(at(all) * bytes), turned(at(all) * bytes);
     read(tensor, 0, all, whole.data());
-    // Of experts each matrix by itself.
+    // Experts are filled one matrix at a time.
     const bool stacked = spec.shape.size() == 3;
     const std::int64_t width = stacked ? spec.shape.back() : row, each = stacked ? all / rows : all;
     for (std::int64_t first_of = 0; first_of < all; first_of += each)
@@ -554,7 +557,7 @@ void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& 
       const bool half =
           source->rows == SavedRows::first_half || source->rows == SavedRows::second_half;
       if (half) shape[0] /= 2;
-      // Of q, k and v in one, the rows of each follow from no extent.
+      // If q, k and v are in one tensor, no extent gives the rows of each.
       const bool mixed = source->rows != SavedRows::all && !half;
       for (std::size_t i = mixed ? 1 : 0; i < shape.size(); ++i) {
         std::int64_t left = shape[i];

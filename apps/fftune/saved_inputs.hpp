@@ -51,7 +51,7 @@ class SavedInputs final : public GivenTensors {
   /// Whether the size is one that weights or a configuration tell, of a model that has them.
   bool tells(std::string_view size) const;
 
-  /// What was given, with the sizes, options and element type that the files tell.
+  /// The given options, completed by the sizes, options and element type that the files give.
   ProblemOptions complete(ProblemOptions given, DeviceKind kind) const;
 
   /// Throws Error(invalid_input) if the model has none of the weights that the op is known by.
@@ -88,14 +88,14 @@ class SavedInputs final : public GivenTensors {
   void find_prefix();
   void parse_map(const std::string& text);
   std::string prefix(std::int64_t layer) const;
-  /// Of the name in the files that was mapped; throws Error(invalid_input) if there is none.
+  /// Source of a name of the files that --map gave; throws Error(invalid_input) if there is none.
   Source mapped(const std::string& name, std::int64_t layer) const;
   std::optional<Source> known(const SavedInput& input, std::int64_t layer) const;
   std::optional<Source> find(std::string_view tensor) const;
   std::optional<Source> named(const SavedName& name, std::int64_t layer) const;
   bool is_transposed(const SavedTensor& tensor) const;
 
-  /// As the op has it: of [in, out] the transpose, of several what they are together.
+  /// The tensor in the op's layout: [in, out] is transposed, several tensors are joined.
   std::vector<std::int64_t> shape_of(const Source& source) const;
   /// The first row of the source that is the input's; throws Error(invalid_input) if their shapes
   /// contradict each other.
@@ -116,7 +116,7 @@ class SavedInputs final : public GivenTensors {
   std::map<std::string, std::string, std::less<>> config_;  // its words and numbers
 };
 
-/// Of what was given and, where it is not null, of what is saved: problems that fit it. Throws
+/// Problems that fit the given options and, if it is not null, the saved model. Throws
 /// Error(invalid_input).
 std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
                                     const SavedInputs* saved, DeviceKind kind);

@@ -38,7 +38,7 @@ std::vector<SavedInput> ffn_inputs() {
        .names = {{{"pre_feedforward_layernorm.weight"}}, {{"post_attention_layernorm.weight"}}}}};
 }
 
-/// What only experts of gpt-oss have beside their weights.
+/// The tensor that only experts of gpt-oss have beside their weights.
 constexpr std::string_view gpt_oss_bias = "mlp.experts.gate_up_proj_bias";
 
 /// Qwen's and DeepSeek's names, Mixtral's, and those of experts that transformers has packed.

@@ -28,7 +28,7 @@ struct SavedInput {
 };
 
 /// An option that has this value where the model has this input, or a tensor of the layer by this
-/// name. Of several for one option the first that holds counts.
+/// name. If several entries exist for one option, the first that holds counts.
 struct SavedOption {
   std::string_view option;
   std::string_view value;
@@ -36,8 +36,8 @@ struct SavedOption {
   std::string_view name = {};
 };
 
-/// An option or a size that config.json beside the model tells, by the first key that it has. What
-/// a value is called here, where that is not our_word(), is in `words`.
+/// An option or a size that config.json beside the model gives, by the first key that it has.
+/// `words` translates values whose name here is not our_word().
 struct ConfigField {
   std::string_view field;
   std::vector<std::string_view> keys;
@@ -46,7 +46,8 @@ struct ConfigField {
   std::vector<std::pair<std::string_view, std::string_view>> words = {};
 };
 
-/// What SavedInputs finds of its layer in a configuration, beside the keys that this has.
+/// Facts of its layer that SavedInputs derives from a configuration, besides the configuration's
+/// own keys.
 constexpr std::string_view config_rotary = "features of a head to rotate";
 constexpr std::string_view config_scale = "scale of scores";
 
@@ -65,10 +66,10 @@ const std::vector<SavedOp>& saved_ops();
 const SavedOp* find_saved_op(std::string_view op);
 const SavedInput* find_saved_input(const SavedOp& op, std::string_view tensor);
 
-/// What a word of config.json is called here: "gelu_pytorch_tanh" is gelu-tanh. Any other stays.
+/// Translates a word of config.json: "gelu_pytorch_tanh" is gelu-tanh. Any other word stays.
 std::string_view our_word(std::string_view word);
 
-/// What may come ahead of the names of layer N, with N as "#".
+/// Possible prefixes of the names of layer N, with N as "#".
 const std::vector<std::string_view>& layer_prefixes();
 
 /// Whether a tensor of this name is of GPT-2's Conv1D, which keeps [in, out] instead of [out, in].

@@ -1,4 +1,4 @@
-// What a command is given: the catalog, the environment, and where its words go.
+// The input of a command: the catalog, the environment, and its output.
 #pragma once
 
 #include "apps/fftune/output.hpp"

@@ -14,13 +14,13 @@
 
 namespace fftune::tool {
 
-/// What the sweep's tensors hold.
+/// The contents of the sweep's tensors.
 struct SweepData {
   std::uint64_t seed = 0;
   const SavedInputs* saved = nullptr;  // null: random values alone
 };
 
-/// Throws what opening the device throws, in the worker.
+/// Throws the errors of opening the device in the worker.
 std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData& data);
 
 class SweepDevice {

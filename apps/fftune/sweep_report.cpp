@@ -44,7 +44,7 @@ void add_record(TextTable& table, const std::string& tokens, const std::string& 
   }
 }
 
-/// Of a problem without a record.
+/// The reason why a problem has no record.
 std::string why_nothing(const TuneResult& result) {
   const auto failure = first_failure(result.outcomes);
   if (!failure) return result.stopped.empty() ? "nothing worked" : result.stopped;

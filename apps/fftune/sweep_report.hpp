@@ -1,4 +1,4 @@
-// What a sweep found, as the table a person acts on and as JSON.
+// The result of a sweep, as the table a person acts on and as JSON.
 #pragma once
 
 #include <string>

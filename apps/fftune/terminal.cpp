@@ -30,7 +30,17 @@ std::size_t character_length(std::string_view text) {
   if (length > text.size()) return 0;
   for (std::size_t i = 1; i < length; ++i)
     if (!continues_code_point(text[i])) return 0;
-  return length;
+  if (length < 3) return length;
+  // Longer than need be, half of a surrogate pair, or beyond the last code point.
+  const auto second = static_cast<unsigned char>(text[1]);
+  if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
+      (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90))
+    return 0;
+  // Characters that reverse the direction of the text could make it show another text than there
+  // is; U+FFFE and U+FFFF are no characters, and no XML may have them.
+  const std::string_view own = text.substr(0, length);
+  const bool turns = (own >= "\u202a" && own <= "\u202e") || (own >= "\u2066" && own <= "\u2069");
+  return turns || own == "\xef\xbf\xbe" || own == "\xef\xbf\xbf" ? 0 : length;
 }
 
 std::string_view escape_of(Style style) {

@@ -1,4 +1,4 @@
-// What a terminal can do: colour, width, lines that are drawn again.
+// Capabilities of a terminal: colour, width, lines that are drawn again.
 #pragma once
 
 #include <cstdio>

@@ -14,7 +14,7 @@ constexpr std::size_t indent = 4;  // of what goes below its row
 /// What a broken column has at least where its text is longer: fewer columns are hard to read.
 constexpr std::size_t readable = 16;
 
-/// What would be on more lines than these beside other columns goes below its row.
+/// A text that would take more lines than these beside other columns goes below its row.
 constexpr std::size_t most_lines = 2;
 
 bool is_word_letter(char letter) {

@@ -37,10 +37,10 @@ class TextTable {
   void row(std::vector<Cell> cells);
   bool empty() const { return rows_.empty(); }
 
-  /// Header and rows, two spaces between columns, none at the end of a line, each line ended. What
-  /// is wider than `width` is broken between words: at spaces, and after ',', '/', '+', ';' and
-  /// '-' so that ids of variants break too. Where that is not enough, the longest texts go below
-  /// their row, each on lines of its own.
+  /// Header and rows, two spaces between columns, none at the end of a line, each line ended. Texts
+  /// wider than `width` are broken between words: at spaces, and after ',', '/', '+', ';' and '-'
+  /// so that ids of variants break too. Where that is not enough, the longest texts go below their
+  /// row, each on lines of its own.
   std::string text(bool color, std::size_t width = std::numeric_limits<std::size_t>::max()) const;
 
  private:

@@ -14,13 +14,12 @@ namespace fftune::tool {
 /// "fftune presets show": the words that lead to a command.
 std::string command_path(const CLI::App& command);
 
-/// The first word that no command took, as a line that suggests what was meant; or nothing.
+/// The first word that no command took, as a line with a suggestion; or nothing.
 std::optional<std::string> unexpected_word(const CLI::App& root);
 
 /// The first option or word of the given command that is empty, as a variable of a shell that is
-/// not set leaves it, as a line; or nothing.
-/// What is wrong where an option took another option as its value, as in `--d --h 16`; nothing
-/// otherwise.
+/// not set leaves it, as a line; or nothing. The error if an option took another option as its
+/// value, as in `--d --h 16`; nothing otherwise.
 std::optional<std::string> option_as_value(const CLI::App& root);
 
 std::optional<std::string> empty_option(const CLI::App& root);
@@ -28,7 +27,7 @@ std::optional<std::string> empty_option(const CLI::App& root);
 /// That the given command needs one of its subcommands.
 std::string missing_subcommand(const CLI::App& command);
 
-/// What CLI11 found wrong.
+/// The line for an error that CLI11 found.
 std::string parse_error_line(const CLI::App& root, const CLI::ParseError& error);
 
 }  // namespace fftune::tool

@@ -1,4 +1,4 @@
-// Versions of fftune and of what it is built with.
+// Versions of fftune and of its build dependencies.
 #pragma once
 
 #include <string>

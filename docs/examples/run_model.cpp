@@ -100,7 +100,7 @@ class Model {
     steps_["head"].push_back(step("head", saved_.head(), 0));
   }
 
-  /// The logits of the id that follows these, of which the first is at `position`.
+  /// The logits of the id that follows these; `position` is that of the first.
   std::vector<float> logits(const Ids& ids, std::int32_t position) {
     auto& layers = steps_.at(ids.size() > 1 ? "prefill" : "decode");
     Bytes rows;

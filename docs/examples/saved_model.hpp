@@ -3,17 +3,18 @@
 #pragma once
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -102,14 +103,52 @@ inline void write_number(const Dtype& dtype, float value, char* element) {
 
 // ---- files --------------------------------------------------------------------------------------
 
+/// A regular file, read where it is asked for: mapped into memory it would end the process where
+/// another one cuts it short.
+class File {
+ public:
+  explicit File(std::filesystem::path path) : path_(std::move(path)) {
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    struct stat status {};
+    if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode))
+      fail(path_.string() + " cannot be read");
+    size_ = static_cast<std::size_t>(status.st_size);
+  }
+  ~File() { ::close(descriptor_); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  std::size_t size() const { return size_; }
+  Bytes read(std::size_t begin, std::size_t bytes) const {
+    Bytes content(bytes);
+    for (std::size_t done = 0; done < bytes;) {
+      const auto got = ::pread(descriptor_, content.data() + done, bytes - done,
+                               static_cast<off_t>(begin + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) fail(path_.string() + " is cut short");
+      done += static_cast<std::size_t>(got);
+    }
+    return content;
+  }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::size_t size_ = 0;
+};
+
 struct Tensor {
   std::string dtype;
   Shape shape;
-  const char* data = nullptr;
+  std::shared_ptr<const File> file = {};
+  std::size_t begin = 0;  // in the file
   std::size_t bytes = 0;
+
+  /// Some of its bytes, from `from` on.
+  Bytes read(std::size_t from, std::size_t count) const { return file->read(begin + from, count); }
 };
 
-/// The tensors of a folder's safetensors files, which stay mapped for good.
+/// The tensors of a folder's safetensors files.
 class Files {
  public:
   explicit Files(const std::filesystem::path& folder) {
@@ -135,22 +174,14 @@ class Files {
 
  private:
   void add(const std::filesystem::path& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY);
-    struct stat status {};
-    if (descriptor < 0 || ::fstat(descriptor, &status) != 0)
-      fail(path.string() + " cannot be read");
-    const auto size = static_cast<std::size_t>(status.st_size);
-    void* const memory =
-        size == 0 ? MAP_FAILED : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    ::close(descriptor);
+    const auto file = std::make_shared<const File>(path);
+    const std::size_t size = file->size();
     std::uint64_t length = 0;
-    if (memory == MAP_FAILED || size < sizeof length)
-      fail(path.string() + " is no safetensors file");
-    const auto* const file = static_cast<const char*>(memory);
-    std::memcpy(&length, file, sizeof length);
+    if (size < sizeof length) fail(path.string() + " is no safetensors file");
+    std::memcpy(&length, file->read(0, sizeof length).data(), sizeof length);
     if (length > size - sizeof length) fail(path.string() + " is cut short");
-    const char* const text = file + sizeof length;
-    const json header = json::parse(text, text + length, nullptr, false);
+    const Bytes text = file->read(sizeof length, length);
+    const json header = json::parse(text.begin(), text.end(), nullptr, false);
     if (!header.is_object()) fail(path.string() + " has no header");
     for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") continue;
@@ -158,7 +189,7 @@ class Files {
       if (offsets.size() != 2 || offsets[0] > offsets[1] ||
           offsets[1] > size - sizeof length - length)
         fail(path.string() + " is cut short at " + name);
-      Tensor tensor{entry.at("dtype"), entry.at("shape"), text + length + offsets[0],
+      Tensor tensor{entry.at("dtype"), entry.at("shape"), file, sizeof length + length + offsets[0],
                     offsets[1] - offsets[0]};
       std::size_t bytes = dtype_of(tensor.dtype).bytes;
       for (const std::int64_t extent : tensor.shape) bytes *= static_cast<std::size_t>(extent);
@@ -180,7 +211,7 @@ struct Name {
   bool transposed = false;              // [in, out]: GPT-2's Conv1D
 };
 
-/// Of Llama, Mistral, Qwen and Gemma; Phi and Phi-3; GPT-2; Mixtral and Qwen3-MoE.
+/// Names of Llama, Mistral, Qwen and Gemma; Phi and Phi-3; GPT-2; Mixtral and Qwen3-MoE.
 inline const std::vector<Name>& names_of(const std::string& weight) {
   const std::vector<std::string> qkv{"w_q", "w_k", "w_v"}, biases{"b_q", "b_k", "b_v"};
   const std::vector<std::string> gate_up{"w_gate", "w_up"};
@@ -269,7 +300,7 @@ class SavedModel {
   std::int64_t features() const { return number({"hidden_size", "n_embd"}); }
   std::int64_t vocabulary() const { return number({"vocab_size"}); }
   std::int64_t layers() const { return number({"num_hidden_layers", "n_layer"}); }
-  /// Of the logits; 0: none.
+  /// Soft-cap of the logits; 0: none.
   double softcap() const { return value({"final_logit_softcapping"}, 0); }
 
   /// A layer as a problem of the op, but for what a run decides: batch, s, cache, layers.
@@ -320,8 +351,8 @@ class SavedModel {
     return problem;
   }
 
-  /// A weight of a layer in the shape that the op takes; `shapes` has all of the layer's, of which
-  /// expect_same() is true.
+  /// A weight of a layer in the shape that the op takes; `shapes` has all of the layer's shapes,
+  /// checked by expect_same().
   Bytes weight(std::int64_t index, const std::string& name,
                const std::map<std::string, Shape>& shapes) const {
     const Name& own = *source(index, name);
@@ -359,26 +390,28 @@ class SavedModel {
     }
   }
 
-  /// What goes into the first layer for a token.
+  /// Adds a token's input to the first layer.
   void add_embedding(std::int64_t id, std::int64_t position, Bytes& bytes) const {
     if (id < 0 || id >= vocabulary()) fail("there is no id " + std::to_string(id));
     const auto row = [&](const std::string& name, std::int64_t at) {
       const Tensor& table = files_.at(prefix_ + name);
       if (at >= table.shape.at(0)) fail("there is no position " + std::to_string(at));
-      return table.data + static_cast<std::size_t>(at * features()) * dtype_.bytes;
+      const std::size_t row_bytes = static_cast<std::size_t>(features()) * dtype_.bytes;
+      return table.read(static_cast<std::size_t>(at) * row_bytes, row_bytes);
     };
-    const char* const own = row(embedding_name(), id);
-    const char* const place = is_gpt2_ ? row("wpe.weight", position) : nullptr;
+    const Bytes own = row(embedding_name(), id);
+    const Bytes place = is_gpt2_ ? row("wpe.weight", position) : Bytes();
     const std::size_t begin = bytes.size();
-    bytes.insert(bytes.end(), own, own + static_cast<std::size_t>(features()) * dtype_.bytes);
+    bytes.insert(bytes.end(), own.begin(), own.end());
     const bool is_gemma = convention() == "gemma";
-    if (place == nullptr && !is_gemma) return;
+    if (place.empty() && !is_gemma) return;
     const auto count = static_cast<std::size_t>(features());
     char rounded[4];  // Gemma's factor is rounded to the type of the weights
     write_number(dtype_, is_gemma ? std::sqrt(static_cast<float>(count)) : 1, rounded);
     const float factor = numbers_of(dtype_, rounded, 1)[0];
-    const auto row_of = numbers_of(dtype_, own, count);
-    const auto more = place ? numbers_of(dtype_, place, count) : std::vector<float>(count);
+    const auto row_of = numbers_of(dtype_, own.data(), count);
+    const auto more =
+        place.empty() ? std::vector<float>(count) : numbers_of(dtype_, place.data(), count);
     for (std::size_t i = 0; i < count; ++i)
       write_number(dtype_, row_of[i] * factor + more[i], &bytes[begin + i * dtype_.bytes]);
   }
@@ -530,12 +563,13 @@ class SavedModel {
     const std::size_t row = tensor.bytes / static_cast<std::size_t>(whole[0]);
     const std::size_t begin = static_cast<std::size_t>(first) * row;
     const std::size_t size = static_cast<std::size_t>(shape[0]) * row;
-    if (!of.transposed) return {tensor.data + begin, tensor.data + begin + size};
+    if (!of.transposed) return tensor.read(begin, size);
+    const Bytes all = tensor.read(0, tensor.bytes);
     Bytes turned(size);
     const std::size_t element = dtype_.bytes, height = static_cast<std::size_t>(whole[0]);
     for (std::size_t at = 0; at < size; at += element) {
       const std::size_t from = (begin + at) / row, column = at % row / element;
-      std::memcpy(&turned[at], tensor.data + (column * height + from) * element, element);
+      std::memcpy(&turned[at], all.data() + (column * height + from) * element, element);
     }
     return turned;
   }

@@ -9,7 +9,7 @@ namespace fftune {
 namespace act_mul {
 namespace {
 
-/// Those of which out is not a mere product.
+/// Activations whose out is not a mere product.
 std::vector<std::string> gate_activations() {
   auto names = activation_names();
   std::erase(names, "none");

@@ -19,12 +19,14 @@
 // dim], the sequences one after the other; sequence i has the queries offsets[i] to offsets[i + 1],
 // and the keys of the same range or of kv_offsets. With pages, k and v are [pages, page, kv-heads,
 // dim] in both layouts, kv counts the keys that a sequence may have, and key t of sequence i lie
-// in page pages[i, t / page] at row t % page. Head h of q reads head h / (heads / kv-heads) of k
-// and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of a product that makes
-// all three.
+// in page pages[i, t / page] at row t % page. A page outside [0, pages) is a page of zeros. A
+// length is cut to [0, kv], the offsets of a sequence to the tokens that there are, none before the
+// sequence's first: no value of an index leads outside the tensors. Head h of q reads head h /
+// (heads / kv-heads) of k and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of
+// a product that makes all three.
 //
 // The packed mask has a bit for each pair, bit j % 32 of word j / 32 of a row of mask_words()
-// words, and for each tile of 64 queries and 64 keys a flag: 0 no pair is allowed, 1 all are, 2
+// words. For each tile of 64 queries and 64 keys it has a flag: 0 no pair is allowed, 1 all are, 2
 // some are. Bits of pairs that do not exist are 0, and do not count for a flag. The op pack-mask
 // makes both.
 //
@@ -33,12 +35,12 @@
 //   D_i   = d_out_i · out_i             ds_ij = p_ij (d_out_i · v_j - D_i)
 //   dq_i  = scale sum_j c_ij ds_ij k_j  dk_j = scale sum_i c_ij ds_ij q_i
 //   d_sink = - sum_i exp(sink - lse_i) D_i
-// where c_ij = 1 - tanh² is the slope of the soft cap, and dk and dv also sum over the heads of q
+// Here c_ij = 1 - tanh² is the slope of the soft cap, and dk and dv also sum over the heads of q
 // that share theirs. dk and dv of keys beyond a sequence's length are 0. There is no gradient of
 // the bias.
 //
-// The online softmax is of Milakov and Gimelshein 2018 (arXiv 1805.02867); that blocks of keys need
-// no matrix of scores in memory, of Dao et al. 2022 (FlashAttention, arXiv 2205.14135); sinks, of
+// Sources: the online softmax, Milakov and Gimelshein 2018 (arXiv 1805.02867); blocks of keys
+// without a matrix of scores in memory, Dao et al. 2022 (FlashAttention, arXiv 2205.14135); sinks,
 // Xiao et al. 2023 (arXiv 2309.17453) in the form of gpt-oss.
 #pragma once
 
@@ -63,16 +65,15 @@ constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 constexpr const char* stage_pack = "pack";
 
-constexpr std::int64_t most_dim = 256;     // features of a head
+constexpr std::int64_t most_dim = 512;     // features of a head
 constexpr std::int64_t most_heads = 1024;  // of q
 constexpr std::int64_t mask_tile = 64;     // queries and keys of a flag
 
 enum class Layout { bshd, thd };
 enum class Mask { none, causal, boolean, packed };
 
-/// What the pairs of a mask look like in test data: half of them at random, sequences that are
-/// documents of unlike lengths without and with causality, keys from the query's place on, all,
-/// none.
+/// The pairs of a mask in test data: half of them at random, sequences that are documents of unlike
+/// lengths without and with causality, keys from the query's place on, all, none.
 enum class MaskData { random, documents, causal_documents, upper, all, none };
 
 /// Words of 32 bits in a row of a packed mask: whole 16 bytes.
@@ -137,7 +138,7 @@ struct Layer {
 };
 Layer layer_of(const Problem& problem);
 
-/// Of the op's tensors, by name; `absent` where the problem has no such tensor.
+/// Places of the op's tensors, by name; `absent` if the problem has no such tensor.
 struct Places {
   std::size_t d_out = absent, q = absent, k = absent, v = absent, out = absent, lse = absent;
   std::size_t pages = absent;       // i32 [b, ceil(kv / page)]

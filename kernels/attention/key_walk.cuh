@@ -1,7 +1,7 @@
 // The key blocks of a work tile, in the order in which the producer loads them and the MMA
 // warpgroups use them.
 //
-// Without a packed mask they go from the last to the first: under a causal mask, and at a ragged
+// Without a packed mask they go from the last to the first. Under a causal mask, and at a ragged
 // end, the blocks that need an element mask come first, then full ones, then with a window the
 // masked ones at the beginning. With a packed mask they go upwards over those whose flags are not
 // empty, which a warp reads 32 at a time.
@@ -66,8 +66,8 @@ class key_walk {
     return !full;
   }
 
-  // Without a packed mask: begins at blocks past the last, of which nothing is seen, so that there
-  // is a multiple of `count`; if there is none at all, none is added.
+  // Without a packed mask: begins at invisible blocks past the last, so that there is a multiple of
+  // `count`; if there is no block at all, none is added.
   __device__ __forceinline__ void round_up(int count) {
     static_assert(!packed);
     const int over = larger(0, block_ - first_ + 1) % count;

@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
+#include "kernels/attention/row_layout.cuh"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/element.hpp"
 
@@ -70,10 +71,14 @@ std::string template_argument(const attention_form& form) {
 }
 
 std::optional<std::string> misaligned_rows(const Layer& layer) {
+  if (layer.dim % 2 != 0)
+    return fmt::format("heads of dim={} are not aligned to 4 bytes", layer.dim);
+  const int access = attention_access_bytes(static_cast<int>(layer.dim));
   for (const auto& [name, row] :
        {std::pair{"q", layer.q_row}, std::pair{"k", layer.k_row}, std::pair{"v", layer.v_row}})
-    if (row * element_bytes(layer) % 16 != 0)
-      return fmt::format("rows of {}-row={} elements are not aligned to 16 bytes", name, row);
+    if (row * element_bytes(layer) % access != 0)
+      return fmt::format("rows of {}-row={} elements are not aligned to {} bytes", name, row,
+                         access);
   return std::nullopt;
 }
 
@@ -148,6 +153,7 @@ void Launch::set_sizes() {
   whole(offsetof(attention_params, mask_heads), layer_.mask_heads());
   whole(offsetof(attention_params, window), layer_.window);
   whole(offsetof(attention_params, page), layer_.page);
+  whole(offsetof(attention_params, page_count), layer_.pages);
   set_attention(offsetof(attention_params, scale), layer_.scale);
   set_attention(offsetof(attention_params, softcap), layer_.softcap);
 }

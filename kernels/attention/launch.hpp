@@ -1,5 +1,5 @@
-// What the CUDA families of attention share on the host: the form of a problem, the parameters of a
-// kernel, and the mask as kernels read it.
+// Common host code of attention's CUDA families: the form of a problem, the parameters of a kernel,
+// and the mask as kernels read it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ attention_form form_of(const Layer& layer);
 /// "fftune::attention_form{.dim = 64, ...}", without the fields that have their defaults.
 std::string template_argument(const attention_form& form);
 
-/// Why a kernel that reads rows of q, k and v in accesses of 16 bytes cannot, one line.
+/// Why a kernel that reads rows of q, k and v in accesses of attention_access_bytes() cannot, one
+/// line.
 std::optional<std::string> misaligned_rows(const Layer& layer);
 
 /// Launches of attention kernels that take one struct, while it is filled in: attention_params, or

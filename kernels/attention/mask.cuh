@@ -23,22 +23,38 @@ struct attention_sequence {
   __device__ __forceinline__ int shift() const { return kv_len - q_len; }
 };
 
+// An offset or a length from memory, cut to [least, most]: whatever it is, no row is outside the
+// tensors.
+__device__ __forceinline__ int bounded(int value, int least, int most) {
+  return larger(least, smaller(value, most));
+}
+
 template <attention_form form>
 __device__ __forceinline__ attention_sequence sequence_of(const attention_params& params,
                                                           int index) {
   attention_sequence sequence{index, 0, params.q_len, 0, params.kv_len};
   if constexpr (form.packed_sequences()) {
-    sequence.q_first = params.offsets[index];
-    sequence.q_len = params.offsets[index + 1] - sequence.q_first;
+    const auto cut = [index](const int* offsets, int tokens, int& first, int& count) {
+      first = bounded(offsets[index], 0, tokens);
+      count = bounded(offsets[index + 1], first, tokens) - first;
+    };
+    cut(params.offsets, params.q_len, sequence.q_first, sequence.q_len);
     if constexpr (!form.paged) {
-      sequence.kv_first = params.kv_offsets[index];
-      sequence.kv_len = params.kv_offsets[index + 1] - sequence.kv_first;
+      cut(params.kv_offsets, params.kv_len, sequence.kv_first, sequence.kv_len);
     }
   }
   if constexpr (form.lengths) {
-    sequence.kv_len = smaller(sequence.kv_len, larger(params.lengths[index], 0));
+    sequence.kv_len = bounded(params.lengths[index], 0, sequence.kv_len);
   }
   return sequence;
+}
+
+// The page that has key `key` of a sequence: -1 where the table names one that is not in the cache,
+// whose keys and values are zeros.
+__device__ __forceinline__ int page_of(const attention_params& params, int sequence, int key) {
+  const i64 row = static_cast<i64>(sequence) * ceil_div(params.kv_len, params.page);
+  const int page = params.pages[row + key / params.page];
+  return static_cast<u32>(page) < static_cast<u32>(params.page_count) ? page : -1;
 }
 
 // Keys [first, last).

@@ -1,4 +1,4 @@
-// What the mma.sync engines of attention share: products of a warp's tile of queries with keys and
+// Common parts of attention's mma.sync engines: products of a warp's tile of queries with keys and
 // with values in shared memory, and the online softmax of its accumulators.
 //
 // The accumulators of S = Q K^T, rounded to 16 bits, are the A fragments of O = P V: the
@@ -8,9 +8,61 @@
 #include "attention/row_layout.cuh"
 #include "attention/softmax.cuh"
 #include "common/async_copy.cuh"
+#include "common/cluster.cuh"
 #include "common/mma.cuh"
+#include "common/vector.cuh"
 
 namespace fftune {
+
+// Chunks of 8 elements of a head's row in global memory, in accesses that its alignment allows.
+// Elements of a chunk beyond the last of the row are zeros in shared memory.
+template <class T, int dim>
+struct row_chunks {
+  static constexpr int access = attention_access_bytes(dim), parts = 16 / access;
+  static constexpr int count = (dim + 7) / 8;  // with elements
+  static_assert(dim % 2 == 0 && sizeof(T) == 2);
+
+  // Starts to copy chunk `chunk`, or zeros.
+  static __device__ __forceinline__ void copy(u32 to, const T* row, int chunk, bool exists) {
+    if constexpr (access == 16) {
+      copy_async(to, row + chunk * 8,
+                 exists && (attention_padded_dim(dim) == dim || chunk * 8 < dim));
+    } else {
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        const int column = chunk * 8 + part * (access / 2);
+        copy_async_narrow<access>(to + part * access, row + column, exists && column < dim);
+      }
+    }
+  }
+
+  // A chunk that has elements.
+  static __device__ __forceinline__ vector16 load(const T* row, int chunk) {
+    if constexpr (access == 16) {
+      return load_dependent(row + chunk * 8);
+    } else {
+      vector16 value = {};
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int column = chunk * 8 + word * 2;
+        if (column < dim) value.word[word] = load_dependent_word(row + column);
+      }
+      return value;
+    }
+  }
+  static __device__ __forceinline__ void store(T* row, int chunk, float4 value) {
+    if constexpr (access == 16) {
+      *reinterpret_cast<float4*>(row + chunk * 8) = value;
+    } else {
+      const float words[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int column = chunk * 8 + word * 2;
+        if (column < dim) *reinterpret_cast<float*>(row + column) = words[word];
+      }
+    }
+  }
+};
 
 // `m_tiles` times 16 rows of queries of one warp. In fragments a thread has the rows
 // 16 tile + lane / 4 + 8 half.

@@ -89,7 +89,8 @@ void add_masks(const Layer& layer, TensorList& list) {
   }
 }
 
-/// What decides which keys a query sees and how they count, in the order of the C API's buffers.
+/// The tensors that decide which keys a query sees and how they count, in the order of the C API's
+/// buffers.
 void add_rules(const Layer& layer, TensorList& list) {
   add_masks(layer, list);
   if (layer.bias)
@@ -214,7 +215,7 @@ class Attention final : public Op {
         {.name = "b", .help = "sequences", .max = 65536, .example = 4},
         {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
         {.name = "dim",
-         .help = "features of a head, a multiple of 8",
+         .help = "features of a head, an even number",
          .max = most_dim,
          .example = 128},
         rare_size("kv",
@@ -226,7 +227,8 @@ class Attention final : public Op {
         rare_size("window", "keys to the left that a query sees, itself included; all if left out",
                   most_tokens, 1024),
         rare_size("page",
-                  "keys of a page of k and v, 16 to 256, a power of two; contiguous if left out",
+                  "keys of a page of k and v, 16 to 256, a power of two; one that is not in memory "
+                  "is zeros; contiguous if left out",
                   256, 64),
         {.name = "pages",
          .help = "pages in memory; what the sequences take if left out",
@@ -254,7 +256,8 @@ class Attention final : public Op {
         rare("bias", "whether a matrix is added to the scores", {"no", "yes"}),
         rare("bias-heads", "biases of a sequence: each head's own, or one", {"each", "one"}),
         rare("bias-sequences", "biases: one for all sequences, or each one's own", {"one", "each"}),
-        rare("lengths", "whether each sequence has its own number of keys", {"no", "yes"}),
+        rare("lengths", "whether each sequence has its own number of keys, of kv at most",
+             {"no", "yes"}),
         rare("sinks", "whether each head has a logit that joins the softmax without a value",
              {"no", "yes"}),
         rare("lse", "whether the log of the sum of exponentials is written for a backward pass",
@@ -277,7 +280,7 @@ class Attention final : public Op {
     const Layer layer = layer_of(problem);
     const auto tensors = tensors_of(layer);
     StageSpec stage = whole_stage(layer.backward ? stage_backward : stage_forward, tensors);
-    // Of a packed row the others' parts are not read.
+    // Only this tensor's part of a packed row is read.
     for (const auto& [tokens, row, used] :
          {std::tuple{layer.q_tokens(), layer.q_row, layer.heads * layer.dim},
           std::tuple{layer.kv_tokens(), layer.k_row, layer.kv_heads * layer.dim},
@@ -289,7 +292,7 @@ class Attention final : public Op {
     if (layer.backward && layer.sinks) stage.reduction_length += layer.q_tokens();
     // Weights, and in the backward pass the gradients of scores, for the tensor cores.
     stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
-    // Of those a mask in memory may leave few; a gradient has a normal factor, whose fourth moment
+    // A mask in memory may leave few of those; a gradient has a normal factor, whose fourth moment
     // is three times the square of its second.
     const bool masked = layer.mask == Mask::boolean || layer.mask == Mask::packed;
     // A bias of deviation 1 makes weights as unlike again.
@@ -309,7 +312,8 @@ class Attention final : public Op {
   std::vector<const Family*> families() const override {
     return joined({cuda_families(), cpu_families()});
   }
-  /// What a user would write is another library's kernel: bench/ compares with PyTorch's.
+  /// The baseline that a user would take is another library's kernel: bench/ compares with
+  /// PyTorch's.
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
@@ -318,7 +322,7 @@ std::string Attention::contradiction(const Problem& problem) const {
   const bool thd = layer.layout == Layout::thd;
   if (layer.heads % layer.kv_heads != 0)
     return fmt::format("kv-heads={} do not divide heads={}", layer.kv_heads, layer.heads);
-  if (layer.dim % 8 != 0) return fmt::format("dim={} is not a multiple of 8", layer.dim);
+  if (layer.dim % 2 != 0) return fmt::format("dim={} is odd", layer.dim);
   if (layer.page != 0 && (layer.page < 16 || (layer.page & (layer.page - 1)) != 0))
     return fmt::format("page={} is not 16, 32, 64, 128 or 256", layer.page);
   if (layer.page == 0 && problem.sizes.contains("pages"))

@@ -57,7 +57,7 @@ class PackMask final : public Op {
              .rare = true}};
   }
   std::vector<OptionField> options() const override { return {mask_data_option()}; }
-  /// What attention computes in says nothing here, but a problem has to have one.
+  /// The element type of attention does not matter here, but a problem must have one.
   std::vector<DType> dtypes(DeviceKind kind) const override { return {float_dtypes(kind).front()}; }
   std::string_view token_size() const override { return "s"; }
   bool rows_are_alike(const Problem&) const override { return false; }

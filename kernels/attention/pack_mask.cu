@@ -1,9 +1,9 @@
 // A mask of bytes as bits, with a flag for each tile of 64 queries and 64 keys: empty, full, or
 // mixed.
 //
-// A block has one row of tiles and 512 keys: warps take its rows in turn, and a lane has 16 keys of
-// each, whose bits the lanes join in pairs to words. What a lane sees in its rows, any and all,
-// meets in shared memory. Bits beyond the last key are 0 and count for no flag.
+// A block has one row of tiles and 512 keys. Warps take its rows in turn, and a lane has 16 keys of
+// each; pairs of lanes join their bits to words. Shared memory combines the results (any, all) of
+// the lanes. Bits beyond the last key are 0 and count for no flag.
 //
 // Grid: column blocks of each row of tiles of each matrix. Block: 256.
 #include "attention/form.cuh"
@@ -20,8 +20,8 @@ __device__ __forceinline__ u32 nonzero_bytes(u32 word) {
   return (high >> 7) * 0x01020408u >> 24 & 0xf;
 }
 
-// Keys [0, 16) of `from`, of which `count` exist, 1 at least. Beyond these there are others of
-// them: without a branch, loads of many rows are under way at a time.
+// Keys [0, 16) of `from`; `count` of them exist, at least 1. The others repeat existing keys:
+// without a branch, loads of many rows are under way at a time.
 template <int vector>
 __device__ __forceinline__ uint4 load_keys(const u8* from, int count) {
   if constexpr (vector == 16) {

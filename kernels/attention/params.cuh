@@ -17,8 +17,8 @@ struct attention_params {
   const int* offsets;               // i32 [batch + 1], thd: where each sequence's queries begin
   const int* kv_offsets;            // the same of keys; equal to offsets where they are the same
   const int* lengths;               // i32 [batch]
-  const int* pages;                 // i32 [batch, ceil(kv_len / page)]
-  const float* sinks;               // f32 [heads]
+  const int* pages;    // i32 [batch, ceil(kv_len / page)]; outside [0, page_count): a page of zeros
+  const float* sinks;  // f32 [heads]
 
   // Backward.
   const void* d_out;
@@ -44,12 +44,13 @@ struct attention_params {
   int mask_heads;     // 1 or heads
   int window;         // keys that a query sees at most, its own included
   int page;           // tokens of a page
+  int page_count;     // of k and v
   int group;          // scheduling: heads whose keys and values stay in L2 together
   float scale;        // of scores, before the soft cap
   float softcap;
 };
 
-// Of backward kernels that know their tensors by strides.
+// Parameters of backward kernels that know their tensors by strides.
 struct attention_backward_params {
   attention_params forward;  // with d_out, dq, dk, dv, d_sinks and delta
   // Elements between sequences (bshd), and between tokens.

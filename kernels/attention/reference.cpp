@@ -1,5 +1,5 @@
-// The definition in float64. A task has a block of queries of one head, or of the backward pass a
-// block of keys: two to four small products, which stay on the CPU, because the scores that they
+// The definition in float64. A task has a block of queries of one head, or in the backward pass a
+// block of keys: two to four small products. They stay on the CPU, because the scores that they
 // make are as many as the operations on them.
 #include <algorithm>
 #include <cmath>
@@ -48,12 +48,11 @@ class Inputs {
   Sequence sequence(std::int64_t index) const {
     Sequence sequence{index, index * layer_.s, layer_.s, index * layer_.kv, layer_.kv};
     if (layer_.layout == Layout::thd) {
-      std::tie(sequence.first_query, sequence.queries) = range("offsets", index);
+      std::tie(sequence.first_query, sequence.queries) = range("offsets", index, layer_.s);
       std::tie(sequence.first_key, sequence.keys) =
-          range(layer_.kv_offsets ? "kv_offsets" : "offsets", index);
+          range(layer_.kv_offsets ? "kv_offsets" : "offsets", index, layer_.kv);
     }
-    if (layer_.lengths)
-      sequence.keys = static_cast<std::int64_t>(tensors_.at("lengths")[at(index)]);
+    if (layer_.lengths) sequence.keys = bounded(tensors_.at("lengths")[at(index)], 0, layer_.kv);
     return sequence;
   }
 
@@ -71,8 +70,13 @@ class Inputs {
                   std::int64_t count) const {
     const std::int64_t row = std::string_view(name) == "k" ? layer_.k_row : layer_.v_row;
     Values rows;
-    for (std::int64_t j = first; j < first + count; ++j)
-      append(rows, name, key_token(sequence, j) * row + head * layer_.dim);
+    for (std::int64_t j = first; j < first + count; ++j) {
+      const std::int64_t token = key_token(sequence, j);
+      if (token < 0)
+        rows.insert(rows.end(), at(layer_.dim), 0.0);
+      else
+        append(rows, name, token * row + head * layer_.dim);
+    }
     return rows;
   }
 
@@ -120,16 +124,22 @@ class Inputs {
     return tensor == tensors_.end() ? nullptr : tensor->second.data();
   }
 
-  std::pair<std::int64_t, std::int64_t> range(const char* name, std::int64_t index) const {
+  static std::int64_t bounded(double value, std::int64_t least, std::int64_t most) {
+    return std::clamp(static_cast<std::int64_t>(value), least, most);
+  }
+  std::pair<std::int64_t, std::int64_t> range(const char* name, std::int64_t index,
+                                              std::int64_t tokens) const {
     const auto& offsets = tensors_.at(name);
-    const auto first = static_cast<std::int64_t>(offsets[at(index)]);
-    return {first, static_cast<std::int64_t>(offsets[at(index + 1)]) - first};
+    const std::int64_t first = bounded(offsets[at(index)], 0, tokens);
+    return {first, bounded(offsets[at(index + 1)], first, tokens) - first};
   }
 
+  /// A key's row of k and v; -1 where its page is not in the cache.
   std::int64_t key_token(const Sequence& sequence, std::int64_t j) const {
     if (layer_.page == 0) return sequence.first_key + j;
     const double page =
         tensors_.at("pages")[at(sequence.index * layer_.pages_of_sequence() + j / layer_.page)];
+    if (page < 0 || page >= static_cast<double>(layer_.pages)) return -1;
     return static_cast<std::int64_t>(page) * layer_.page + j % layer_.page;
   }
 

@@ -1,10 +1,10 @@
 // Rows of 16-bit elements of a head in shared memory, for ldmatrix: of Q, K and V alike. Included
 // by host and device code.
 //
-// A row is dim/8 chunks of 16 bytes, padded to a multiple of 16 elements. ldmatrix reads one chunk
-// column of eight consecutive rows in one phase, which must lie in eight different groups of four
-// banks. Where rows are multiples of 128 bytes, the chunk index is XORed with the row; elsewhere a
-// row takes an odd number of chunks.
+// A row is ceil(dim/8) chunks of 16 bytes, padded to a multiple of 16 elements. ldmatrix reads one
+// chunk column of eight consecutive rows in one phase, which must lie in eight different groups of
+// four banks. Where rows are multiples of 128 bytes, the chunk index is XORed with the row;
+// elsewhere a row takes an odd number of chunks.
 #pragma once
 
 #include "attention/form.cuh"
@@ -17,6 +17,12 @@ constexpr int attention_padded_dim(int dim) {
 
 constexpr bool attention_rows_swizzled(int dim) {
   return attention_padded_dim(dim) % 64 == 0;
+}
+
+/// Bytes of an access to a head in global memory: heads are `dim` elements of 16 bits apart, so
+/// that they are aligned to no more. dim is even.
+constexpr int attention_access_bytes(int dim) {
+  return dim % 8 == 0 ? 16 : dim % 4 == 0 ? 8 : 4;
 }
 
 /// Bytes from row to row.

@@ -40,7 +40,7 @@ __device__ __forceinline__ float tanh_by_exp2(float value) {
   return 1.0f - 2.0f * reciprocal_approximate(exp2_approximate(value * (2.0f * log2_e)) + 1.0f);
 }
 
-// What products of q and k become before they are exponentiated: form.softcap takes scores through
+// Transforms products of q and k before they are exponentiated: form.softcap takes scores through
 // cap(), form.bias adds; the result times factor() is a power of two.
 template <attention_form form>
 struct score_scaling {
@@ -72,7 +72,7 @@ struct softmax_row {
   __device__ __forceinline__ bool exceeded_by(float score) const {
     return score - reference > rescale_threshold;
   }
-  // What to subtract from scores. Where all scores so far are minus infinity that is 0, for a
+  // The offset to subtract from scores. If all scores so far are minus infinity it is 0, for a
   // probability of 0 instead of NaN.
   __device__ __forceinline__ float offset() const {
     return reference == minus_infinity() ? 0.0f : reference;

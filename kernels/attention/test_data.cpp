@@ -59,7 +59,7 @@ bool mask_allows(MaskData data, std::int64_t sequence, std::int64_t i, std::int6
 
 OptionField mask_data_option() {
   return {.name = "mask-data",
-          .help = "what the mask looks like in tests and measurements",
+          .help = "distribution of the mask in tests and measurements",
           .choices = {"random", "documents", "causal-documents", "upper", "all", "none"},
           .rare = true};
 }
@@ -144,7 +144,7 @@ void draw_pages(std::uint64_t seed, std::int64_t all, std::span<double> pages) {
 void draw_lse(const Layer& layer, std::uint64_t seed, std::span<double> lse) {
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> noise(-0.5, 0.5);
-  // Of n scores with mean 0 and deviation 1 it is about log(n) + 1/2; a bias adds as much again.
+  // For n scores with mean 0 and deviation 1 it is about log(n) + 1/2; a bias adds as much again.
   const double spread = layer.bias ? 1 : 0.5;
   const auto sequences = static_cast<std::size_t>(layer.b);
   std::vector<double> offsets(sequences + 1), kv_offsets(sequences + 1), lengths(sequences);

@@ -20,7 +20,7 @@ struct attention_tile {
   int head;
   int first_row;  // of the sequence
 
-  // Of the 64 rows of an MMA warpgroup, those that exist.
+  // The existing rows among the 64 of an MMA warpgroup.
   __device__ __forceinline__ int last_row(int first, int rows) const {
     return larger(first + 1, smaller(first + rows, sequence.q_len));
   }
@@ -76,7 +76,7 @@ class attention_tile_scheduler {
     return block;
   }
 
-  // Of `index` among `tiles` row tiles of each of `matrices` heads: which head, and its first row.
+  // The head, and first row, of tile `index` among `tiles` row tiles of each of `matrices` heads.
   __device__ __forceinline__ int place(int index, int tiles, int matrices, int& first_row) const {
     const int in_group = params_.group * tiles;
     const int group = index / in_group;
@@ -106,12 +106,18 @@ class attention_tile_scheduler {
   // All lanes of a warp. Indices only grow.
   __device__ __forceinline__ void find_sequence() {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    // Sequences that overlap, as no offsets should have them, could make more tiles than a number
+    // counts.
+    const int most = (ceil_div(params_.q_len, bm) + params_.batch) * params_.heads;
+    if (index_ >= most) {
+      tiles_before_ = most;
+      is_valid_ = false;
+      return;
+    }
     for (; first_sequence_ < params_.batch; first_sequence_ += 32) {
       const int own = first_sequence_ + lane;
       int tiles = 0;
-      if (own < params_.batch) {
-        tiles = ceil_div(params_.offsets[own + 1] - params_.offsets[own], bm);
-      }
+      if (own < params_.batch) tiles = ceil_div(sequence_of<form>(params_, own).q_len, bm);
       int up_to = tiles * params_.heads;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {

@@ -54,7 +54,7 @@ class BiasGelu final : public Op {
     return {{"act", "which gelu: with erf, or its form with tanh", {"gelu", "gelu-tanh"}},
             {"biases", "element type of bias and dbias: the op's, or f32", {"same", "f32"}},
             {"save",
-             "what the forward pass keeps for the backward pass: nothing but x, or gelu's input",
+             "kept by the forward pass for the backward pass: nothing but x, or gelu's input",
              {"nothing", "input"},
              true}};
   }

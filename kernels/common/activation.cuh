@@ -111,7 +111,8 @@ struct relu {
   }
 };
 
-// Of gpt-oss: the gate is limited to 7 from above, and up to 7 from both sides (gated_product).
+// Activation of gpt-oss: the gate is limited to 7 from above, and up to 7 from both sides
+// (gated_product).
 struct swiglu_oai {
   static constexpr float limit = 7.0f, alpha = 1.702f;
   static __device__ __forceinline__ float at_most_limit(float x) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ float gated_product<swiglu_oai>(float gate, float up)
   return swiglu_oai::value(gate) * swiglu_oai::up_factor(up);
 }
 
-// Of a gemm_form (gemm/form.cuh): each is the type at its place in the list.
+// Activations of a gemm_form (gemm/form.cuh): each is the type at its place in the list.
 enum class activation_kind : int { silu, gelu, gelu_tanh, relu, none, swiglu_oai };
 template <activation_kind kind>
 using activation_of =

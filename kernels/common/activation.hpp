@@ -102,7 +102,8 @@ struct None {
   static ValueAndSlope<Math> at(typename Math::Value x) { return {x, typename Math::Value{} + 1}; }
 };
 
-// Of gpt-oss: gate sigmoid(1.702 gate) with gate up to 7, times up + 1 with up from -7 to 7.
+// Activation of gpt-oss: gate sigmoid(1.702 gate) with gate up to 7, times up + 1 with up from -7
+// to 7.
 template <class Math>
 struct SwigluOai {
   static constexpr std::string_view name = "swiglu-oai", device_type = "swiglu_oai";
@@ -129,7 +130,7 @@ template <class Math>
 using All =
     std::tuple<Silu<Math>, Gelu<Math>, GeluTanh<Math>, Relu<Math>, None<Math>, SwigluOai<Math>>;
 
-/// What the activated gate is multiplied by.
+/// The factor of the activated gate.
 template <class Definition, class Value>
 Value up_factor(Value up) {
   if constexpr (requires { Definition::up_factor(up); })

@@ -10,11 +10,20 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 }
 
 // Copies 16 bytes, or writes 16 zero bytes without reading global memory when `valid` is false: the
-// padding of partial tiles. .cg bypasses L1, which would only duplicate what shared memory holds.
+// padding of partial tiles. .cg bypasses L1, which would only duplicate shared memory.
 __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool valid) {
   const u32 bytes = valid ? 16u : 0u;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
+               : "memory");
+}
+
+// The same of 4 or 8 bytes, for rows that are aligned to no more. .cg has 16 bytes alone.
+template <int size>
+__device__ __forceinline__ void copy_async_narrow(u32 shared, const void* global, bool valid) {
+  const int bytes = valid ? size : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+               "n"(size), "r"(bytes)
                : "memory");
 }
 

@@ -20,7 +20,8 @@ struct ColumnWork {
   bool sums = false;  // column sums: a block loops over rows and writes one row of partial sums
 };
 
-/// What a family launches: `name` of the one file of its sources, and what depends on the problem.
+/// The kernel that a family launches: `name` of the one file of its sources, and its
+/// problem-dependent types and arguments.
 struct ColumnKernel {
   std::string types;                // the first template arguments; the parameters follow
   std::vector<Argument> arguments;  // the first ones; the partial sums, m, h and blocks follow

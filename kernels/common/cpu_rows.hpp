@@ -32,7 +32,7 @@ constexpr std::size_t row_rotation_margin = 16;
 struct RowKernels {
   /// The sum of x².
   float (*squares)(const void* x, std::size_t count);
-  /// sum = x + other; returns the sum of squares of what was written.
+  /// sum = x + other; returns the sum of squares of the result.
   float (*add)(const void* x, const void* other, void* sum, std::size_t count);
   /// y = r x ⊙ factor; r x is rounded before it is multiplied where `rounds`.
   void (*normalise)(const void* x, const float* factor, float r, bool rounds, void* y,

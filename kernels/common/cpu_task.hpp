@@ -18,7 +18,7 @@ std::vector<std::int64_t> thread_counts(const DeviceFacts& facts);
 /// below that waking a thread takes longer than its work.
 std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 
-/// What a family goes over.
+/// The rows that a family processes.
 struct RowWork {
   std::int64_t rows = 0;
   std::int64_t row_bytes = 0;  // of the largest tensor
@@ -29,9 +29,9 @@ struct RowWork {
 /// A family of the CPU with parameters for the division of rows: `rows` and `threads`, or where
 /// rows are summed `threads` and `parts`; and `nontemporal`. It is its stage's fallback.
 ///
-/// By default tasks are of about 64 KB, long beside taking one and short beside all of the work;
-/// parts are one for each thread, as threads are equal; and stores are non-temporal if results
-/// would leave the caches before they are read.
+/// By default tasks are of about 64 KB: long compared with the cost of claiming one, and short
+/// compared with all of the work. There is one part for each thread, because threads are equal.
+/// Stores are non-temporal if results would leave the caches before they are read.
 class CpuRowFamily : public StageFamily {
  public:
   explicit CpuRowFamily(StageFamilyFacts facts);

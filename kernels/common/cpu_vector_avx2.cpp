@@ -34,7 +34,7 @@ inline void stream_fence() {
   _mm_sfence();
 }
 
-// Instead of the templates of cpu_rows.inc, of which GCC 12 makes many more instructions.
+// Replaces the templates of cpu_rows.inc, for which GCC 12 generates many more instructions.
 inline Bits wider(Halves value) {
   return reinterpret<Bits>(_mm256_cvtepu16_epi32(reinterpret<__m128i>(value)));
 }

@@ -19,12 +19,12 @@
 
 namespace fftune {
 
-/// Of common/float16.cuh: "float", "fftune::bf16", "fftune::fp16".
+/// Type names of common/float16.cuh: "float", "fftune::bf16", "fftune::fp16".
 inline std::string element_type(DType dtype) {
   return dtype == DType::f32 ? "float" : "fftune::" + std::string(dtype_name(dtype));
 }
 
-/// Of common/types.cuh: "int", "fftune::i64".
+/// Type names of common/types.cuh: "int", "fftune::i64".
 inline std::string integer_type(DType dtype) {
   return dtype == DType::i64 ? "fftune::i64" : "int";
 }

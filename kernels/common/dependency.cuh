@@ -12,8 +12,8 @@ __device__ __forceinline__ void launch_dependents() {
 #endif
 }
 
-// Waits until the kernels before this one are complete and their writes visible. What they write
-// must not be read before it, nor through the read-only path (ld.global.nc) at all.
+// Waits until the kernels before this one are complete and their writes visible. Their results must
+// not be read before that, nor through the read-only path (ld.global.nc) at all.
 __device__ __forceinline__ void wait_for_dependencies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

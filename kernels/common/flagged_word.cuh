@@ -1,8 +1,8 @@
 // Communication between blocks of one launch without fences: the flag is in the data's word.
 //
-// A word of 16 bytes is read and written in one access (PTX ISA, "Memory consistency model":
-// .b128 scalars are one memory operation), so a reader that sees the flag has the data too: one
-// round trip to L2, where a separate flag takes a fence and a second round trip.
+// A word of 16 bytes is read and written in one access (PTX ISA, "Memory consistency model": .b128
+// scalars are one memory operation), so a reader that sees the flag has the data too. This takes
+// one round trip to L2; a separate flag takes a fence and a second round trip.
 #pragma once
 
 #include "common/types.cuh"

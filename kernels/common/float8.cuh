@@ -1,5 +1,5 @@
 // fp8, which is e4m3 (OCP 8-bit floating point): 4 exponent bits, 3 of mantissa, no infinity, 448
-// the largest number. What is beyond it becomes it.
+// the largest number. Larger magnitudes saturate to it.
 #pragma once
 
 #include "common/float16.cuh"

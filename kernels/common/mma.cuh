@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_matrices(u32& r0, u32& r1, u32& r2, u32& r3
                : "memory");
 }
 
-// The same of what lies transposed: lane l gets rows 2 (l % 4) and the next of column l / 4.
+// The same for a transposed matrix: lane l gets rows 2 (l % 4) and the next of column l / 4.
 __device__ __forceinline__ void load_matrices_transposed(u32& r0, u32& r1, u32& r2, u32& r3,
                                                          u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_matrices(u32 shared, const u32 (&word)[4])
   }
 }
 
-// Its inverse: what was stored there into the registers that would have stored it.
+// Its inverse: loads stored values into the registers that would have stored them.
 template <bool transposed>
 __device__ __forceinline__ void reload_matrices(u32 shared, u32 (&word)[4]) {
   if constexpr (transposed) {

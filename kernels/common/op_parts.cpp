@@ -23,6 +23,19 @@ SizeField row_tokens() {
           .default_on_cpu = {1, 64, 4096}};
 }
 
+OptionField y_scale_option() {
+  return {
+      .name = "y-scale",
+      .help = "whether columns of y are multiplied by a factor each, before a residual is added",
+      .choices = {"no", "yes"},
+      .rare = true,
+      .pass = "fwd"};
+}
+
+TensorSpec y_scale_tensor(std::int64_t n) {
+  return {"y_scale", DType::f32, {n}, Role::input, 0.25, 0.75};
+}
+
 OptionField residual_option() {
   return {.name = "residual",
           .help = "whether y is added to a residual of its size",
@@ -42,12 +55,12 @@ OptionField accumulate_option(const std::string& of) {
 
 std::vector<OptionField> gated_save_options(const std::string& order) {
   return {{.name = "save",
-           .help = "what is written for a backward pass: gate and up before the activation" + order,
+           .help = "written for a backward pass: gate and up before the activation" + order,
            .choices = {"none", "preact"},
            .rare = true,
            .pass = "fwd"},
           {.name = "save",
-           .help = "what the forward pass kept: gate and up before the activation" + order +
+           .help = "kept by the forward pass: gate and up before the activation" + order +
                    ", or its input alone, from which they are computed again",
            .choices = {"preact", "input"},
            .rare = true,

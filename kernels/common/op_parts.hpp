@@ -24,12 +24,17 @@ SizeField product_tokens();
 /// The tokens of a memory-bound op.
 SizeField row_tokens();
 
+/// Whether every column of y [m, n] is multiplied by an element of y_scale [n], before a residual
+/// is added: layer scale, and the residual multiplier of Granite. And that tensor.
+OptionField y_scale_option();
+TensorSpec y_scale_tensor(std::int64_t n);
 /// Whether y is added to a residual in the same pass.
 OptionField residual_option();
 /// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
-/// What a gated feed-forward network saves for its backward pass. `order` names the order of the
-/// saved rows if it is not that of the tokens: ", in the order of the mask".
+/// The choices for saving intermediates of a gated feed-forward network for its backward pass.
+/// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
+/// the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
 
 /// A stage that reads every input and writes every output once; an updated tensor counts as both.

@@ -22,7 +22,7 @@ __device__ __forceinline__ float power_of_two(float exponent) {
 struct softmax_sum {
   float most, sum;
 
-  // What sums relative to `most` are multiplied with to be relative to `reference`, which is not
+  // The factor that converts sums relative to `most` to sums relative to `reference`, which is not
   // less.
   static __device__ __forceinline__ float factor(float most, float reference) {
     return most == lowest_score() ? 0.0f : power_of_two(most - reference);

@@ -24,7 +24,7 @@ struct RowShape {
   std::int64_t vectors(std::int64_t vector_bytes) const { return bytes() / vector_bytes; }
 };
 
-/// What the kernels of a family are compiled for.
+/// Compile-time parameters of the family's kernels.
 struct RowKernelLimits {
   std::vector<std::int64_t> group;   // threads of a block that share a row
   std::vector<std::int64_t> groups;  // rows of a block side by side
@@ -37,12 +37,12 @@ std::int64_t elements_of_vector(const RowShape& shape, const Config& config);
 std::int64_t vectors_of_thread(const RowShape& shape, const Config& config);
 std::int64_t block_threads(const Config& config);
 
-/// Adds vector, group and groups, and with clusters cluster and evict_first, with what constrains
-/// them alone.
+/// Adds vector, group and groups, and with clusters cluster and evict_first, with the constraints
+/// on them alone.
 void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimits& limits,
                         const DeviceFacts& facts);
 
-/// What a default configuration is made by.
+/// Inputs of the choice of a default configuration.
 struct RowDefaults {
   std::int64_t vectors = 1;  // of a thread, about
   std::int64_t least_group = 8;

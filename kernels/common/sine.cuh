@@ -1,11 +1,11 @@
 // Sine and cosine without a slow path or a stack: as good as the type they are asked in.
 //
-// The angle is brought to within pi/4 of a multiple of pi/2: in float64, up to angles of 2^31, of
-// which a float has nothing left to lose; or, for a result in float and up to 2^18, in float, where
-// two parts of pi/2 and fused products leave an error below 1e-7, without a conversion, which are
-// as slow as the rest together. Then the Taylor series, up to the term that rounding hides: at pi/4
-// the next one is 2e-9 of the sine and 3e-8 of the cosine in float, and below 1e-17 of both in
-// double.
+// The angle is reduced to within pi/4 of a multiple of pi/2. In float64 this works up to angles of
+// 2^31, where a float has no fractional digits left. For a result in float and angles up to 2^18 it
+// is done in float: two parts of pi/2 and fused products leave an error below 1e-7, without
+// conversions, which are as slow as the rest together. The Taylor series follows, up to the term
+// that rounding hides: at pi/4 the next one is 2e-9 of the sine and 3e-8 of the cosine in float,
+// and below 1e-17 of both in double.
 #pragma once
 
 #include "common/types.cuh"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void sine_and_cosine_within(double r, double& sine, d
   cosine = fma(c, square, 1.0);
 }
 
-// What the quadrant makes of the two.
+// Applies the quadrant to the two values.
 template <class Real>
 __device__ __forceinline__ void turn_by_quadrant(int quadrant, Real s, Real c, Real& sine,
                                                  Real& cosine) {

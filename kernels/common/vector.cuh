@@ -38,6 +38,12 @@ __device__ __forceinline__ vector16 load_dependent(const void* address) {
   return value;
 }
 
+__device__ __forceinline__ u32 load_dependent_word(const void* address) {
+  u32 value;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 // From L2, where another block of this launch may just have written: L1 is not coherent between
 // SMs.
 __device__ __forceinline__ float4 load_coherent(const float* address) {

@@ -33,8 +33,8 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
 }
 
 // Descriptor of a tile of 64 k whose other extent is contiguous: slabs of 64 elements of that
-// extent, each [64 k][128 bytes] under the 128-byte swizzle, `slab_bytes` apart. 8-row atoms of k
-// are 1024 bytes apart, so 16 of k are 2048 bytes (PTX ISA, "Strides" of the matrix descriptor,
+// extent, each [64 k][128 bytes] under the 128-byte swizzle, `slab_bytes` apart. Atoms of 8 rows of
+// k are 1024 bytes apart, so 16 of k are 2048 bytes (PTX ISA, "Strides" of the matrix descriptor,
 // MN-major).
 constexpr int wgmma_slab_bytes = 64 * 128;
 __device__ __forceinline__ u64 wgmma_transposed_descriptor(u32 shared) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ u64 wgmma_swizzled_descriptor(u32 shared) {
          ((shared & 0x3ffffu) >> 4);
 }
 
-// A descriptor of what is `bytes` further: an addition to its lower word, which has no carry.
+// The descriptor of the tile `bytes` further: an addition to its lower word, which has no carry.
 __device__ __forceinline__ u64 wgmma_advance(u64 descriptor, int bytes) {
   const u32 lower = static_cast<u32>(descriptor) + static_cast<u32>(bytes >> 4);
   return (descriptor & 0xffffffff00000000) | lower;

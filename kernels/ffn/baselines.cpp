@@ -92,7 +92,7 @@ void append_adding(Program& program, const Problem& problem, const DeviceFacts& 
                tensor_or_null(places.at("residual"))});
 }
 
-/// y = hidden·w_downᵀ, and what is added to it.
+/// y = hidden·w_downᵀ, and the additions to it.
 void append_down(Program& program, const Problem& problem, const DeviceFacts& facts,
                  const TensorPlaces& places) {
   GemmProblem down = down_gemm(problem);
@@ -122,8 +122,8 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   return baseline;
 }
 
-/// Gate and up as one product with their weights stacked, which needs a copy of the weights. What
-/// it saves for a backward pass is that product, packed.
+/// Gate and up as one product with their weights stacked, which needs a copy of the weights. It
+/// saves that product, packed, for a backward pass.
 Baseline merged(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
   const bool quantised = is_quantised(problem);

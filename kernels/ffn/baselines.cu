@@ -1,5 +1,5 @@
-// What a pipeline of library products needs between and after its GEMMs, for `bench` to compare
-// with.
+// Kernels that a pipeline of library products needs between and after its GEMMs, for comparison in
+// `bench`.
 //
 // Matrices are [rows, columns], row-major. A thread takes 16 bytes of each; where rows are not
 // 16-byte aligned, the same elements one by one.

@@ -1,8 +1,7 @@
-// The gated feed-forward network of Llama (Shazeer 2020, arXiv 2002.05202):
-// y = (act(x·w_gateᵀ) ⊙ (x·w_upᵀ))·w_downᵀ, or without a gate (gate=no, as GPT-2 has it)
-// y = act(x·w_upᵀ + b_up)·w_downᵀ + b_down; what is added to it, a bias or a residual, and what x
-// goes through before: a root mean square norm (norm.hpp). Its stages, also of the backward pass,
-// are below.
+// The gated feed-forward network of Llama (Shazeer 2020, arXiv 2002.05202): y = (act(x·w_gateᵀ) ⊙
+// (x·w_upᵀ))·w_downᵀ. Without a gate (gate=no, as in GPT-2): y = act(x·w_upᵀ + b_up)·w_downᵀ +
+// b_down. Options add a bias or a residual to y, and a root mean square norm of x (norm.hpp). Its
+// stages, also of the backward pass, are below.
 #pragma once
 
 #include <cstdint>
@@ -31,28 +30,29 @@ struct Shape {
 Shape shape_of(const Problem& problem);
 
 /// In fp8, x, the weights and hidden are elements of fp8 with f32 scales: a number is its element
-/// times the scale. What is neither a sum's operand nor a scale is bf16.
+/// times the scale. Tensors that are neither operands of a product nor scales are bf16.
 ///
-/// scales=tensor: one for each tensor. hidden's is given too, as static quantisation has it.
-/// scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
-/// rows by 128 columns of a weight; the last of them may be less. The op finds hidden's: what
-/// brings the largest of the 128 to 448, the largest number of e4m3 (DeepSeek-V3, arXiv
-/// 2412.19437, 3.3.2).
+/// scales=tensor: one for each tensor; hidden's is given too, as in static quantisation.
+/// Scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
+/// rows by 128 columns of a weight; the last of them may be smaller. The op computes hidden's scale
+/// so that the largest magnitude of the 128 becomes 448, the largest number of e4m3 (DeepSeek-V3,
+/// arXiv 2412.19437, 3.3.2).
 bool is_quantised(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 bool has_block_scales(const Problem& problem);
 
-/// What a problem asks for beside the plain forward pass.
+/// Features that a problem requests besides the plain forward pass.
 struct Form {
   bool gated = true;      // gate=yes
   bool bias_up = false;   // bias=both: before the activation, without a gate
   bool saves = false;     // gate and up are stored too: save=preact, or in the pass bwd save=input
   bool bias = false;      // y has a bias: bias=down or both
+  bool y_scale = false;   // columns of y have a factor each, before that: y-scale=yes
   bool residual = false;  // y is added to a residual: residual=yes
   bool accumulates = false;  // bwd: the weights' gradients are added to others: accumulate=yes
   bool normalises = false;   // x is normalised first: norm=rms or add-rms
   bool adds_before = false;  // and a residual is added to it before that: norm=add-rms
-  bool adds() const { return bias || residual; }
+  bool adds() const { return bias || y_scale || residual; }
 };
 Form form_of(const Problem& problem);
 /// Whether a backward pass computes gate and up again: save=input.
@@ -73,14 +73,14 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 //
 //   gate_up    gate = x·w_gateᵀ,  up = x·w_upᵀ,  hidden = c
 //   up         hidden = act(x·w_upᵀ (+ b_up)), in the place of gate_up: gate=no
-//   down       y = hidden·w_downᵀ (+ b_down) (+ residual)
+//   down       y = hidden·w_downᵀ (+ b_down) (* y_scale) (+ residual)
 //   d_hidden   dc = dy·w_down,  d_gate = dc ⊙ up ⊙ act'(gate),  d_up = dc ⊙ act(gate)
 //   d_x        dx = d_gate·w_gate + d_up·w_up
 //   d_gate_up  dw_gate = d_gateᵀ·x,  dw_up = d_upᵀ·x
 //   d_down     dw_down = dyᵀ·hidden
 //
 // The pass bwd takes gate and up as the forward pass saved them (save=preact), and d_hidden
-// computes hidden; or it begins with gate_up, which computes the three again from x (save=input): 2
+// computes hidden. With save=input it begins with gate_up, which computes the three again from x: 2
 // m h elements less between the passes, for two products more.
 
 constexpr const char* stage_gate_up = "gate_up";
@@ -94,7 +94,7 @@ constexpr const char* stage_d_down = "d_down";
 /// Those of the problem's pass, in order.
 std::vector<GemmStage> gemm_stages(const Problem& problem);
 
-/// All families of the op but those of the norm, in the order of choice: of the pass fwd, and of
+/// All families of the op except those of the norm, in the order of choice, for the passes fwd and
 /// bwd.
 std::vector<const Family*> forward_families();
 std::vector<const Family*> backward_families();
@@ -109,7 +109,7 @@ GemmProblem d_down_gemm(const Problem& problem);
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
-// What is between the library's products, also in masked-ffn's baselines. Tensors [m,h] by their
+// Steps between the library's products, also in masked-ffn's baselines. Tensors [m,h] by their
 // names.
 
 /// Appends hidden = act(gate) ⊙ up. Without `up`, gate is [m,2h], each row gate and then up.

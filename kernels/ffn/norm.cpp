@@ -138,24 +138,23 @@ class NormFamily final : public Family {
 }  // namespace
 
 std::vector<OptionField> norm_options() {
-  return {
-      {.name = "norm",
-       .help = "the root mean square norm of x in front of the products; add-rms: of x and a "
-               "residual, whose sum is written too",
-       .choices = {"none", "rms", "add-rms"},
-       .rare = true,
-       .pass = "fwd"},
-      {.name = "convention",
-       .help = "of the norm: where it rounds, and whether w_norm is kept as its distance from 1",
-       .choices = {"llama", "gemma", "t5"},
-       .rare = true,
-       .pass = "fwd"},
-      {.name = "eps",
-       .help = "of the norm: added to the mean square",
-       .choices = {usual_eps},
-       .rare = true,
-       .number = NumberRange{0, 1},
-       .pass = "fwd"}};
+  return {{.name = "norm",
+           .help = "the root mean square norm of x in front of the products; add-rms: of x and a "
+                   "residual, whose sum is written too",
+           .choices = {"none", "rms", "add-rms"},
+           .rare = true,
+           .pass = "fwd"},
+          {.name = "convention",
+           .help = "where the norm rounds, and whether w_norm is kept as its distance from 1",
+           .choices = {"llama", "gemma", "t5"},
+           .rare = true,
+           .pass = "fwd"},
+          {.name = "eps",
+           .help = "added to the norm's mean square",
+           .choices = {usual_eps},
+           .rare = true,
+           .number = NumberRange{0, 1},
+           .pass = "fwd"}};
 }
 
 std::string norm_contradiction(const Problem& problem) {

@@ -15,7 +15,7 @@ namespace fftune::ffn {
 /// x(, x_residual), w_norm -> normalised(, sum)
 constexpr const char* stage_norm = "norm";
 
-/// What the user says of it.
+/// The user's options for the norm.
 std::vector<OptionField> norm_options();
 
 /// Why those options do not go together with others, one line; empty: they do.

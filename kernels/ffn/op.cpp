@@ -45,6 +45,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const DType wide = wide_dtype(problem);
   if (form.bias_up) tensors.push_back({"b_up", wide, {h}, Role::input, 1});
   if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
+  if (form.y_scale) tensors.push_back(y_scale_tensor(d));
   if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
   const auto append_norm_tensors = [&](Role role) {
     for (TensorSpec& tensor : norm_tensors(problem, role)) tensors.push_back(std::move(tensor));
@@ -118,11 +119,13 @@ class Ffn final : public Op {
     append(gated_save_options());
     append(
         {{.name = "bias",
-          .help = "what is added to every row: of y b_down; both: and without a gate b_up of what "
-                  "the activation takes",
+          .help =
+              "biases of every row: down adds b_down to y; both also adds b_up to the activation's "
+              "input (gate=no)",
           .choices = {"none", "down", "both"},
           .rare = true,
           .pass = "fwd"},
+         y_scale_option(),
          residual_option(),
          {.name = "gate",
           .help = "whether the activation's result gates another product, or is hidden itself",
@@ -130,8 +133,8 @@ class Ffn final : public Op {
           .rare = true,
           .pass = "fwd"},
          {.name = "scales",
-          .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
-                  "weight of 128 rows too",
+          .help = "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
+                  "weight 128 x 128)",
           .choices = {"tensor", "block"},
           .rare = true,
           .pass = "fwd"},
@@ -182,7 +185,7 @@ class Ffn final : public Op {
     return joined({forward_families(), norm_families(), backward_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    if (!form_of(problem).gated) return {};
+    if (!form_of(problem).gated || form_of(problem).y_scale) return {};
     return ffn::baselines(problem, facts);
   }
 };
@@ -210,11 +213,12 @@ bool recomputes(const Problem& problem) {
 }
 
 Form form_of(const Problem& problem) {
-  // What is saved in the one pass is computed again in the other.
+  // The forward pass saves the tensors that the backward pass would otherwise compute again.
   return {.gated = !problem.has("gate", "no"),
           .bias_up = problem.has("bias", "both"),
           .saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
           .bias = problem.has("bias", "down") || problem.has("bias", "both"),
+          .y_scale = problem.has("y-scale", "yes"),
           .residual = problem.has("residual", "yes"),
           .accumulates = problem.has("accumulate", "yes"),
           .normalises = problem.has("norm", "rms") || problem.has("norm", "add-rms"),

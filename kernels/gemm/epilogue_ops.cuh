@@ -19,8 +19,8 @@ struct epilogue_ops {
       stored_values > 1 || form.group_bias || form.activation == activation_kind::swiglu_oai;
   using activation = activation_of<form.activation>;
 
-  // C of the accumulators of each B: themselves, or act(first) * second. What a linear epilogue
-  // adds comes afterwards.
+  // C of the accumulators of each B: themselves, or act(first) * second. The additions of a linear
+  // epilogue come afterwards.
   static __device__ __forceinline__ float value(const float (&accumulator)[b_operands]) {
     if constexpr (form.epilogue == epilogue_kind::gated) {
       return gated_product<activation>(accumulator[0], accumulator[1]);
@@ -38,13 +38,13 @@ struct epilogue_ops {
     }
   }
 
-  // Elements of the row broadcasts in two columns, packed where they have 16 bits. Of those that
-  // the form does without nothing is loaded.
+  // Elements of the row broadcasts in two columns, packed where they have 16 bits. Row broadcasts
+  // that the form does not have are not loaded.
   struct columns {
     u32 word[row_broadcasts][2] = {};
   };
   using broadcast_rows = const void* const (&)[row_broadcasts];
-  // Of `column`, which is even, and the next.
+  // Elements of `column`, which is even, and the next one.
   static __device__ __forceinline__ columns columns_from(broadcast_rows rows, int column) {
     columns result;
     for_each_broadcast([&](auto at) {
@@ -58,7 +58,7 @@ struct epilogue_ops {
     });
     return result;
   }
-  // Of one column twice.
+  // Elements of one column, twice.
   static __device__ __forceinline__ columns column_twice(broadcast_rows rows, int column) {
     columns result;
     for_each_broadcast([&](auto at) {
@@ -91,7 +91,7 @@ struct epilogue_ops {
       next = activation::value(next);
     }
   }
-  // Of any element type, one column.
+  // One column, of any element type.
   static __device__ __forceinline__ float apply_broadcasts(broadcast_rows rows, i64 column,
                                                            float value) {
     for_each_broadcast([&](auto at) {
@@ -130,7 +130,7 @@ struct epilogue_ops {
       return output == 0 ? p.c[0][0] : p.c[0][1];
     }
   }
-  // What is added to output number `output`.
+  // The source that is added to output number `output`.
   static __device__ __forceinline__ const wide* source(const gemm_params& p, int output,
                                                        int group = 0) {
     const void* source;

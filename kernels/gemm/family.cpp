@@ -15,7 +15,7 @@ void add(Names& names, std::string_view name) {
     names.emplace_back(name);
 }
 
-/// Of each matrix the first group's tensor, then the second's.
+/// The first group's tensor of each matrix, then the second's.
 void add(Names& names, const std::vector<TensorNames>& matrices) {
   for (std::size_t group = 0; !matrices.empty() && group < matrices.front().size(); ++group)
     for (const TensorNames& matrix : matrices) add(names, matrix[group]);

@@ -28,7 +28,7 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
 
 class GemmFamily final : public Family {
  public:
-  /// `name` and `summary` are string literals. Of several stages the problem must have all.
+  /// `name` and `summary` are string literals. A problem must have every stage in `stages`.
   GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string_view name,
              std::string_view summary);
 

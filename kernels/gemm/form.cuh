@@ -47,22 +47,22 @@ enum class epilogue_kind {
   linear,               // C = act(accumulator (+ bias, or whatever row broadcasts there are)) (+
                         // source), where there is an activation
   gated,                // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); gate and up may be stored too
-  activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
-                        // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
+  activation_gradient,  // from dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
+                        // and hidden = act(gate) ⊙ up on request; reads gate and up
   qkv,  // C = heads of q, k and v (qkv.cuh): bias, norms, rotation, three outputs
 };
 enum class activation_kind : int;  // common/activation.cuh
 
-// What happens to rows of A before they are multiplied: a root mean square norm in one of its
-// conventions (common/rms_norm.cuh), rounded to A's type.
+// Norm of A's rows before the product: a root mean square norm in one of its conventions
+// (common/rms_norm.cuh), rounded to A's type.
 enum class row_norm { none, llama, gemma, t5 };
 
 // fp8 e4m3 operands: a number is its element times its scale (f32).
 enum class scaling {
   none,
-  tensor,   // one scale for each tensor
-  block,    // one for each 128 elements of a row of A, and for each 128 x 128 block of B
-  channel,  // one for each row of A, or 128 elements of it (a_scaled_by_block), and each row of B
+  tensor,   // One scale for each tensor.
+  block,    // One for each 128 elements of a row of A, and for each 128 x 128 block of B.
+  channel,  // One for each row of A, or 128 elements of it (a_scaled_by_block), and each row of B.
 };
 
 struct gemm_form {

@@ -1,4 +1,4 @@
-// What accumulators of grouped rows go through before their epilogue: the factor of a row of A,
+// Terms that apply to accumulators of grouped rows before their epilogue: the factor of a row of A,
 // then a bias of the row's group for each B operand. Shared by all engines.
 #pragma once
 
@@ -13,12 +13,12 @@ struct group_terms {
   static constexpr bool present = form.weighs_rows || form.group_bias;
   using wide = element_type<form.wide>;
 
-  // Of a row of A by its place in the sorted order.
+  // Factor of a row of A, by its place in the sorted order.
   static __device__ __forceinline__ float factor(const gemm_params& p, i64 row) {
     if constexpr (form.weighs_rows) return p.row_weights[row];
     return 1;
   }
-  // Of one column; 0 past the last one.
+  // Bias of one column; 0 past the last one.
   static __device__ __forceinline__ float bias(const gemm_params& p, int group, int operand,
                                                int column) {
     if constexpr (!form.group_bias) {

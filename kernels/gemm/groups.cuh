@@ -1,6 +1,6 @@
-// Which rows belong to which group: of a grouped GEMM the rows of A and C, of a grouped reduction
-// the tokens that it sums over. The sorted order has the rows of group 0 first, then those of group
-// 1 and so on, each group's in ascending order.
+// Which rows belong to which group: the rows of A and C for grouped rows, the summed tokens for a
+// grouped reduction. The sorted order has the rows of group 0 first, then those of group 1 and so
+// on, each group's in ascending order.
 //
 // Two sources, one interface, so that engines are templates on it:
 //   mask_groups     two groups by a byte mask. Every block scans the mask itself, a byte a row,
@@ -232,9 +232,9 @@ class mask_groups {
     }
     return mask_[row] != 0 ? before : first_group_ + row - before;
   }
-  // Writes rows [rank, rank + count) of a group, which it has, to `rows`. `first` is where locate()
-  // found the first one; returns where those that follow may be looked for. All lanes of a warp,
-  // each of which takes a chunk.
+  // Writes rows [rank, rank + count) of a group to `rows`; the group must have them. `first` is the
+  // result of locate() for the first one; returns the start of the search for the rows that follow.
+  // Called by all lanes of a warp; each takes a chunk.
   __device__ __forceinline__ u32 list(int group, u32 rank, u32 count, u32 first, u32* rows) const {
     const u32 lane = threadIdx.x % 32, own_rows = chunk_rows();
     while (true) {
@@ -400,10 +400,10 @@ struct group_span {
 
 // How the rows of each group are split into tiles.
 struct group_tiling {
-  int height;           // rows of a tile, at most
-  int cluster = 1;      // the number of tiles of a group is a multiple of it
-  bool levels = false;  // the tiles of a group have about as many rows each, a multiple of 8,
-                        // rather than all but the last one the most
+  int height;           // Maximum rows of a tile.
+  int cluster = 1;      // The number of tiles of a group is a multiple of it.
+  bool levels = false;  // The tiles of a group have nearly equal rows, a multiple of 8; otherwise
+                        // all but the last have the maximum.
 };
 
 // Tiles of rows of one group each, those of group 0 first.
@@ -477,7 +477,8 @@ class group_tiles<routed_groups<ready>, tiling> {
     }
     return span_of(group);
   }
-  // The same by all lanes of a warp, each of which looks at a group of 32 and at one of these.
+  // The same by all lanes of a warp: a lane looks at one group of 32, then at one of the 32 that
+  // contain the tile.
   __device__ __forceinline__ group_span span_in_warp(u32 tile) const {
     static_assert(most_groups <= 32 * 32);
     const int lane = static_cast<int>(threadIdx.x % 32), groups = groups_.groups();

@@ -1,5 +1,5 @@
-// What becomes of the features of one head of one token in the epilogue qkv (gemm/qkv.cuh), where a
-// warp finds them in shared memory, in float32: all of them, or those that its block has.
+// Epilogue arithmetic of the features of one head of one token in the epilogue qkv (gemm/qkv.cuh).
+// A warp finds the features in shared memory, in float32: all of them, or those of its block.
 #pragma once
 
 #include "common/elements.cuh"
@@ -28,8 +28,8 @@ __device__ __forceinline__ float2 turn_of(const head_angles& angles, const float
   return {static_cast<float>(cosine * angles.scale), static_cast<float>(sine * angles.scale)};
 }
 
-// `count`: features that the warp finds, of which number i is feature `feature_of(i)` of its head,
-// the other one of a rotated pair `distance` after or before it.
+// `count` is the number of features that the warp finds. Number i is feature `feature_of(i)` of its
+// head; the other one of a rotated pair is `distance` after or before it.
 template <gemm_form form, int count, int distance>
 struct head_row {
   using T = element_type<form.c>;
@@ -87,14 +87,19 @@ struct head_row {
   }
 };
 
+// The row of the caches that a token's k and v go to: negative where its slot is none of theirs.
+template <qkv_form form>
+__device__ __forceinline__ i64 slot_of(const qkv_params& qkv, i64 token) {
+  const i64 slot = form.wide_slots ? static_cast<const i64*>(qkv.slots)[token]
+                                   : static_cast<const int*>(qkv.slots)[token];
+  return static_cast<u64>(slot) < static_cast<u64>(qkv.cache_rows) ? slot : -1;
+}
+
 // The row of its part that a token's heads go to: negative where it has none.
 template <gemm_form form>
 __device__ __forceinline__ i64 row_of_part(const qkv_params& qkv, int part, i64 token) {
   if constexpr (form.qkv.caches) {
-    if (part > 0) {
-      return form.qkv.wide_slots ? static_cast<const i64*>(qkv.slots)[token]
-                                 : static_cast<const int*>(qkv.slots)[token];
-    }
+    if (part > 0) return slot_of<form.qkv>(qkv, token);
   }
   return token;
 }

@@ -1,4 +1,5 @@
-// The cosines and sines by which the epilogue qkv rotates heads: of every row and pair, in float32.
+// The cosines and sines by which the epilogue qkv rotates heads, for every row and pair, in
+// float32.
 #include "common/dependency.cuh"
 #include "gemm/head_row.cuh"
 

@@ -139,7 +139,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   constexpr std::size_t pointer_bytes = sizeof(void*);
   for (std::size_t i = 0; i < gemm.a.size(); ++i)
     pointer(offsetof(gemm_params, a) + i * pointer_bytes, gemm.a[i].front());
-  // Of arrays [group][operand or output].
+  // For arrays [group][operand or output].
   const auto grouped = [&](std::size_t at, const std::vector<TensorNames>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       for (std::size_t group = 0; group < tensors[i].size(); ++group)
@@ -220,7 +220,10 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   for (std::size_t i = 0; i < qkv.norms.size(); ++i)
     add(offsetof(qkv_params, norms) + i * sizeof(void*), tensor_of(places, qkv.norms[i]));
   if (sines) add(offsetof(qkv_params, sines), argument_of(*sines));
-  if (!qkv.slots.empty()) add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
+  if (!qkv.slots.empty()) {
+    add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
+    add(offsetof(qkv_params, cache_rows), qkv.cache_rows);
+  }
   add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
   add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
   add(offsetof(qkv_params, epsilon), static_cast<float>(qkv.epsilon));

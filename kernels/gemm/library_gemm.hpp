@@ -1,4 +1,4 @@
-// A GemmProblem by the vendor's BLAS: what baselines are made of.
+// A GemmProblem by the vendor's BLAS, for baselines.
 #pragma once
 
 #include <cstddef>

@@ -9,16 +9,16 @@
 namespace fftune {
 
 struct gemm_params {
-  // Matrices, row-major. The second a: of the second K-concatenated pair, or output.
+  // Matrices, row-major. The second a belongs to the second K-concatenated pair, or output.
   const void* a[2];
   // [group][operand]; one stacked tensor of all groups: b[0]; qkv: those of the parts
   const void* b[2][2];
-  void* c[2][2];             // [group][output]; groups: where the reduction is grouped; qkv: as b
-  const void* source[2][2];  // as c: what is added to it
-  const void* broadcasts[row_broadcasts];  // [n]
-  const float* row_weights;                // [m], by sorted rows
-  const void* group_bias[2];  // [groups, n], of each B operand; packed as B is: the first alone
-  void* gate;                 // [m, n], written (gated) or read (activation_gradient), as up
+  void* c[2][2];             // [group][output]; groups only in a grouped reduction; qkv: as b.
+  const void* source[2][2];  // Added to C; indexed as c.
+  const void* broadcasts[row_broadcasts];  // [n] each.
+  const float* row_weights;                // [m], by sorted rows.
+  const void* group_bias[2];  // [groups, n] for each B operand; packed as B is: the first alone.
+  void* gate;                 // [m, n], written (gated) or read (activation_gradient), as up.
   void* up;
   void* d_up;
   void* hidden;
@@ -44,13 +44,13 @@ struct gemm_params {
   float norm_epsilon;
 };
 
-// Of engines that need no tensor maps.
+// Parameters of engines that need no tensor maps.
 struct plain_params {
   gemm_params gemm;
   qkv_params qkv;  // epilogue qkv
 };
 
-// Of those that compute the sines of rotated heads themselves.
+// Parameters of engines that compute the sines of rotated heads themselves.
 struct angle_params : plain_params {
   head_angles angles;
 };

@@ -25,7 +25,7 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-// What kernels are compiled for has one definition, in form.cuh.
+// Compile-time parameters of the kernels; their one definition is in form.cuh.
 using GemmForm = gemm_operands;
 using Major = major;
 using Grouping = grouping;
@@ -67,13 +67,13 @@ struct Groups {
   /// operand that is not sorted then has only the tokens' rows, 1/choices as many as the GEMM, and
   /// `permutation` says whose each sorted row is. C, if rows are grouped, is sorted.
   std::int64_t choices = 1;
-  /// For the cost model: the share of the tokens that group 0 of a mask should have, whether that
-  /// is a probability rather than a number of tokens, and whether the tokens of a group are
-  /// scattered rather than in long runs.
+  /// For the cost model: the expected share of the tokens in group 0 of a mask; whether that is a
+  /// probability rather than an exact number; and whether the tokens of a group are scattered
+  /// rather than in long runs.
   double expected_share = 0.5;
   bool random = false;
   bool scattered = false;
-  /// Or, of sorted groups, how many rows they should have; empty: each as many as the others.
+  /// For sorted groups: their expected rows; empty: all groups have equally many.
   std::vector<ExpectedRows> expected_rows = {};
 
   bool any() const { return by != Grouping::none; }
@@ -96,7 +96,7 @@ struct QkvHeads {
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   /// Rotation: the row's position, i32 [m], and either a table of angles, f32 [positions, rotary],
-  /// of which the first of each pair counts, or the frequency of each pair.
+  /// of which kernels read the first of each pair, or the frequency of each pair.
   std::string_view positions = {};
   std::string_view angles = {};
   std::int64_t table_rows = 0;
@@ -127,17 +127,17 @@ struct NormOfA {
   bool any() const { return kind != row_norm::none; }
 };
 
-/// What becomes of the accumulators before their one rounding.
+/// Operations on the accumulators before their one rounding.
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
-  Activation activation = Activation::none;                // linear: behind the row broadcasts
-  std::array<std::string_view, row_broadcasts> rows = {};  // linear: of each row broadcast, [n]
-  std::vector<TensorNames> source = {};  // linear: what is added to each output; may be C itself
-  std::string_view gate = {};            // [m,n]: gated stores it, activation_gradient reads it
-  std::string_view up = {};              // [m,n], as gate
-  std::string_view d_up = {};            // activation_gradient: [m,n]
-  std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
-  QkvHeads qkv = {};                     // qkv
+  Activation activation = Activation::none;                // Linear: after the row broadcasts.
+  std::array<std::string_view, row_broadcasts> rows = {};  // Linear: [n] per row broadcast.
+  std::vector<TensorNames> source = {};  // Linear: added to each output; may be C itself.
+  std::string_view gate = {};            // [m,n]: stored by gated, read by activation_gradient.
+  std::string_view up = {};              // [m,n], as gate.
+  std::string_view d_up = {};            // [m,n], of activation_gradient.
+  std::string_view hidden = {};          // [m,n], of activation_gradient; not stored if empty.
+  QkvHeads qkv = {};                     // The epilogue qkv.
   /// Grouped rows in a sorted C, before all of the above: f32 [m], a factor of each sorted row; and
   /// a bias [groups, n] of each B operand, packed as B is.
   std::string_view row_weights = {};

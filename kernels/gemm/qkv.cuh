@@ -1,6 +1,6 @@
 // The epilogue of a QKV product: the columns of C are the heads of q, then of k, then of v, `dim`
-// features each, and each of the three parts is a matrix of its own. What becomes of a head's
-// features, in this order:
+// features each, and each of the three parts is a matrix of its own. Steps for a head's features,
+// in this order:
 //   bias      + bias[n]
 //   norm      q and k: x * w / sqrt(mean of x^2 + eps), over the features of a head
 //   rotation  q and k: rotary position embedding of the first `rotary` features
@@ -17,12 +17,12 @@ enum class head_rotation {
 
 struct qkv_form {
   int dim = 0;     // features of a head
-  int rotary = 0;  // of which these are rotated
+  int rotary = 0;  // The first `rotary` features are rotated.
   head_rotation rotation = head_rotation::none;
   bool separate = false;  // B, and the bias, are a tensor for each part
   bool bias = false;
   bool normalises = false;  // q and k
-  bool caches = false;      // row i of k and v goes to row slots[i], nowhere if that is negative
+  bool caches = false;  // row i of k and v goes to row slots[i], nowhere if there is no such row
   bool wide_slots = false;  // of 64 bits
 
   constexpr bool rotates() const { return rotation != head_rotation::none; }
@@ -31,9 +31,9 @@ struct qkv_form {
 // The angles of rotated heads: those of a row's position.
 struct head_angles {
   const int* positions;  // [m]
-  const float* table;    // [table_rows, 2 pairs], of which the first of each pair counts, and of
-                         // which a position past the end reads the last row; null: position times
-                         // the pair's frequency
+  const float* table;    // [table_rows, 2 pairs]: kernels read the first of each pair, and the last
+                         // row for a position past the end. Null: position times the pair's
+                         // frequency.
   int table_rows;
   float scale;  // of sines and cosines
 };
@@ -42,13 +42,14 @@ struct pair_frequencies {
   float of[count];
 };
 
-// What a kernel takes beside gemm_params, whose b and c have the parts in their order, as arrays of
+// Kernel parameters besides gemm_params, whose b and c hold the parts in their order, as arrays of
 // pointers one after the other.
 struct qkv_params {
   const void* bias[3];   // of each part; the first alone if they are one tensor
   const void* norms[2];  // [dim], of q and of k
   const float* sines;    // [m, rotary / 2, 2]: cosine and sine of each pair
   const void* slots;     // [m]
+  long long cache_rows;  // of the caches
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;

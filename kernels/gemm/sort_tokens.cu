@@ -1,6 +1,6 @@
-// The sorted order of a mask's groups (groups.cuh) in memory, for kernels that need many tokens of
-// a group each: as offsets and a permutation, or as a copy of the rows, because TMA cannot copy a
-// group's rows from where they are if they are scattered.
+// Writes the sorted order of a mask's groups (groups.cuh) to memory, for kernels that need many
+// tokens of each group. The result is offsets and a permutation, or a copy of the rows, because TMA
+// cannot load the rows of a group in place if they are scattered.
 #include "common/dependency.cuh"
 #include "gemm/groups.cuh"
 

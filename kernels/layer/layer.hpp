@@ -15,8 +15,8 @@
 // attention, linear, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no definition
 // but theirs.
 //
-// Token j of sequence i is row i·s + j of x, has the position positions[i·s + j] for RoPE, and its
-// k and v go to row slots[i·s + j] of the caches, i·cache + position where it is usual. The last of
+// Token j of sequence i is row i·s + j of x and has the position positions[i·s + j] for RoPE. Its k
+// and v go to row slots[i·s + j] of the caches, which is usually i·cache + position. The last of
 // the new tokens is at the last of the sequence's lengths[i] keys.
 //
 // With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on. The buffers are

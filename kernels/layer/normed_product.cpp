@@ -18,7 +18,8 @@
 namespace fftune::layer {
 namespace {
 
-/// What a family of this kind covers: the norm's part, and the first stage of the part behind it.
+/// The stages that a family of this kind covers: the norm's part, and the first stage of the part
+/// behind it.
 struct NormedStage {
   std::string_view family, summary;
   std::string norm, part;  // names of parts
@@ -58,10 +59,10 @@ class NormedProduct final : public Family {
     const OpPart *const norm = part(parts, of_.norm), *const product = part(parts, of_.part);
     if (!norm || !product) return "there is no " + (norm ? of_.part : of_.norm);
     if (norm->tensor("y") != product->tensor("x"))
-      return "what " + of_.norm + " writes has other readers too";
+      return "the result of " + of_.norm + " has other readers too";
     for (const OpPart& other : parts)
       if (&other != product && reads(other, norm->tensor("y")))
-        return "what " + of_.norm + " writes is read by " + other.name + " too";
+        return "the result of " + of_.norm + " is read by " + other.name + " too";
     const auto stages = product->op->stages(product->problem);
     if (stages.front().name != of_.stage) return "there is no stage " + product->stage(of_.stage);
     return decode_engine().can_implement(chain(*norm, *product), facts);

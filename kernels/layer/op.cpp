@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t most_layers = 256;
 
-/// What all layers of a plan share.
+/// Inputs that all layers of a plan share.
 constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
@@ -35,16 +35,24 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "b_q",
                                       "b_k",
                                       "b_v",
+                                      "w_qkv",
+                                      "b_qkv",
                                       "q_norm",
                                       "k_norm",
+                                      "q_norm_bias",
+                                      "k_norm_bias",
                                       "k_cache",
                                       "v_cache",
+                                      "sinks",
+                                      "residual_scale",
                                       "w_o",
                                       "b_o",
                                       "attn_post_norm",
                                       "ffn_norm",
                                       "ffn_norm_bias",
                                       "w_router",
+                                      "b_router",
+                                      "choice_bias",
                                       "w_gate",
                                       "w_up",
                                       "w_gate_up",
@@ -53,6 +61,10 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "b_up",
                                       "b_gate_up",
                                       "b_down",
+                                      "w_shared_router",
+                                      "w_shared_gate",
+                                      "w_shared_up",
+                                      "w_shared_down",
                                       "ffn_post_norm"};
 
 bool is_shared(const std::string& name) {
@@ -150,7 +162,7 @@ std::vector<TensorSpec> tensors_of_one(const Problem& problem) {
   return inputs;
 }
 
-/// What a tensor of layer `at` of `layers` is called among those of all.
+/// The name of a tensor of layer `at` of `layers` among those of all layers.
 std::string name_in_all(const std::string& name, std::int64_t at, std::int64_t layers) {
   if (name == "x" && at > 0) return fmt::format("layers.{}.y", at - 1);
   if (is_shared(name) || (name == "y" && at == layers - 1)) return name;
@@ -254,18 +266,21 @@ std::vector<OptionField> angle_options() {
   return fields;
 }
 
-/// What is of ffn=moe alone, or missing there.
+/// Fields that belong to ffn=moe alone, or are missing there.
 std::string contradiction_of_experts(const Problem& problem) {
   if (has_experts(problem)) {
     for (const char* name : {"experts", "top-k"})
       if (!problem.sizes.contains(name))
         return fmt::format("ffn=moe without {}: give the number", name);
+    if (problem.has("shared-gate", "yes") && !problem.sizes.contains("shared-h"))
+      return "shared-gate=yes without shared-h: give the network's intermediate size";
     return "";
   }
-  for (const char* name : {"experts", "top-k", "shared"})
+  for (const char* name : {"experts", "top-k", "shared", "shared-h", "groups", "top-groups"})
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
-  for (const char* name : {"score", "order", "renormalise", "routing", "gate-up"})
+  for (const char* name : {"score", "order", "renormalise", "routing", "gate-up", "group-score",
+                           "choice-bias", "router-bias", "route-scale", "shared-gate", "logits"})
     if (problem.options.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
   return "";
@@ -318,21 +333,28 @@ class Layer final : public Op {
          .help = "intermediate size of the feed-forward network, or of an expert",
          .example = 2048},
         {.name = "heads", .help = "heads of q", .max = 1024, .example = 16},
-        {.name = "dim", .help = "features of a head", .max = 256, .example = 64},
+        {.name = "dim", .help = "features of a head", .max = 512, .example = 64},
         {.name = "cache",
          .help = "keys that the cache has room for, of a sequence",
          .max = 1 << 24,
          .example = 2048},
         rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
         rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
-        rare_size("layers", "how many layers, each with weights and caches of its own", most_layers,
+        rare_size("layers", "number of layers, each with its own weights and caches", most_layers,
                   16),
         rare_size("experts", "experts to choose from, with ffn=moe", moe::most_experts, 128),
         rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
         rare_size("shared", "experts that every token goes through; left out: none",
                   moe::most_shared, 1),
+        rare_size("shared-h",
+                  "intermediate size of a network with weights of its own beside the experts, for "
+                  "every token; left out: none",
+                  1 << 24, 1408),
+        rare_size("groups", "groups of experts, of which a token uses the best; left out: none", 32,
+                  8),
+        rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
         rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
-        rare_size("rotary", "features of a head to rotate; all if left out", 256, 32),
+        rare_size("rotary", "features of a head to rotate; all if left out", 512, 32),
         {.name = "positions",
          .help = "rows of the table of angles; 4096 if left out",
          .max = 1 << 30,
@@ -343,28 +365,52 @@ class Layer final : public Op {
 
   std::vector<OptionField> options() const override {
     std::vector<OptionField> fields{
-        {"act", "activation of the feed-forward network", activation_names()},
-        rare_option("norm", "of rows: by the root mean square, or layer normalisation with biases",
-                    {"rms", "layer"}),
+        {"act", "activation of the feed-forward network", gated_activation_names()},
+        rare_option(
+            "norm",
+            "normalisation of rows: by the root mean square, or layer normalisation with biases",
+            {"rms", "layer"}),
         rare_option("post-norms",
                     "whether what attention and the feed-forward network give is normalised before "
-                    "it is added",
+                    "it is added; only: and what they take is not",
+                    {"no", "yes", "only"}),
+        rare_option("residual-scale",
+                    "whether a vector multiplies what is added to the residual; experts have "
+                    "route-scale",
                     {"no", "yes"}),
         rare_option("block",
-                    "whether the feed-forward network follows attention, or takes the same "
-                    "normalised x beside it",
-                    {"serial", "parallel"}),
+                    "whether the feed-forward network follows attention; or stands beside it, and "
+                    "takes the same normalised x, or x by a norm of its own",
+                    {"serial", "parallel", "parallel-norms"}),
         rare_option("ffn",
                     "the feed-forward network: with a gate, plain without, or a mixture of experts "
                     "with gates",
                     {"gated", "plain", "moe"}),
-        rare_option("score", "what of a router's logit is an expert's score",
+        rare_option("score", "function of a router's logit that gives an expert's score",
                     {"softmax", "sigmoid"}),
         rare_option("order",
                     "whether the router's softmax is over all experts, before the choice, or over "
                     "the chosen ones after it",
                     {"before", "after"}),
         rare_option("renormalise", "whether the weights of a token's experts add up to 1",
+                    {"no", "yes"}),
+        rare_option("group-score",
+                    "score of a group of experts: its best expert, or the sum of its best two",
+                    {"max", "top2"}),
+        rare_option("choice-bias",
+                    "whether a bias is added to the experts' scores for the choice alone",
+                    {"no", "yes"}),
+        rare_option("logits", "element type of the router's logits: that of x, or f32",
+                    {"same", "f32"}),
+        rare_option("router-bias", "whether the router's product has a bias", {"no", "yes"}),
+        {.name = "route-scale",
+         .help = "a factor of the weights of a token's experts",
+         .choices = {"1"},
+         .rare = true,
+         .number = NumberRange{1e-6, 1e6}},
+        rare_option("shared-gate",
+                    "whether the network of shared-h is weighted by the sigmoid of a product of "
+                    "its own",
                     {"no", "yes"}),
         rare_option("gate-up",
                     "the experts' weights of gate and up: separate; or packed in w_gate_up, whose "
@@ -376,23 +422,36 @@ class Layer final : public Op {
          .rare = true,
          .routing = true},
         rare_option("convention",
-                    "of the norms: where they round, and whether weights are kept as their "
-                    "distance from 1",
+                    "where the norms round, and whether weights are kept as their distance from 1",
                     {"llama", "gemma", "t5"}),
-        rare_number("eps", "of the norms: added to the mean square", "1e-06", 1),
+        rare_number("eps", "added to the norms' mean square", "1e-06", 1),
         rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
-        rare_option("qk-norm", "whether heads of q and k are normalised, with weights of their own",
+        rare_option("qkv-weights",
+                    "the weights of q, k and v: separate; or packed in w_qkv, whose rows are those "
+                    "of q, of k and of v, or (grouped) of each head of k those of its heads of q, "
+                    "its own and those of v",
+                    {"separate", "packed", "grouped"}),
+        rare_option("qk-norm",
+                    "whether heads of q and k are normalised, with weights of their own; rows: all "
+                    "heads of q, and of k, together; layer: heads by layer normalisation",
+                    {"no", "yes", "rows", "layer"}),
+        rare_option("qk-norm-order", "whether heads are normalised before RoPE or after it",
+                    {"before", "after"}),
+        rare_option("sinks",
+                    "whether each head has a logit that joins attention's softmax without a value",
                     {"no", "yes"}),
         rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
         rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
         rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
                     {"halves", "interleaved", "none"}),
-        rare_number("softcap", "of attention's scores: c in c tanh(x / c); 0: none", "0", 1e6),
-        rare_number("scale", "of attention's scores; 0: 1 / sqrt(dim)", "0", 1e6),
-        rare_option("lengths",
-                    "how many keys the sequences have in tests and measurements: all that the "
-                    "cache has room for, or some",
-                    {"full", "ragged"})};
+        rare_number("softcap", "soft cap c of attention's scores, c tanh(x / c); 0: none", "0",
+                    1e6),
+        rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", 1e6),
+        rare_option(
+            "lengths",
+            "keys of the sequences in tests and measurements: as many as the cache has room "
+            "for, or fewer",
+            {"full", "ragged"})};
     for (OptionField& field : angle_options()) fields.push_back(std::move(field));
     return fields;
   }
@@ -409,13 +468,20 @@ class Layer final : public Op {
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
-    if (layer_norm && problem.has("post-norms", "yes"))
-      return "post-norms=yes is of norm=rms: there is no layer normalisation with a residual "
-             "behind "
-             "it";
+    if (problem.has("residual-scale", "yes") && problem.options.contains("post-norms"))
+      return fmt::format("residual-scale=yes with post-norms={}: a norm takes a factor away again",
+                         problem.option("post-norms"));
+    if (problem.has("residual-scale", "yes") && problem.has("shared-gate", "yes"))
+      return "residual-scale=yes with shared-gate=yes: that network has no factor";
+    const bool post_norms = problem.options.contains("post-norms");
+    if (layer_norm && post_norms)
+      return fmt::format(
+          "post-norms={} is of norm=rms: there is no layer normalisation with a residual behind it",
+          problem.option("post-norms"));
     if (auto reason = contradiction_of_experts(problem); !reason.empty()) return reason;
-    if (problem.has("block", "parallel") && problem.has("post-norms", "yes"))
-      return "block=parallel with post-norms=yes: both add to one residual";
+    if (problem.options.contains("block") && post_norms)
+      return fmt::format("block={} with post-norms={}: both add to one residual",
+                         problem.option("block"), problem.option("post-norms"));
     try {
       parts_of(problem);
     } catch (const Error& error) {
@@ -494,7 +560,8 @@ class Layer final : public Op {
     return list;
   }
 
-  /// What a user would write is another library's kernels: bench/ compares with PyTorch's.
+  /// The baseline that a user would take is another library's kernels: bench/ compares with
+  /// PyTorch's.
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 

@@ -1,4 +1,4 @@
-// What a layer is made of: problems of other ops, and what their tensors are called here.
+// The parts of a layer: problems of other ops, and the names of their tensors here.
 #include <map>
 #include <optional>
 #include <string>
@@ -27,16 +27,19 @@ class Parts {
   explicit Parts(const Problem& problem)
       : problem_(problem),
         tokens_(problem.size("batch") * size_or(problem, "s", 1)),
-        post_norms_(problem.has("post-norms", "yes")),
-        parallel_(problem.has("block", "parallel")) {}
+        norms_first_(!problem.has("post-norms", "only")),
+        post_norms_(problem.has("post-norms", "yes") || !norms_first_) {}
 
   std::vector<OpPart> all() {
-    add_norm("attn_norm", "x", "normalised");
+    const bool parallel = problem_.has("block", "parallel");
+    if (norms_first_) add_norm("attn_norm", "x", "normalised");
     add_qkv();
     add_attention();
     add_product("out", "attended", "w_o", "x", "mid");
     if (post_norms_) add_post_norm("attn_post_norm", "attn_out", "x", "mid");
-    if (!parallel_) add_norm("ffn_norm", "mid", "ffn_normalised");
+    if (norms_first_ && !parallel)
+      add_norm("ffn_norm", problem_.has("block", "parallel-norms") ? "x" : "mid", "ffn_normalised");
+    ffn_input_ = !norms_first_ ? "mid" : parallel ? "normalised" : "ffn_normalised";
     if (has_experts(problem_))
       add_experts();
     else
@@ -47,12 +50,13 @@ class Parts {
 
  private:
   void add(const char* name, const Op& op, std::map<std::string, std::int64_t> sizes,
-           std::map<std::string, std::string> options, Names names) {
+           std::map<std::string, std::string> options, Names names,
+           std::optional<DType> dtype = std::nullopt) {
     // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
     parts_.push_back({name, &op,
                       canonical(op,
-                                {std::string(op.name()), "fwd", problem_.dtype, std::move(sizes),
-                                 std::move(options)},
+                                {std::string(op.name()), "fwd", dtype.value_or(problem_.dtype),
+                                 std::move(sizes), std::move(options)},
                                 DeviceKind::cuda),
                       std::move(names)});
   }
@@ -95,12 +99,15 @@ class Parts {
     const std::string rotation = option_or(problem_, "rotation", "halves");
     // Norms of heads round nothing on the way, in either convention.
     const bool from_one = problem_.has("convention", "gemma");
-    std::map<std::string, std::string> options{{"bias", option_or(problem_, "qkv-bias", "no")},
-                                               {"norm", option_or(problem_, "qk-norm", "no")},
-                                               {"eps", option_or(problem_, "eps", usual_eps)},
-                                               {"convention", from_one ? "gemma" : "llama"},
-                                               {"rotation", rotation},
-                                               {"cache", "yes"}};
+    std::map<std::string, std::string> options{
+        {"bias", option_or(problem_, "qkv-bias", "no")},
+        {"norm", option_or(problem_, "qk-norm", "no")},
+        {"norm-order", option_or(problem_, "qk-norm-order", "before")},
+        {"weights", option_or(problem_, "qkv-weights", "separate")},
+        {"eps", option_or(problem_, "eps", usual_eps)},
+        {"convention", from_one ? "gemma" : "llama"},
+        {"rotation", rotation},
+        {"cache", "yes"}};
     if (rotation != "none") {
       options["angles"] = option_or(problem_, "angles", "base");
       for (const char* name :
@@ -108,7 +115,8 @@ class Parts {
         if (problem_.options.contains(name)) options[name] = problem_.option(name);
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
-    add("qkv", qkv_op(), std::move(sizes), std::move(options), {{"x", "normalised"}});
+    add("qkv", qkv_op(), std::move(sizes), std::move(options),
+        {{"x", norms_first_ ? "normalised" : "x"}, {"w", "w_qkv"}, {"bias", "b_qkv"}});
   }
 
   void add_attention() {
@@ -122,7 +130,8 @@ class Parts {
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     // A single query is at the last key, so causality masks nothing.
     std::map<std::string, std::string> options{{"lengths", "yes"},
-                                               {"mask", s > 1 ? "causal" : "none"}};
+                                               {"mask", s > 1 ? "causal" : "none"},
+                                               {"sinks", option_or(problem_, "sinks", "no")}};
     for (const char* name : {"softcap", "scale"})
       if (problem_.options.contains(name)) options[name] = problem_.option(name);
     add("attention", attention_op(), std::move(sizes), std::move(options),
@@ -136,10 +145,13 @@ class Parts {
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
          {"n", problem_.size("d")}},
-        {{"bias", option_or(problem_, "out-bias", "no")}, {"residual", post_norms_ ? "no" : "yes"}},
+        {{"bias", option_or(problem_, "out-bias", "no")},
+         {"y-scale", scales()},
+         {"residual", post_norms_ ? "no" : "yes"}},
         {{"x", x},
          {"w", w},
          {"bias", "b_o"},
+         {"y_scale", "residual_scale"},
          {"residual", residual},
          {"y", post_norms_ ? "attn_out" : y}});
   }
@@ -153,23 +165,40 @@ class Parts {
          {"bias", !bias   ? "none"
                   : gated ? "down"
                           : "both"},
+         {"y-scale", scales()},
          {"residual", post_norms_ ? "no" : "yes"}},
-        {{"x", input_of_ffn()}, {"residual", "mid"}, {"y", post_norms_ ? "ffn_out" : "y"}});
+        {{"x", ffn_input_},
+         {"y_scale", "residual_scale"},
+         {"residual", "mid"},
+         {"y", post_norms_ ? "ffn_out" : "y"}});
   }
 
-  const char* input_of_ffn() const { return parallel_ ? "normalised" : "ffn_normalised"; }
+  std::string scales() const { return option_or(problem_, "residual-scale", "no"); }
 
   /// The router's product, the choice, and the experts.
   void add_experts() {
     const std::int64_t experts = problem_.size("experts"), choices = problem_.size("top-k");
-    add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}}, {},
-        {{"x", input_of_ffn()}, {"w", "w_router"}, {"y", "router_logits"}});
-    std::map<std::string, std::string> options;
-    for (const char* name : {"score", "order", "renormalise"})
+    const std::string logits = option_or(problem_, "logits", "same");
+    add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}},
+        {{"bias", option_or(problem_, "router-bias", "no")}, {"output", logits}},
+        {{"x", ffn_input_}, {"w", "w_router"}, {"bias", "b_router"}, {"y", "router_logits"}});
+    std::map<std::string, std::int64_t> of_route{
+        {"m", tokens_}, {"top-k", choices}, {"experts", experts}};
+    for (const char* name : {"groups", "top-groups"})
+      if (problem_.sizes.contains(name)) of_route[name] = problem_.size(name);
+    std::map<std::string, std::string> options{{"bias", option_or(problem_, "choice-bias", "no")}};
+    for (const char* name : {"score", "order", "renormalise", "group-score"})
       if (problem_.options.contains(name)) options[name] = problem_.option(name);
-    add("route", moe_route_op(), {{"m", tokens_}, {"top-k", choices}, {"experts", experts}},
-        std::move(options),
-        {{"logits", "router_logits"}, {"ids", "expert_ids"}, {"weights", "expert_weights"}});
+    if (problem_.options.contains("route-scale")) options["scale"] = problem_.option("route-scale");
+    add("route", moe_route_op(), std::move(of_route), std::move(options),
+        {{"logits", "router_logits"},
+         {"bias", "choice_bias"},
+         {"ids", "expert_ids"},
+         {"weights", "expert_weights"}},
+        logits == "f32" ? DType::f32 : problem_.dtype);
+    const bool shares = problem_.sizes.contains("shared-h");
+    if (shares) add_shared();
+    const bool adds = shares || !post_norms_;
     std::map<std::string, std::int64_t> sizes{{"m", tokens_},
                                               {"d", problem_.size("d")},
                                               {"h", problem_.size("h")},
@@ -181,17 +210,50 @@ class Parts {
          {"routing", option_or(problem_, "routing", "uniform")},
          {"gate-up", option_or(problem_, "gate-up", "separate")},
          {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
-         {"residual", post_norms_ ? "no" : "yes"}},
-        {{"x", input_of_ffn()},
+         {"residual", adds ? "yes" : "no"}},
+        {{"x", ffn_input_},
          {"ids", "expert_ids"},
          {"weights", "expert_weights"},
-         {"residual", "mid"},
+         {"residual", shares ? "shared_out" : "mid"},
          {"y", post_norms_ ? "ffn_out" : "y"}});
+  }
+
+  /// A network of all tokens, which is added before the experts are. With a gate of its own, the
+  /// sigmoid of one product, it is a mixture of one expert, weighted by that.
+  void add_shared() {
+    const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");
+    const std::string act = option_or(problem_, "act", "silu"),
+                      residual = post_norms_ ? "no" : "yes";
+    Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
+                {"w_down", "w_shared_down"}, {"residual", "mid"},          {"y", "shared_out"},
+                {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
+    if (!problem_.has("shared-gate", "yes")) {
+      add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}},
+          {{"act", act},
+           {"gate", "yes"},
+           {"bias", "none"},
+           {"y-scale", scales()},
+           {"residual", residual}},
+          std::move(names));
+      return;
+    }
+    add("shared_router", linear_op(), {{"m", tokens_}, {"k", d}, {"n", 1}}, {},
+        {{"x", ffn_input_}, {"w", "w_shared_router"}, {"y", "shared_logits"}});
+    add("shared_route", moe_route_op(), {{"m", tokens_}, {"top-k", 1}, {"experts", 1}},
+        {{"score", "sigmoid"}},
+        {{"logits", "shared_logits"}, {"ids", "shared_ids"}, {"weights", "shared_weights"}});
+    for (const char* name : {"ids", "weights", "offsets", "tokens", "places", "expert_out"})
+      names[name] = std::string("shared_") + name;
+    add("shared_experts", moe_ffn_op(),
+        {{"m", tokens_}, {"d", d}, {"h", h}, {"top-k", 1}, {"experts", 1}},
+        {{"act", act}, {"routing", "uniform"}, {"gate-up", "separate"}, {"residual", residual}},
+        std::move(names));
   }
 
   const Problem& problem_;
   std::int64_t tokens_;
-  bool post_norms_, parallel_;
+  bool norms_first_, post_norms_;
+  const char* ffn_input_ = "";
   std::vector<OpPart> parts_;
 };
 
@@ -212,9 +274,11 @@ std::vector<PartKind> part_kinds() {
   const auto with_mean = [](const char* name) {
     return PartKind{name, layernorm_op, {norm::stage_forward}};
   };
+  const std::vector<std::string> of_experts{moe::stage_route, ffn::stage_gate_up, ffn::stage_down,
+                                            moe::stage_combine};
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
-          {"qkv", qkv_op, {qkv::stage_product}},
+          {"qkv", qkv_op, {qkv::stage_product, qkv::stage_heads}},
           {"attention", attention_op, {attention::stage_forward}},
           {"out", linear_op, {linear::stage_product}},
           rms("attn_post_norm"),
@@ -223,9 +287,11 @@ std::vector<PartKind> part_kinds() {
           {"ffn", ffn_op, {ffn::stage_gate_up, ffn::stage_up, ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
-          {"experts",
-           moe_ffn_op,
-           {moe::stage_route, ffn::stage_gate_up, ffn::stage_down, moe::stage_combine}},
+          {"shared", ffn_op, {ffn::stage_gate_up, ffn::stage_down}},
+          {"shared_router", linear_op, {linear::stage_product}},
+          {"shared_route", moe_route_op, {moe_route::stage}},
+          {"shared_experts", moe_ffn_op, of_experts},
+          {"experts", moe_ffn_op, of_experts},
           rms("ffn_post_norm")};
 }
 

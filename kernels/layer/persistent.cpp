@@ -55,7 +55,7 @@ const char* norm_type(norm::Convention convention) {
   return "fftune::t5_norm";
 }
 
-/// What the kernel reads of a layer's options that its configuration does not say.
+/// The layer options that the kernel reads and its configuration does not say.
 struct Layer {
   qkv::Layer heads;
   attention::Layer attention;
@@ -84,7 +84,7 @@ persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
           .dim = static_cast<int>(heads.dim),
           .blocks = facts.multiprocessors,
           .bias = heads.bias,
-          .head_norms = heads.norm,
+          .head_norms = heads.normalises(),
           .rotates = heads.rotates(),
           .wide_slots = heads.wide_slots};
 }
@@ -106,9 +106,9 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem) {
-  const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},     {"post-norms", "no"},
-                                                       {"block", "serial"}, {"ffn", "gated"},
-                                                       {"out-bias", "no"},  {"ffn-bias", "no"}};
+  const std::pair<const char*, const char*> usual[] = {
+      {"norm", "rms"}, {"post-norms", "no"},     {"block", "serial"}, {"ffn", "gated"},
+      {"sinks", "no"}, {"residual-scale", "no"}, {"out-bias", "no"},  {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -158,6 +158,7 @@ class PersistentLayers final : public RepeatedFamily {
     if (auto reason = unknown_option(problem)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;
+    if (heads.in_two_stages()) return "the kernel normalises heads one by one, before RoPE";
     if (heads.dim != 64 && heads.dim != 128)
       return fmt::format("dim={}: the kernel has heads of 64 and 128 features", heads.dim);
     if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary != heads.dim))
@@ -187,9 +188,10 @@ class PersistentLayers final : public RepeatedFamily {
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
-        .parameter("in_flight",
-                   "stages that are copied at a time: what other blocks poll queues behind them",
-                   {2, 3, 4, 6, 8})
+        .parameter(
+            "in_flight",
+            "stages that are copied at a time: polling loads of other blocks queue behind them",
+            {2, 3, 4, 6, 8})
         .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
         .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
         .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})

@@ -1,7 +1,7 @@
 // Whole layers in one launch, for up to 8 tokens in decoding: one CTA on each SM, for all layers.
 //
-// A layer of a few tokens is a stream of weights, interrupted where every CTA needs what all others
-// computed. Here the stream does not stop there: one warp of a CTA copies the CTA's share of all
+// A layer of a few tokens is a stream of weights, interrupted where every CTA needs the results of
+// all others. Here the stream does not stop there. One warp of a CTA copies the CTA's share of all
 // weights, and of the keys and values, in a fixed order into a pipeline of stages in shared memory,
 // and waits only for free stages. The other warps run the MMAs; while they wait for other CTAs the
 // pipeline fills.
@@ -27,7 +27,7 @@
 //
 // Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
 // permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
-// of k, of which each warp takes a part.
+// of k; each warp takes a part of it.
 //
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
@@ -72,10 +72,10 @@ struct persistent_layers {
   int in_flight = 0, most_in_flight = c.in_flight;
   int token, split, first_key, keys;  // this CTA's part of attention
   bool has_new;                       // the last of the keys is the new token's
-  // What would be read anew in each layer, as the cleaner's fences leave nothing in L1.
-  i64 slot = -1;         // of the new token's key and value in the caches
-  int first_part = 0;    // of what this CTA's keys give
-  int parts_of_row = 0;  // of the sequence whose features this thread combines
+  // Kept across layers, because the cleaner's fences leave nothing in L1.
+  i64 slot = -1;         // Row of the new token's key and value in the caches.
+  int first_part = 0;    // First part of the results of this CTA's keys.
+  int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
 
   __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
       : p(params), shared(at) {
@@ -85,13 +85,17 @@ struct persistent_layers {
     has_new = false;
     first_key = 0;
     if (token < c.tokens) {
-      const int length = p.lengths[token], each = keys_of_split(length);
+      const int length = length_of(token), each = keys_of_split(length);
       first_key = split * each;
       keys = larger(0, smaller(each, length - first_key));
       has_new = keys > 0 && first_key + keys == length;
     }
   }
 
+  // The keys of a sequence, at most what its cache has room for.
+  __device__ __forceinline__ int length_of(int of) const {
+    return larger(0, smaller(p.lengths[of], p.cache));
+  }
   static __device__ __forceinline__ int keys_of_split(int length) {
     return larger(c.least_keys, ceil_div(length, c.splits()));
   }
@@ -544,11 +548,12 @@ struct persistent_layers {
     if (keys > 0) {
       slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
                           : static_cast<const int*>(p.slots)[token];
-      first_part = split * parts_of_split(keys_of_split(p.lengths[token]));
+      if (slot >= static_cast<i64>(c.tokens) * p.cache) slot = -1;
+      first_part = split * parts_of_split(keys_of_split(length_of(token)));
     }
     const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
     if (place >= rows_of_block(c.units())) return;
-    const int length = p.lengths[(first_row(c.units()) + place) / (c.q_rows() / 4)];
+    const int length = length_of((first_row(c.units()) + place) / (c.q_rows() / 4));
     const int each = keys_of_split(length), splits = ceil_div(length, each);
     parts_of_row = (splits - 1) * parts_of_split(each) +
                    smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
@@ -642,7 +647,8 @@ struct persistent_layers {
           if (has_new)
             place_new(values_at + (there - 1) * value_stride,
                       shared + c.new_row_at() + 2 * c.kv_rows(), of.values, kv_head);
-            // What an earlier stage left behind the values may be NaN, which a weight of 0 keeps.
+            // Rows of an earlier stage behind the values may be NaN, and a weight of 0 would keep
+            // it.
 #pragma unroll 1
           for (int at_row = there; at_row < 16; ++at_row)
             if (lane < c.dim / 8)

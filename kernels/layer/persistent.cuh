@@ -30,7 +30,8 @@ struct persistent_config {
   constexpr int kv_rows() const { return kv_heads * dim; }
   constexpr int qkv_rows() const { return q_rows() + 2 * kv_rows(); }
   constexpr int consumers() const { return 32 * warps; }
-  // And a warpgroup of which two warps work, as registers are given by warpgroup.
+  // The last warpgroup has two working warps; it is whole because registers are reallocated by
+  // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
   static constexpr int other_registers = 56;
   constexpr int consumer_registers() const {

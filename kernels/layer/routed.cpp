@@ -8,16 +8,18 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <vector>
 
 #include "core/routing.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/layer/layer.hpp"
 
 namespace fftune::layer {
 namespace {
 
-/// By how many deviations of the noise a chosen expert's logit is above the others'.
+/// The distance of a chosen expert's logit from the others', in deviations of the noise.
 constexpr double margin = 10;
-/// Of the router's weights beside the direction.
+/// Noise of the router's weights besides the direction.
 constexpr double noise_of_weights = 0.25;
 
 /// ±1, the same for every tensor and seed (the output function of SplitMix64).
@@ -33,15 +35,34 @@ double direction(std::int64_t expert, std::int64_t feature) {
 /// The sizes that the data depend on.
 struct Shape {
   std::int64_t tokens, d, experts, choices;
+  std::int64_t groups, top_groups;  // of experts; 1 without
   Routing routing;
 };
+
+/// The experts of each token. With groups all are in `top_groups` neighbouring ones, which then
+/// are those that the router keeps.
+std::vector<std::int32_t> draw_ids(const Shape& shape, std::uint64_t seed) {
+  auto ids = draw_routing(shape.routing, shape.tokens, shape.experts, shape.choices, seed);
+  if (shape.top_groups == shape.groups) return ids;
+  const std::int64_t size = shape.experts / shape.groups;
+  std::mt19937_64 random(seed);
+  std::vector<std::int32_t> kept(static_cast<std::size_t>(size * shape.top_groups));
+  for (auto own = ids.begin(); own != ids.end(); own += shape.choices) {
+    const std::int64_t first = *own / size * size;
+    for (std::size_t i = 0; i < kept.size(); ++i)
+      kept[i] = static_cast<std::int32_t>((first + static_cast<std::int64_t>(i)) % shape.experts);
+    std::shuffle(kept.begin(), kept.end(), random);
+    std::copy_n(kept.begin(), shape.choices, own);
+  }
+  return ids;
+}
 
 void draw_x(const Shape& shape, std::uint64_t seed, std::span<double> values) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   for (double& value : values) value = normal(random);
   const double share = margin / std::sqrt(static_cast<double>(shape.d));
-  const auto ids = draw_routing(shape.routing, shape.tokens, shape.experts, shape.choices, seed);
+  const auto ids = draw_ids(shape, seed);
   for (std::int64_t choice = 0; choice < shape.tokens * shape.choices; ++choice) {
     const std::int32_t expert = ids[static_cast<std::size_t>(choice)];
     if (expert < 0 || expert >= shape.experts) continue;
@@ -67,12 +88,14 @@ void draw_router(const Shape& shape, std::uint64_t seed, std::span<double> value
 
 void set_routed_draw(const Problem& problem, TensorSpec& tensor) {
   if (tensor.name != "x" && tensor.name != "w_router") return;
-  const std::int64_t s = problem.sizes.contains("s") ? problem.size("s") : 1;
+  const std::int64_t s = size_or(problem, "s", 1), groups = size_or(problem, "groups", 1);
   const auto routing = problem.options.find("routing");
   const Shape shape{.tokens = problem.size("batch") * s,
                     .d = problem.size("d"),
                     .experts = problem.size("experts"),
                     .choices = problem.size("top-k"),
+                    .groups = groups,
+                    .top_groups = size_or(problem, "top-groups", groups),
                     .routing = routing == problem.options.end()
                                    ? Routing{}
                                    : parse_routing(routing->second).value_or(Routing{})};

@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(256)
     }
     two_sums::apply(sums, shared_two, 0);
     for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
-      // Rounded as in the sum: of one feature the difference is exactly zero.
+      // Rounded as in the sum: with one feature the difference is exactly zero.
       const float g = __fmul_rn(to_float(w[column]), to_float(dy[first + column]));
       const float centred = __fsub_rn(g, sums[0] * share);
       const float normalised = (to_float(x[first + column]) - mean) * r;
-      // Of two features the difference would cancel every digit: 1 - x̂² is eps r².
+      // With two features the difference would cancel every digit: 1 - x̂² is eps r².
       float slope =
           d == 2 ? r * centred * (eps * r * r) : r * (centred - normalised * (sums[1] * share));
       if constexpr (adds) slope += to_float(dsum[first + column]);

@@ -1,6 +1,6 @@
-// What a user would call without fftune and without a host synchronisation: library products of all
-// tokens for either expert. Forward, a selection of rows follows; backward, dy is zero for the
-// tokens of the other expert.
+// Calls that a user would make without fftune and without a host synchronisation: library products
+// of all tokens for either expert. Forward, a selection of rows follows; backward, dy is zero for
+// the tokens of the other expert.
 #include <fmt/format.h>
 
 #include <algorithm>

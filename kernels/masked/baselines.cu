@@ -1,5 +1,5 @@
 // Rows of one of two matrices by a mask, as a pipeline of library products needs it after both
-// experts have seen every token: what `bench` compares with.
+// experts have seen every token: for comparison in `bench`.
 //
 // out_i = first_i where mask[i] is not zero, else second_i; all are [rows, columns], row-major, out
 // may be one of the others, and one that is null has zeros. A thread takes 16 bytes; where rows are

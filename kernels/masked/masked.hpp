@@ -2,16 +2,16 @@
 // byte i of the mask is not zero, else through those of the false one.
 //
 // masked-linear: y_i = x_i·w_maskᵀ. masked-ffn: the gated feed-forward network (ffn.hpp) of the
-// token's expert. What the mask holds is known on the device alone.
+// token's expert. The mask's contents are known on the device alone.
 //
 // The backward pass of masked-linear: dx_i = dy_i·w_mask, and of either expert dw = Σ dy_iᵀ·x_i
 // over its own tokens, zero where it has none, added to other gradients where that is asked for.
 // That of masked-ffn is the one of ffn (ffn/ffn.hpp) with the weights of the token's expert,
 // and each weight's gradient sums over the tokens of its expert.
 //
-// gate, up, their gradients and hidden are in the order of the mask (sorted_by_mark): the rows of
-// the true expert, then of the other. gate and up are so where the forward pass saves them, too:
-// what reads them reads rows that are neighbours.
+// All intermediates (gate, up, their gradients and hidden) are in the order of the mask
+// (sorted_by_mark): the rows of the true expert, then of the other. The saved gate and up of the
+// forward pass have that order too, so that the backward pass reads neighbouring rows.
 #pragma once
 
 #include <array>

@@ -11,10 +11,10 @@ namespace fftune {
 namespace masked {
 namespace {
 
-/// What the masks look like.
+/// Distribution of the masks.
 OptionField mask_option() {
   return {.name = "mask",
-          .help = "what the masks look like: of test data, and to choose a preset by",
+          .help = "distribution of the masks, for test data and the choice of a preset",
           .choices = {"block:0.33"},
           .pattern = true};
 }
@@ -25,7 +25,7 @@ TensorSpec mask_tensor(const Problem& problem) {
   return mask;
 }
 
-/// What both ops have in common.
+/// Common parts of both ops.
 class MaskedOp : public Op {
  public:
   std::vector<std::string> passes() const final { return {"fwd", "bwd"}; }

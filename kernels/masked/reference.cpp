@@ -1,5 +1,5 @@
-// The definitions in float64: of each expert the products of its own tokens, gathered into matrices
-// of their own.
+// The definitions in float64: the products of each expert over its own tokens, gathered into
+// matrices of their own.
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -44,8 +44,8 @@ class Definition {
 
   std::int64_t size(const char* name) const { return problem_->size(name); }
 
-  /// out [m, n] = the sum of in_i [m, k] · w_i, of each expert its own: w_i [n, k]ᵀ, or [k, n]
-  /// where it is transposed.
+  /// out [m, n] = the sum of in_i [m, k] · w_i, with each expert's own w_i: [n, k]ᵀ, or [k, n] if
+  /// it is transposed.
   struct Term {
     const char *in, *w;
     bool sorted;
@@ -73,8 +73,8 @@ class Definition {
     (*tensors_)[out] = std::move(result);
   }
 
-  /// Of each expert dw [n, k] = aᵀ·b over its own tokens, a [m, n] and b [m, k], and dw_before
-  /// where gradients accumulate.
+  /// Computes dw [n, k] = aᵀ·b of each expert over its own tokens, a [m, n] and b [m, k], plus
+  /// dw_before if gradients accumulate.
   void token_sum(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                  std::int64_t k) {
     for (const Expert& expert : experts_) {

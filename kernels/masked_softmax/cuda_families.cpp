@@ -113,7 +113,7 @@ Program RegisterRows::program(const Problem& problem, const DeviceFacts& facts,
   return program;
 }
 
-/// Of either pass: plain loops, a block for each row.
+/// Fallback of either pass: plain loops, one block per row.
 class Fallback final : public StageFamily {
  public:
   explicit Fallback(bool backward)

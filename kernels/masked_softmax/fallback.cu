@@ -1,5 +1,5 @@
 // Softmax and its gradient for rows of any width and alignment: a block of 256 threads reads a row
-// once for its sums and again, from L2, for what it writes. A thread reads only elements in the
+// once for its sums and again, from L2, for its result. A thread reads only elements in the
 // second pass that it alone writes.
 //
 // Grid: min(rows, 2^31 - 1). Block: 256.

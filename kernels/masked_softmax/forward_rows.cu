@@ -1,6 +1,6 @@
-// Softmax of rows that fit in registers: scores are read once, with all loads of a row in flight
-// together, and become powers of two relative to the thread's own largest score, so that one
-// reduction gives the row's largest score and its sum.
+// Softmax of rows that fit in registers. Scores are read once, with all loads of a row in flight
+// together, and become powers of two relative to the thread's own largest score. One reduction then
+// gives the row's largest score and its sum.
 //
 // x, y [rows, n], mask [mask rows, n]. `group` threads of each of `cluster` blocks share a row, and
 // a block has `groups` rows. Vector i of a thread is vector (i * cluster + rank) * group + lane of

@@ -1,5 +1,5 @@
-// What a user would write without kernels of groups: products in batches, as torch.bmm has them.
-// How many tokens an expert has is known only on the device, so a loop over each expert's own
+// The baseline that a user would write without grouped kernels: batched products, as in torch.bmm.
+// The number of tokens of an expert is known only on the device, so a loop over each expert's own
 // tokens would have to synchronise with the device in each call, and could not be captured in a
 // CUDA graph.
 #include <fmt/format.h>
@@ -41,7 +41,7 @@ class Batches {
         weights_(packed_ ? std::vector<std::string>{"w_gate_up", "w_down"}
                          : std::vector<std::string>{"w_gate", "w_up", "w_down"}) {}
 
-  /// Of what is not in the op's tensors.
+  /// Bytes besides the op's tensors.
   double bytes() const {
     double bytes = 0;
     for (const TensorSpec& tensor : extra()) bytes += static_cast<double>(tensor.bytes());

@@ -1,5 +1,5 @@
-// What products in batches need around them to be a mixture of experts, for `bench` to compare
-// with: where each choice's row is, and copies of the weights of the experts that were chosen.
+// Kernels that turn batched products into a mixture of experts, for comparison in `bench`: the row
+// of each choice, and copies of the weights of the chosen experts.
 //
 // Grid of choice_places: (ceil(tokens · choices / 256)); of copy_slices: (ceil(elements of a slice
 // / elements of 256 threads), slices, 65535 at most). Block: 256 threads.
@@ -8,10 +8,10 @@
 
 namespace fftune {
 
-// ids [tokens, weighted]. Of each choice [tokens, choices], of which those from `weighted` on are
-// of the shared experts, behind the `experts`: its expert, and its row among those of all products:
-// in the order of the choices where they are `gathered`, else that of the token among its expert's.
-// An id that is of no expert has no row, -1.
+// ids [tokens, weighted]. Writes two numbers for each choice [tokens, choices]: its expert, and its
+// row among those of all products. Choices from `weighted` on are those of the shared experts,
+// behind the `experts`. Rows are in the order of the choices if they are `gathered`, else that of
+// the token among its expert's. An id without an expert has row -1.
 template <int choices, int weighted, bool gathered>
 __global__ void __launch_bounds__(256)
     choice_places(const int* ids, int* experts_of, int* places, int tokens, int experts) {
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(256)
 }
 
 // to [slices, elements] = from [.., elements] at index[i], or without `index` at i / repeats.
-// `Unit`: what a thread copies, of which `elements` are counted.
+// `Unit` is the type that a thread copies; `elements` counts units.
 template <class Unit>
 __global__ void __launch_bounds__(256) copy_slices(const Unit* from, const int* index, Unit* to,
                                                    int slices, int repeats, i64 elements) {

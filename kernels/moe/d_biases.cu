@@ -1,4 +1,4 @@
-// The gradient of the experts' biases: of each expert the sum of its rows, in a fixed order.
+// The gradient of the experts' biases: the sum of each expert's rows, in a fixed order.
 //
 // A thread adds up every 16th row of a column; the 16 sums of a column are added up in shared
 // memory.

@@ -67,8 +67,8 @@ struct Block {
   std::int64_t values() const { return tokens / 4; }
   /// 16-byte loads of weights that a thread has in flight.
   std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
-  /// As ptxas has it. Of fp8 there are what is expanded to fp16 and partial sums besides, and of
-  /// two operands it holds back some loads.
+  /// As compiled by ptxas. In fp8, the fp16 expansion and partial sums come on top, and with two
+  /// operands the compiler delays some loads.
   std::int64_t registers(std::int64_t operands) const {
     const bool is_fp8 = k_step != 32;
     if (is_fp8 && operands == 2)
@@ -158,7 +158,7 @@ class Decode : public Family {
             {"rows", "unroll"});
   }
 
-  /// What is read: `rows` rows of `k` elements of each of `operands` weights.
+  /// Bytes that are read: `rows` rows of `k` elements of each of `operands` weights.
   struct Weights {
     std::int64_t operands;
     double rows;

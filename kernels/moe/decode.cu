@@ -34,7 +34,7 @@ namespace fftune {
 // How the weights of gate and up lie: as `packing` of gemm/form.cuh.
 enum class weights_of_both { separate, halves, interleaved };
 
-// What a scale of fp8 is for: as Scales of moe.hpp.
+// Granularity of an fp8 scale, as Scales of moe.hpp.
 enum class chosen_scales { none, tensor, token, block };
 
 struct chosen_config {
@@ -371,11 +371,12 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
 }  // namespace
 
 // x [tokens, d], ids [tokens, top_k], w_gate and w_up [experts, h, d], or both the same tensor
-// [experts, 2 h, d]; b_gate and b_up [experts, h] the same way, or null; weights and row_weights as
-// in route.cu, where the rows of x are weighed, else null; offsets, tokens and places as the
-// stage route has them, hidden [choices, h] in the sorted order. Scales are those of moe.hpp, of
-// w_gate and w_up apart or in one tensor as they are. Grid: (ceil(h / rows), experts that may be
-// chosen + 1); where it finds scales of hidden, clusters of 128 / rows along x. Block: 32 · warps.
+// [experts, 2 h, d]. b_gate and b_up [experts, h] follow the same rule, or are null. Weights and
+// row_weights are as in route.cu if the rows of x are weighed, else null. Offsets, tokens and
+// places are as in the stage route. hidden [choices, h] is in the sorted order. Scales are those of
+// moe.hpp, of w_gate and w_up apart or in one tensor as they are. Grid: (ceil(h / rows), experts
+// that may be chosen + 1); if it computes scales of hidden, clusters of 128 / rows along x. Block:
+// 32 · warps.
 template <class T, class activation, chosen_config config>
 __global__ void __launch_bounds__(config.warps * 32)
     chosen_gate_up(const T* x, const int* ids, const T* w_gate, const T* w_up, int* offsets,
@@ -408,7 +409,8 @@ __global__ void __launch_bounds__(config.warps * 32)
   if (index >= chosen.count()) return;
   const int expert = chosen.expert(index), first_row = blockIdx.x * config.rows;
 
-  // Of gate and of up, a row of an expert among all rows, each expert having `extent` of a matrix.
+  // Position of a row of an expert's gate and up among all rows; each expert has `extent` rows of a
+  // matrix.
   struct row_of_both {
     i64 gate, up;
     __device__ __forceinline__ row_of_both(int expert, int row, int extent) {

@@ -1,5 +1,5 @@
 // A mixture of experts: each token goes through the gated feed-forward networks (ffn.hpp) of the
-// experts that it has chosen, and gets the weighted sum of what they give.
+// experts that it has chosen, and gets the weighted sum of their outputs.
 //
 //   y_t = Σ_j weights[t, j] · ffn_ids[t, j](x_t)          over its `top-k` choices, in their order
 //   y_t = Σ_j ffn_ids[t, j](weights[t, j] · x_t)          weigh=before
@@ -69,15 +69,15 @@ Packing packing_of(const Problem& problem);
 /// neither a product's operand nor a scale is bf16.
 ///
 /// scales=tensor: one for x, one for hidden (both given), and one for each weight of each expert.
-/// scales=token: one for each token of x and for each row of a weight (a channel). Of hidden one
-/// for each 128 elements of a row, which the op finds: a tile of it has no whole rows.
-/// scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
+/// scales=token: one for each token of x and for each row of a weight (a channel). Hidden has one
+/// for each 128 elements of a row, computed by the op, because a tile of it has no whole rows.
+/// Scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
 /// rows by 128 columns of a weight.
 enum class Scales { none, tensor, token, block };
 Scales scales_of(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 
-/// Whether gate, up and what an expert gives have biases: bias=all.
+/// Whether gate, up and the experts' outputs have biases: bias=all.
 bool has_bias(const Problem& problem);
 
 /// Whether y is added to a residual: residual=yes.
@@ -97,7 +97,7 @@ bool accumulates(const Problem& problem);
 
 // The stages. Forward:
 //
-//   route      offsets, tokens and places, of ids: the sorted order of the choices; weigh=before:
+//   route      offsets, tokens and places, from ids: the sorted order of the choices; weigh=before:
 //              row_weights, the weight of each row
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ
@@ -114,17 +114,17 @@ bool accumulates(const Problem& problem);
 //   d_gate_up  dw_gate = weighted_d_gateᵀ·x, dw_up = weighted_d_upᵀ·x
 //   d_down     dw_down = dyᵀ·weighted_hidden
 //   d_biases   db_gate = Σ weighted_d_gate, db_up = Σ weighted_d_up, db_down = Σ weight · dy, over
-//   an
-//              expert's rows
+//              an expert's rows
 //   combine_dx dx = the sum over a token's choices of dx_rows
 //
 // With packed weights the gradients of gate and up are one tensor too, weighted_d_gate_up, whose
-// columns are in the order of the rows of w_gate_up: d_x is one product with k = 2 h, and d_gate_up
-// one with 2 h rows.
+// columns are in the order of the rows of w_gate_up. Then d_x is one product with k = 2 h, and
+// d_gate_up one with 2 h rows.
 //
-// With weigh=before the weight multiplies x·w_gateᵀ and x·w_upᵀ alone. weigh then writes d_gate,
-// d_up and hidden without it too, which d_x, d_down and d_biases take; and combine_dx, which has u
-// = d_gate·w_gate + d_up·w_up in dx_rows, finds dx = Σ weight · u and d_weights = x·u.
+// With weigh=before the weight multiplies x·w_gateᵀ and x·w_upᵀ alone. The stage weigh then also
+// writes unweighted d_gate, d_up and hidden, which d_x, d_down and d_biases take. The stage
+// combine_dx, which has u = d_gate·w_gate + d_up·w_up in dx_rows, computes dx = Σ weight · u and
+// d_weights = x·u.
 
 constexpr const char* stage_route = "route";
 constexpr const char* stage_combine = "combine";
@@ -144,7 +144,7 @@ std::vector<std::string_view> gate_gradients(const Problem& problem, bool weight
 std::vector<std::string_view> gate_gradients(const Problem& problem);
 /// The rows that dw_down sums, of the same kind: weighted_hidden or hidden.
 std::string_view hidden_of_gradient(const Problem& problem);
-/// The biases' gradients with what each is the sum of: rows in the sorted order, or of dy.
+/// The biases' gradients and the summands of each: rows in the sorted order, or of dy.
 struct BiasGradient {
   std::string_view bias, rows;  // "db_down", "dy"
   std::int64_t width = 0;
@@ -167,13 +167,13 @@ Program cpu_d_biases_program(const Problem& problem, const DeviceFacts& facts);
 /// For forward passes in their plain forms (baselines.cpp).
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
-/// Of the GEMM stages, and of the others.
+/// Families of the GEMM stages, and of the others.
 std::vector<const Family*> gemm_families();
 std::vector<const Family*> route_families();
 std::vector<const Family*> combine_families();
 std::vector<const Family*> weigh_families();
 std::vector<const Family*> d_biases_families();
-/// Of several stages each, for few tokens.
+/// Several stages per family, for few tokens.
 std::vector<const Family*> decode_families();
 
 }  // namespace moe

@@ -46,7 +46,7 @@ TensorSpec weights_tensor(const Problem& problem) {
   return {"weights", DType::f32, {shape.m, shape.top_k}, Role::input, mean / 4, mean};
 }
 
-/// What the stage route finds.
+/// Results of the stage route.
 void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
   const auto sorted = [shape](Numbers SortedRouting::*part) {
@@ -110,7 +110,7 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
   }
 }
 
-/// Scales of fp8, which undo what elements are drawn larger by.
+/// Scales of fp8, which undo the factor by which elements are drawn larger.
 void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Scales kind = scales_of(problem);
   if (kind == Scales::none) return;
@@ -382,8 +382,9 @@ class MoeFfn final : public Op {
     for (OptionField& field : gated_save_options(", in the order of the experts"))
       options.push_back(std::move(field));
     options.push_back({.name = "weigh",
-                       .help = "what the weights of a token's choices multiply: what its experts "
-                               "give, or its row before them",
+                       .help =
+                           "factor of the weights of a token's choices: its experts' outputs, or "
+                           "its row before them",
                        .choices = {"after", "before"},
                        .rare = true});
     options.push_back({.name = "gate-up",
@@ -393,14 +394,15 @@ class MoeFfn final : public Op {
                        .choices = {"separate", "halves", "interleaved"},
                        .rare = true});
     options.push_back({.name = "bias",
-                       .help = "whether gate, up and what an expert gives have biases",
+                       .help = "whether gate, up and an expert's output have biases",
                        .choices = {"none", "all"},
                        .rare = true});
     options.push_back(residual_option());
     options.push_back({.name = "scales",
-                       .help = "what a scale of fp8 is for: a whole tensor, of an expert; a token, "
-                               "and a row of a weight; or blocks of 128 elements, in a weight of "
-                               "128 rows too",
+                       .help =
+                           "granularity of fp8 scales: a whole tensor, of an expert; a token, and "
+                           "a row of a weight; or blocks of 128 elements (in a weight 128 x "
+                           "128)",
                        .choices = {"tensor", "token", "block"},
                        .rare = true,
                        .pass = "fwd"});

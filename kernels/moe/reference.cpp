@@ -1,4 +1,4 @@
-// The definition in float64: of each expert the products of its own rows.
+// The definition in float64: the products of each expert over its own rows.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -46,7 +46,8 @@ class Definition {
   void d_gate_up();
   /// The terms of the stage d_x; packed weights make one of 2 h columns.
   Matrix d_x();
-  /// Of each expert dw [n, k] = aᵀ·b over its own rows, and dw_before where gradients accumulate.
+  /// Computes dw [n, k] = aᵀ·b of each expert over its own rows, plus dw_before if gradients
+  /// accumulate.
   void reduction(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                  std::int64_t k);
   /// y [m, d] = the sum over a token's choices of its row, times its weight or not.
@@ -57,7 +58,7 @@ class Definition {
   void set(const std::string& name, Matrix value) { tensors_[name] = std::move(value); }
 
  private:
-  /// Of a choice, those of the shared experts counted.
+  /// Weight of a choice; choices of the shared experts count.
   double weight_of(std::size_t choice) {
     const std::size_t token = choice / count(shape_.choices());
     const std::size_t own = choice % count(shape_.choices());
@@ -85,8 +86,8 @@ class Definition {
   };
   RowScales scales_of_row(const std::string& w, std::int64_t expert, std::int64_t row,
                           std::int64_t n, std::int64_t k);
-  /// An expert's weight in float64, of fp8 in numbers: where it is, or made in `room`, which serves
-  /// one expert after the other.
+  /// An expert's weight in float64, with fp8 scales applied: in place, or made in `room`, which
+  /// serves one expert after the other.
   DoubleMatrixView weight_of_expert(const std::string& w, std::int64_t expert, std::int64_t n,
                                     std::int64_t k, bool transposed, Matrix& room);
   void quantise_hidden(Matrix& hidden);
@@ -114,7 +115,7 @@ class Definition {
     if (scaled) scale_rows(term, first, last, columns, room.data());
     return room.data();
   }
-  /// Its pages are made once, of the largest expert so far and a quarter more.
+  /// Its pages are made once, for the largest expert so far and a quarter more.
   void make_room(Matrix& room, std::size_t size) {
     if (room.size() >= size) return;
     const std::size_t more = room.empty() ? size : size + size / 4;

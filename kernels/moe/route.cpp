@@ -98,9 +98,9 @@ class Route final : public RouteFamily {
   }
 
  private:
-  // Measured on an H200. A warp takes 32 choices in order, and an SM about 60 clocks to tell which
-  // of these are of the same expert; blocks wait for each other once, the more threads the longer;
-  // a thread adds up the counts of some experts, those of all blocks one after the other.
+  // Measured on an H200. A warp takes 32 choices in order, and an SM needs about 60 clocks to find
+  // which of them have the same expert. Blocks wait for each other once, longer with more threads.
+  // A thread adds up the counts of some experts over all blocks, one after the other.
   static double seconds(const Shape& shape, const Config& config) {
     const std::int64_t threads = config.at("threads"), ctas = config.at("ctas");
     const double of_threads = static_cast<double>(threads) / 1024;

@@ -8,7 +8,7 @@
 namespace fftune::moe {
 namespace {
 
-/// What ffn's stage has another name for here.
+/// Tensors of ffn's stages that have another name here.
 struct Renamed {
   std::string_view in_ffn, here;
 };
@@ -91,7 +91,8 @@ GemmProblem down_gemm(const Problem& problem) {
   if (has_bias(problem)) gemm.epilogue.group_bias = {"b_down"};
   return gemm;
 }
-/// d_hidden = dy·w_down. What follows the activation is weigh's, which has the rows' weights.
+/// d_hidden = dy·w_down. The stage weigh, which has the rows' weights, applies the rest of the
+/// activation's gradient.
 GemmProblem d_hidden_gemm(const Problem& problem) {
   GemmProblem gemm = grouped(problem, ffn::d_hidden_gemm(problem), {{"d_gate", "d_hidden"}});
   gemm.epilogue = {};

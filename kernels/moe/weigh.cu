@@ -1,4 +1,4 @@
-// What comes between the two products of the backward pass, for each choice: the gradients of gate
+// The step between the two products of the backward pass, for each choice: the gradients of gate
 // and up, hidden, each times the weight of the choice, and the gradient of that weight.
 //
 //   d_gate = d_hidden ⊙ up ⊙ act'(gate), d_up = d_hidden ⊙ act(gate), hidden = act(gate) ⊙ up
@@ -190,10 +190,10 @@ __global__ void __launch_bounds__(config.threads)
 // The last stage where weights were applied before: u = rows is the gradient by a token's weighted
 // row, so dx = the sum of weight times u, and the gradient of a weight is x·u.
 //
-// A block has a token: its threads take the columns in turn, and add up the products of each
-// choice, a warp's by shuffles, then the warps'. rows [.., columns], places [tokens, choices],
-// weights and d_weights [tokens, weighted], x and dx [tokens, columns]. Grid: min(tokens, 65535).
-// Block: threads.
+// A block has a token. Its threads take the columns in turn, and reduce the products of each
+// choice: within a warp by shuffles, then over the warps. Shapes: rows [.., columns], places
+// [tokens, choices], weights and d_weights [tokens, weighted], x and dx [tokens, columns]. Grid:
+// min(tokens, 65535). Block: threads.
 template <class T, int choices, int weighted, bool aligned, int threads>
 __global__ void __launch_bounds__(threads)
     combine_before(const T* rows, const int* places, const float* weights, const T* x, T* dx,

@@ -43,7 +43,7 @@ struct Router {
   bool sums_two = false;  // a group's score is that of its best two experts
   bool bias = false, renormalises = false;
   float scale = 1;
-  /// What is added to the sum that weights are divided by.
+  /// Added to the sum that weights are divided by.
   double added() const { return score == Score::sigmoid ? 1e-20 : 0; }
   DType dtype = DType::f32;  // of the logits
 };

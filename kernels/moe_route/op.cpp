@@ -87,7 +87,7 @@ std::vector<double> gradient(const Router& router, std::span<const double> logit
   const auto scores = scores_of(router, logits);
   const auto weights = weights_of(router, scores, chosen);
   std::vector<double> d_scores(d_weights.begin(), d_weights.end());
-  // Of d_weights and the weights without scale; of the scores.
+  // Sums of d_weights times the weights without scale, and of the scores.
   double product = 0, sum = router.added();
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     product += d_weights[i] * weights[i] / router.scale;
@@ -144,14 +144,14 @@ class MoeRoute final : public Op {
          .rare = true}};
   }
   std::vector<OptionField> options() const override {
-    return {{"score", "what of a logit is an expert's score", {"softmax", "sigmoid"}},
+    return {{"score", "function of a logit that gives an expert's score", {"softmax", "sigmoid"}},
             {.name = "order",
              .help = "whether the softmax is over all experts, before the choice, or over the "
                      "chosen ones after it",
              .choices = {"before", "after"},
              .rare = true},
             {.name = "group-score",
-             .help = "what a group is chosen by: its best expert, or the sum of its best two",
+             .help = "score of a group: its best expert, or the sum of its best two",
              .choices = {"max", "top2"},
              .rare = true,
              .pass = "fwd"},

@@ -121,7 +121,7 @@ struct router {
     }
     return own;
   }
-  // The value of an expert, of the lane that has it.
+  // The value of an expert, from the lane that has it.
   static __device__ __forceinline__ float value_of(const values& all, int index) {
     float own = 0;
 #pragma unroll

@@ -1,4 +1,5 @@
-// What a user would write without fftune: a mask of what is blocked, then the logits by it.
+// The baseline that a user would write without fftune: a mask of blocked ids, then the masked
+// logits.
 #include <fmt/format.h>
 
 #include "kernels/common/cuda_kernel.hpp"

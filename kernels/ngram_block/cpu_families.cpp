@@ -11,7 +11,7 @@
 namespace fftune::ngram_block {
 namespace {
 
-/// What a row says: its own ids, after those of its prefix where `joined`.
+/// The text of a row: its own ids, after those of its prefix if `joined`.
 template <typename Id, bool joined>
 struct Text {
   std::span<const Id> prefix;
@@ -55,7 +55,7 @@ std::int32_t search(const Rows& rows, const Text<Id, joined>& text, std::int64_t
   return static_cast<std::int32_t>(flaws);
 }
 
-/// The tensors of a call; null for what is absent.
+/// The tensors of a call; null for absent ones.
 struct Tensors {
   const void* ids = nullptr;
   const void* prefix = nullptr;
@@ -66,7 +66,7 @@ struct Tensors {
   std::int32_t* invalid = nullptr;
 };
 
-/// What counts of row `row` of ids [rows, whole].
+/// The ids of row `row` of ids [rows, whole] within its length.
 template <typename Id>
 std::span<const Id> counted(const void* ids, const std::int32_t* lengths, std::int64_t whole,
                             std::int64_t row) {

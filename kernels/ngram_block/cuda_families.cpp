@@ -28,7 +28,7 @@ std::int64_t widest(const Rows& rows) {
   return widest_access(rows, rows.len);
 }
 
-/// Of all blocks.
+/// Threads of all blocks.
 std::int64_t all_threads(const Rows& rows, const Config& config) {
   return rows.b * config.at("cluster") * config.at("threads");
 }
@@ -45,7 +45,8 @@ std::int64_t registers_needed(const Rows& rows, const Config& config) {
   return config.at("tile") * id_bytes(rows) / 4 + 4 * config.at("vector") / 4 + other_registers;
 }
 
-/// What a block, or a cluster of them, reads together: `ids` ids that are called `name`.
+/// The accesses that a block, or a cluster of blocks, makes together: `ids` ids that are called
+/// `name`.
 Space accesses(const Rows& rows, std::int64_t ids, const char* name, const DeviceFacts& facts) {
   const std::int64_t most = widest_access(rows, ids);
   return Space()
@@ -90,7 +91,7 @@ std::int32_t small(std::int64_t value) {
   return static_cast<std::int32_t>(value);
 }
 
-/// What the family `groups` does.
+/// The program of the family `groups`.
 Program groups_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Rows rows = rows_of(problem);
   const TensorPlaces at(ngram_block_op().tensors(problem));
@@ -143,9 +144,10 @@ class BlockGroups final : public StageFamily {
                     {"threads", "tile", "vector"});
   }
 
-  // Rows look at an id together while there are units for all SMs; what further units read again
-  // comes from L2. Clusters only where there are too few units even so. Of threads a block has
-  // those whose accesses are all in flight at once, up to 512, as each also compares every id.
+  // Rows share accesses to ids as long as there are units for all SMs; ids that further units read
+  // again come from L2. Clusters only where there are too few units even so. A block has as many
+  // threads as have all accesses in flight at once, up to 512, because each thread also compares
+  // every id.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Rows rows = rows_of(problem);
     const std::int64_t vector = widest_access(rows, rows.prefix);

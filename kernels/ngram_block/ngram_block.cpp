@@ -127,7 +127,7 @@ class NgramBlock final : public Op {
   std::vector<OptionField> options() const override {
     return {{"ids", "element type of the ids", {"i32", "i64"}},
             {"lengths",
-             "of rows and prefixes: all of len and prefix, or each its own",
+             "lengths of rows and prefixes: all of len and prefix, or each its own",
              {"whole", "own"},
              true},
             {"ngrams", "one n for all rows, or each its own", {"one", "own"}, true},
@@ -178,7 +178,7 @@ class NgramBlock final : public Op {
     const Rows rows = rows_of(problem);
     auto& logits = tensors.at("logits");
     std::vector<double> invalid(static_cast<std::size_t>(rows.b));
-    // What counts of row `row` of `name`, of texts of `whole` ids.
+    // The ids of row `row` of `name` that count, for texts of `whole` ids.
     const auto text = [&](const char* name, const char* lengths, std::int64_t whole,
                           std::size_t row) {
       const auto length = rows.own_lengths

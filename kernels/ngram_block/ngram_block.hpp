@@ -1,11 +1,11 @@
-// No n-gram twice (Paulus et al. 2017, arXiv 1705.04304, section 2.5): of each row of token ids,
-// the last n - 1 tokens are looked for further up, and the logit of every token that followed them
-// there becomes -inf, in place. With n = 1 that is every token of the row.
+// No n-gram twice (Paulus et al. 2017, arXiv 1705.04304, section 2.5). In each row of token ids,
+// the last n - 1 tokens are searched for further up, and the logit of every token that followed
+// them there becomes -inf, in place. With n = 1 that is every token of the row.
 //
-// Of a row of `len` ids the first `length` count. An id that equals `padding` never matches, and is
+// The first `length` ids of a row of `len` count. An id that equals `padding` never matches, and is
 // not blocked. Any other id that is no token, below 0 or from `vocab` on, is compared like any id,
 // counted in `invalid`, and never written through. A row whose n is below 1 blocks nothing; lengths
-// are clamped to what there is.
+// are clamped to the existing ids.
 //
 // Rows may share prefixes: `beams` rows after each other are a group (the last may be smaller), and
 // the text of each begins with the group's prefix, which is stored once, and goes on with its own

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* file = "rmsnorm/baseline.cu";
 constexpr std::uint32_t threads = 256;
 
-/// Sum, mean square, quotient and product: each reads what the one before it wrote.
+/// Sum, mean square, quotient and product: each reads the previous one's result.
 Baseline unfused_forward(const Layer& layer) {
   const TensorPlaces at = places_of(layer);
   const auto rows = static_cast<std::uint32_t>(layer.m);
@@ -50,7 +50,7 @@ Baseline unfused_forward(const Layer& layer) {
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   const Layer layer = layer_of(problem);
-  // What a user would write of layernorm is PyTorch's kernel: bench/ compares with it.
+  // PyTorch's kernel is the layernorm that a user would take: bench/ compares with it.
   if (layer.centres || facts.kind == DeviceKind::cpu || layer.quantises() || layer.adds_after)
     return {};
   if (!layer.backward) return {unfused_forward(layer)};

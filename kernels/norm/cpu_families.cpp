@@ -33,8 +33,8 @@ std::size_t factor_bytes(const Layer& layer) {
   return ready ? 0 : static_cast<std::size_t>(layer.d) * sizeof(float);
 }
 
-/// What w is in the formula, in float: `factors` [d] of scratch memory is filled, or w itself
-/// serves.
+/// The factor of the formula that w stands for, in float: `factors` [d] of scratch memory is
+/// filled, or w itself serves.
 const float* factors_of(const Layer& layer, const void* w, float* factors) {
   if (factor_bytes(layer) == 0) return static_cast<const float*>(w);
   const std::span<float> values(factors, static_cast<std::size_t>(layer.d));
@@ -49,7 +49,8 @@ float reciprocal_deviation(const Layer& layer, float squares) {
   return 1 / std::sqrt(squares / static_cast<float>(layer.d) + layer.eps);
 }
 
-/// q and the scale of a row of which r is known: once for its largest, and once for its quotients.
+/// Computes q and the scale of a row with known r: one pass finds the largest magnitude, and one
+/// writes the quotients.
 float quantise_row(const Layer& layer, const std::byte* x, const float* factors, float r,
                    std::byte* q) {
   constexpr std::int64_t part = 1024;
@@ -146,7 +147,7 @@ void normalise_centred(const Layer& layer, const std::byte* x, const float* fact
   encode(layer.dtype, std::span<const float>(row), y);
 }
 
-/// dx of a row of layernorm, and what it adds to dw [d] and db [d] behind it.
+/// dx of a row of layernorm, and its summands of dw [d] and db [d] behind it.
 void differentiate_centred(const Layer& layer, const Gradient& gradient, const float* factors,
                            float* dw_and_db) {
   const auto d = static_cast<std::size_t>(layer.d);
@@ -176,7 +177,7 @@ void differentiate_centred(const Layer& layer, const Gradient& gradient, const f
   encode(layer.dtype, std::span<const float>(slope), gradient.dx);
 }
 
-/// dx of a row of rmsnorm, and what it adds to dw [d].
+/// dx of a row of rmsnorm, and its summand of dw [d].
 void differentiate(const Layer& layer, const RowKernels& kernels, const Gradient& of,
                    const float* factors, const float* rstd, float* dw, bool nontemporal) {
   const auto d = static_cast<std::size_t>(layer.d);

@@ -10,7 +10,7 @@
 namespace fftune::norm {
 namespace {
 
-/// Adds the parameters of both passes, with what constrains them alone.
+/// Adds the parameters of both passes, with the constraints on them alone.
 void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) {
   add_row_parameters(space, layer.rows(),
                      {.group = {4, 8, 16, 32, 64, 128, 256, 512, 1024},
@@ -70,7 +70,7 @@ std::int64_t forward_blocks(const Layer& layer, const DeviceFacts& facts, const 
                   std::max<std::int64_t>(1, waves * facts.multiprocessors / config.at("cluster")));
 }
 
-/// What rows and the weights are aligned to, in bytes, 16 at most.
+/// Alignment of the rows and the weights in bytes, 16 at most.
 std::int64_t row_alignment(const Layer& layer) {
   const auto bytes = [&](DType dtype) {
     return layer.d * static_cast<std::int64_t>(dtype_bytes(dtype));
@@ -78,7 +78,7 @@ std::int64_t row_alignment(const Layer& layer) {
   return std::min(widest_vector(bytes(layer.dtype)), widest_vector(bytes(layer.weight_dtype)));
 }
 
-/// Of all blocks.
+/// Threads of all blocks.
 std::int64_t all_threads(const Layer& layer, const DeviceFacts& facts, const Config& config) {
   return forward_blocks(layer, facts, config) * config.at("cluster") * block_threads(config);
 }
@@ -111,7 +111,7 @@ class ForwardRows final : public RowFamily {
                              registers_of_thread(facts, block_threads(c));
                     },
                     {"vector", "group", "groups", "cluster", "unroll", "keep"})
-        .constraint("what is quantised is stored by two bytes at least",
+        .constraint("quantised elements are stored by two bytes at least",
                     [layer](const Config& c) {
                       return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
                     },
@@ -199,7 +199,7 @@ std::int64_t backward_registers(const Layer& layer, const Config& config) {
          elements * (config.at("keep") + 1) + backward_other_registers;
 }
 
-/// Of the sums of dw by which the groups of a block meet.
+/// Shared memory of the sums of dw through which the groups of a block are reduced.
 std::int64_t shared_bytes(const Layer& layer, const Config& config) {
   if (config.at("groups") == 1) return row_sum_bytes;
   return block_threads(config) * vectors_of_thread(layer.rows(), config) *
@@ -235,7 +235,7 @@ class BackwardRows final : public RowFamily {
         .parameter("prefetch",
                    "1: the next row is loaded before the sums of this one; 0: after them", {0, 1})
         .parameter("l2_prefetch_rows",
-                   "how many rows of the block ahead L2 prefetches a row; 0: no prefetch",
+                   "rows of the block by which L2 prefetch runs ahead; 0: no prefetch",
                    {0, 1, 2, 4})
         .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {

@@ -6,22 +6,22 @@
 // layernorm (Ba, Kiros and Hinton 2016, arXiv 1607.06450): y = x̂ ⊙ w + b, x̂ = (x − mean(x)) /
 // sqrt(var(x) + eps), the variance with a denominator of d. Nothing is rounded on the way.
 //
-// With the residual added, sum = x + residual rounded to the dtype is written too and is what is
+// With the residual added, sum = x + residual rounded to the dtype is written too and is
 // normalised. The backward pass then takes that sum in the place of x, and the gradient of the sum
 // that comes from beyond the layer; dx is the gradient of both x and residual:
 //   g = dy ⊙ factor(w)    dx = (g − mean(g) − x̂ mean(g x̂)) / deviation + dsum
 //   dw = the sum over rows of dy ⊙ x̂    db = the sum over rows of dy
-// of which rmsnorm has no mean(g) and no db. Rounding counts as the identity: where the forward
+// For rmsnorm there is no mean(g) and no db. Rounding counts as the identity: where the forward
 // pass rounds x̂, its gradient is taken, and multiplied, as if it had not.
 //
-// residual=after adds the residual to what the norm gives instead, before the one rounding, as
+// residual=after adds the residual to the norm's result instead, before the one rounding, as
 // Gemma 2's norms behind attention and the feed-forward network have it: y = residual + x̂ ⊙
 // factor(w). It is of the forward pass.
 //
-// Where the output is quantised, y = q scale with a scale for each token: q is y / scale rounded
-// once, from a y of which nothing was rounded, and scale the row's largest magnitude over that of
-// the type (448 of fp8, 127 of i8), or 1 for a row of nothing above 2^-100. To the backward pass
-// that is rounding too: it is the same for every output.
+// If the output is quantised, y = q scale with a scale for each token. Then q is y / scale rounded
+// once, from an unrounded y. The scale is the row's largest magnitude over that of the type (448
+// for fp8, 127 for i8), or 1 if no element is above 2^-100. The backward pass treats that as
+// rounding too: it is the same for every output.
 //
 // The device sources are in kernels/rmsnorm and kernels/layernorm.
 #pragma once
@@ -93,12 +93,12 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts);
 /// `third` go partial sums, or what the fallback keeps of the rows.
 std::vector<Argument> forward_arguments(const Layer& layer);
 std::vector<Argument> backward_arguments(const Layer& layer, const Argument& third);
-/// What the template arguments of those kernels begin with: "fftune::bf16, float,
-/// fftune::llama_norm, true, false" (whether a residual is added, and whether rstd is saved), of
+/// The first template arguments of those kernels: for rmsnorm "fftune::bf16, float,
+/// fftune::llama_norm, true, false" (whether a residual is added, and whether rstd is saved), for
 /// layernorm "fftune::bf16, true".
 std::string template_arguments(const Layer& layer);
 
-/// What a user would write without fftune: one plain kernel for each step of the formula.
+/// Baselines that a user would write without fftune: one plain kernel for each step of the formula.
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
 }  // namespace norm

@@ -15,7 +15,7 @@ std::vector<OptionField> rms_options() {
           {"residual",
            "add a residual first, and write the sum too; after: add it to y",
            {"no", "yes", "after"}},
-          {"save", "what the forward pass keeps for the backward pass", {"nothing", "rstd"}},
+          {"save", "kept by the forward pass for the backward pass", {"nothing", "rstd"}},
           {"weights", "element type of w and dw: the op's, or f32", {"same", "f32"}},
           {.name = "eps",
            .help = "added to the mean square",
@@ -74,7 +74,7 @@ class Norm final : public Op {
     const Layer layer = layer_of(problem);
     StageSpec stage =
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
-    // Behind dw are sums over tokens of what sums over features are behind.
+    // An element of dw sums over tokens terms that are sums over features themselves.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
     const double of_element = layer.backward ? (centres_ ? 16 : 12) : (centres_ ? 7 : 4);
     stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *
@@ -132,7 +132,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   const auto of_rows = [&](const char* name, Role role, double scale, double mean) {
     return TensorSpec{name, DType::f32, {layer.m}, role, scale, mean};
   };
-  // What w is multiplied with is of order one; in gemma's convention it is the distance from 1.
+  // The factor derived from w is of order one; in gemma's convention w is its distance from 1.
   TensorSpec w = vector("w", Role::input);
   if (layer.convention == Convention::gemma) w.scale = 0.25;
 

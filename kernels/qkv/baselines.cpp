@@ -1,5 +1,5 @@
-// What a user would call without fftune: a product of the vendor for each of q, k and v, and then a
-// kernel that rotates q and k in place.
+// Calls that a user would make without fftune: a product of the vendor for each of q, k and v, and
+// then a kernel that rotates q and k in place.
 #include <utility>
 #include <variant>
 
@@ -53,7 +53,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const Layer layer = layer_of(problem);
   constexpr std::int64_t most_sequences = 65536;  // of rope
   const bool cuda = facts.kind == DeviceKind::cuda;
-  if (layer.packed || layer.bias || layer.norm || layer.cache) return {};
+  if (layer.packed || layer.bias || layer.normalises() || layer.cache) return {};
   if (layer.rotates() && (!cuda || layer.table || layer.m > most_sequences)) return {};
   const TensorPlaces places(qkv_op().tensors(problem));
   Baseline baseline;

@@ -1,6 +1,6 @@
-// dx = r(g − x̂·mean(g x̂)) + dsum and dw = the sum over rows of dy ⊙ x̂, with x̂ = r·x, r = 1 /
-// sqrt(mean(x²) + eps) and g = factor(w) ⊙ dy, for rows that fit in registers: x and dy are read
-// once.
+// Computes dx = r(g − x̂·mean(g x̂)) + dsum and dw = the sum over rows of dy ⊙ x̂, for rows that
+// fit in registers: x and dy are read once. Here x̂ = r·x, r = 1 / sqrt(mean(x²) + eps) and g =
+// factor(w) ⊙ dy.
 //
 // x, dy, dsum, dx [rows, d], w, dw [d], rstd [rows]; partial [gridDim.x / cluster, d]. Threads
 // share rows as in forward_rows. A thread has the same columns in every row, so it accumulates

@@ -106,7 +106,7 @@ Strides strides_of(const Problem& problem, const Layer& layer, const std::string
   return strides;
 }
 
-/// What is wrong with them, or nothing.
+/// The error in the strides, or nothing.
 std::string wrong_strides(const Problem& problem, const Layer& layer, const std::string& name,
                           const Strides& strides, std::int64_t heads) {
   const bool own_heads = problem.sizes.contains(name + "-head");
@@ -178,17 +178,17 @@ class Rope final : public Op {
          .choices = {"no", "yes"},
          .rare = true,
          .performance_neutral = true},
-        number("base", "of the computed frequencies", "10000", 1, 1e12),
-        number("factor", "by which the rule stretches positions", "1", 1e-3, 1e6),
+        number("base", "base of the computed frequencies", "10000", 1, 1e12),
+        number("factor", "factor by which the rule stretches positions", "1", 1e-3, 1e6),
         number("context", "positions that the model was trained with", "8192", 1, 1e9),
-        number("low", "of llama3: context/low is the longest wavelength that is interpolated", "1",
+        number("low", "llama3: context/low is the longest wavelength that is interpolated", "1",
                1e-3, 1e6),
-        number("high", "of llama3: context/high is the longest wavelength that is left alone", "4",
+        number("high", "llama3: context/high is the longest wavelength that is left alone", "4",
                1e-3, 1e6),
-        number("beta-fast", "of yarn: rotations in the context from which a pair is left alone",
-               "32", 1e-3, 1e6),
-        number("beta-slow", "of yarn: rotations in the context up to which a pair is stretched",
-               "1", 1e-3, 1e6),
+        number("beta-fast", "yarn: rotations in the context from which a pair is left alone", "32",
+               1e-3, 1e6),
+        number("beta-slow", "yarn: rotations in the context up to which a pair is stretched", "1",
+               1e-3, 1e6),
         number("scale", "factor of all sines and cosines; 0: the rule's own", "0", 0, 1e6)};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
@@ -227,7 +227,7 @@ class Rope final : public Op {
     StageSpec stage =
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
     const auto tokens = static_cast<double>(layer.tokens());
-    // Of a packed row or another view, the others' parts are not read.
+    // Only this tensor's part of a packed row, or of another view, is read.
     for (const auto& [in, out, heads, strides] : sides_of(layer)) {
       const double held = layer.is_plain(strides, heads)
                               ? tokens * static_cast<double>(strides.row)

@@ -1,5 +1,5 @@
 // Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of queries, and of keys in the same
-// launch: of each head's first `rotary` features, y_i = m (x_i cos f_i + r_i sin f_i), the others
+// launch: y_i = m (x_i cos f_i + r_i sin f_i) for each head's first `rotary` features; the others
 // are copied. Rotation "halves": r_i = -x_{i + rotary/2} in the first half, x_{i - rotary/2} in the
 // second (GPT-NeoX, Llama); "interleaved": r_{2j} = -x_{2j+1}, r_{2j+1} = x_{2j} (GPT-J).
 //
@@ -7,12 +7,11 @@
 // f_p), where p is the partner of i, plus for the first of a pair and minus for the second.
 //
 // Angles f are a table [positions, rotary] of f32, as TransformerEngine has them (a position past
-// its end reads its last row), or the product in f32 of the position and a frequency in f32, the
-// same for both of pair j of rotary/2, of which the rules make the others:
+// its end reads its last row), or the product in f32 of the position and a frequency in f32. Both
+// features of pair j of rotary/2 have the same frequency, by one of these rules:
 //   base    base^(-2j/rotary) / factor
 //   llama3  (Llama 3.1): a wavelength w = 2 pi / frequency above context/low is divided by
-//   `factor`,
-//           one below context/high is left alone, and between the two the frequency is
+//           `factor`, one below context/high is left alone, and between the two the frequency is
 //           interpolated, linearly in context/w
 //   yarn    (Peng et al. 2023, arXiv 2309.00071): pairs with fewer than beta-slow rotations in
 //           `context` positions are divided by `factor`, those with more than beta-fast rotations
@@ -20,8 +19,8 @@
 //           interpolated, linearly in j; m = 0.1 ln(factor) + 1, or 1 for a factor below 1
 // m is 1 but in yarn; the option `scale` sets it to another value.
 //
-// q and k may be views of other tensors: their strides of a token, of the dimension outside it and
-// of a head are sizes. Results are contiguous.
+// q and k may be views of other tensors: the strides of a token, of the dimension outside it and of
+// a head are sizes of the op. Results are contiguous.
 //
 // Every thread reads all it needs of a tensor before it writes, so an output may lie in the buffer
 // of its input where both have rows of the same length.
@@ -61,13 +60,13 @@ struct Strides {
 
 /// A problem's sizes and options, read once.
 struct Layer {
-  std::int64_t s = 0;          // positions of a sequence; in thd tokens of all sequences together
-  std::int64_t b = 0;          // sequences
-  std::int64_t heads = 0;      // of q
-  std::int64_t kv_heads = 0;   // of k; 0: there is no k
-  std::int64_t dim = 0;        // features of a head
-  std::int64_t rotary = 0;     // of which these are rotated
-  std::int64_t positions = 0;  // rows of the table
+  std::int64_t s = 0;          // Positions of a sequence; in thd tokens of all sequences together.
+  std::int64_t b = 0;          // Sequences.
+  std::int64_t heads = 0;      // Heads of q.
+  std::int64_t kv_heads = 0;   // Heads of k; 0: there is no k.
+  std::int64_t dim = 0;        // Features of a head.
+  std::int64_t rotary = 0;     // The first `rotary` features are rotated.
+  std::int64_t positions = 0;  // Rows of the table.
   Strides q, k;
   Layout layout = Layout::sbhd;
   Rotation rotation = Rotation::halves;
@@ -85,7 +84,7 @@ struct Layer {
            (layout == Layout::thd || strides.outer == inner() * strides.row);
   }
   bool is_plain() const { return is_plain(q, heads) && is_plain(k, kv_heads); }
-  /// Of the first feature.
+  /// Place of the first feature.
   std::int64_t place(const Strides& strides, std::int64_t token, std::int64_t head) const {
     return token / inner() * strides.outer + token % inner() * strides.row + head * strides.head;
   }
@@ -99,8 +98,8 @@ struct Frequencies {
 };
 Frequencies frequencies_of(const Problem& problem);
 
-/// One of the two tensors that are rotated, by name: [s, b, heads, dim], [b, s, heads, dim] or
-/// [s, heads, dim]. Of the backward pass they are gradients.
+/// One of the two tensors that are rotated, by name: [s, b, heads, dim], [b, s, heads, dim] or [s,
+/// heads, dim]. In the backward pass they are gradients.
 struct Side {
   const char* in = nullptr;
   const char* out = nullptr;

@@ -1,5 +1,6 @@
-// y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: each
-// byte of q and k is read and written once, and a block reuses its sines for all its heads.
+// Computes y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, where p is the
+// partner of i. Each byte of q and k is read and written once, and a block reuses its sines for all
+// its heads.
 //
 // q, k, q_out, k_out [tokens, heads, dim], tokens of q and k q_row and k_row elements apart;
 // `strided`: q_outer, k_outer, q_head and k_head are the strides of the outer dimension and of

@@ -1,4 +1,4 @@
-// What a plan says of itself, as JSON.
+// A plan's description, as JSON.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@ namespace fftune {
 /// Whether every variant of the recipe is of a fallback family, which takes any alignment.
 bool runs_fallbacks_alone(const Op& op, const Recipe& recipe);
 
-/// What describe() tells; everything but what it says of the buffers is made before the handle.
+/// The facts that describe() reports; everything except the description of the buffers is made
+/// before the handle.
 struct PlanFacts {
   const Op* op;
   const Problem* problem;

@@ -32,7 +32,7 @@ fftune_status fail(fftune_status status, fmt::format_string<Values...> format, V
       fmt::format_to_n(line.data(), line.size() - 1, format, std::forward<Values>(values)...);
   char* end = written.out;
   if (written.size > line.size() - 1) {
-    // What is cut ends with whole characters of UTF-8, whose later bytes begin with the bits 10.
+    // A cut line ends with a whole character of UTF-8; its later bytes begin with the bits 10.
     constexpr std::string_view cut = "...";
     end -= cut.size();
     while (end != line.data() && (static_cast<unsigned char>(*end) & 0xc0) == 0x80) --end;

@@ -1,4 +1,4 @@
-// What the C API's opaque handles point to.
+// The types behind the C API's opaque handles.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,7 @@ struct fftune_plan {
   // One of the two.
   std::unique_ptr<const fftune::Plan> plan;
   std::unique_ptr<const fftune::TokenPlan> token_plan;
-  // Of the buffers, in order.
+  // Facts about the buffers, in order.
   std::vector<std::size_t> alignments;
   std::vector<std::size_t> places_of_inputs;   // those that are only read
   std::vector<std::size_t> places_of_outputs;  // updated, then outputs

@@ -64,7 +64,7 @@ class Config {
   /// The word that a parameter holds; throws Error(internal) if there is no parameter of that name
   /// or it holds a number.
   const std::string& word(std::string_view name) const;
-  /// Of either kind; throws Error(internal) if there is no parameter of that name.
+  /// The value, of either kind; throws Error(internal) if there is no parameter of that name.
   const ParameterValue& value(std::string_view name) const;
   bool contains(std::string_view name) const;
   /// Changes the parameter, or appends it.

@@ -14,7 +14,7 @@ enum class DType { f32, bf16, fp16, fp8, u8, i8, i32, i64 };
 
 /// "f32", "bf16", "fp16", "fp8", "u8", "i8", "i32", "i64".
 std::string_view dtype_name(DType dtype);
-/// Of what an op computes in: throws Error(invalid_input) for any other name.
+/// The element type that an op computes in: throws Error(invalid_input) for any other name.
 DType parse_dtype(std::string_view name);
 /// Bytes of one element.
 std::size_t dtype_bytes(DType dtype);
@@ -27,12 +27,12 @@ std::uint16_t bf16_from_float(float value);
 float float_from_bf16(std::uint16_t bits);
 std::uint16_t fp16_from_float(float value);
 float float_from_fp16(std::uint16_t bits);
-/// What is beyond the largest number becomes that, 448, as the GPU's conversion does it.
+/// Values beyond the largest number saturate to it, 448, as in the GPU's conversion.
 std::uint8_t fp8_from_float(float value);
 float float_from_fp8(std::uint8_t bits);
 
-/// Rounds each value to `dtype` and stores it at `out` (values.size() elements of that type). What
-/// is beyond the range of an integer becomes its end.
+/// Rounds each value to `dtype` and stores it at `out` (values.size() elements of that type).
+/// Values beyond the range of an integer saturate.
 void encode(DType dtype, std::span<const float> values, void* out);
 /// By way of float where `dtype` is no integer, as a kernel that accumulates in fp32 rounds: twice.
 void encode(DType dtype, std::span<const double> values, void* out);

@@ -1,4 +1,4 @@
-// What a word that names nothing may have meant.
+// Suggestions for a word that names nothing.
 #pragma once
 
 #include <string>

@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +17,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/fork_mutex.hpp"
 #include "core/problem.hpp"
 #include "core/split_mix.hpp"
@@ -46,16 +44,12 @@ struct IdsOfFile {
 };
 
 IdsOfFile parse_ids(const std::string& file) {
-  std::error_code ignored;  // the stream says why
-  const auto status = std::filesystem::status(file, ignored);
-  // Opening a pipe would wait for a writer, and a device may never end.
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    return {.complaint = fmt::format("{}: it is not a regular file", file)};
-  std::ifstream in(file);
-  if (!in) return {.complaint = fmt::format("{}: {}", file, std::strerror(errno))};
-  std::stringstream text;
-  text << in.rdbuf();
-  std::string words = text.str();
+  std::string words;
+  try {
+    words = read_whole_file(file);
+  } catch (const Error& error) {
+    return {.complaint = fmt::format("{}: {}", file, error.what())};
+  }
   std::replace(words.begin(), words.end(), ',', ' ');
   std::istringstream all(words);
   IdsOfFile read;
@@ -68,10 +62,10 @@ IdsOfFile parse_ids(const std::string& file) {
     }
     const bool is_text =
         std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isgraph(c) != 0; });
-    return {.complaint =
-                fmt::format("{}: {} is not an id: write the experts of each token as "
-                            "numbers from 0 on, or -1, separated by spaces",
-                            file, is_text ? "'" + word.substr(0, 40) + "'" : "what is no text")};
+    return {.complaint = fmt::format(
+                "{}: {} is not an id: write the experts of each token as "
+                "numbers from 0 on, or -1, separated by spaces",
+                file, is_text ? "'" + word.substr(0, 40) + "'" : "a word that is no text")};
   }
   if (read.ids.empty()) return {.complaint = fmt::format("{}: there are no ids in it", file)};
   return read;

@@ -52,8 +52,8 @@ struct SortedRouting {
   std::vector<std::int32_t> places;   // the sorted row of each choice; -1: it has none
 };
 
-/// Of ids [tokens, choices]. Those outside of [0, experts) are not here and have no row; rows from
-/// offsets.back() on are not used, and their tokens 0.
+/// The routing of ids [tokens, choices]. Those outside of [0, experts) are not here and have no
+/// row; rows from offsets.back() on are not used, and their tokens 0.
 SortedRouting sorted_routing(const std::vector<std::int32_t>& ids, std::int64_t experts,
                              std::int64_t choices);
 

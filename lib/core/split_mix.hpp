@@ -5,7 +5,7 @@
 
 namespace fftune {
 
-/// What its state grows by.
+/// Increment of its state.
 inline constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;
 
 /// Its output function: a bijection.

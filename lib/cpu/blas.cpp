@@ -4,15 +4,15 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/fork_count.hpp"
 #include "cpu/machine.hpp"
 
@@ -42,7 +43,7 @@ std::filesystem::path search_file() {
   for (unsigned i = 0; i < folders->dls_cnt; ++i) {
     std::error_code error;
     const auto file = std::filesystem::path(folders->dls_serpath[i].dls_name) / soname;
-    if (std::filesystem::exists(file, error)) return file;
+    if (std::filesystem::is_regular_file(file, error)) return file;
   }
   return {};
 }
@@ -52,20 +53,54 @@ const std::filesystem::path& found_file() {
   return file;
 }
 
-/// What OpenBLAS takes of the address space for a thread: a buffer, a stack, and an arena.
-constexpr std::uint64_t bytes_of_thread = std::uint64_t{128} << 20;
+/// OpenBLAS maps a buffer for each of its threads and for each caller at a time, and the threads
+/// have stacks.
+constexpr std::size_t buffer_bytes = std::size_t{128} << 20;
+/// The least of it that products touch.
+constexpr std::int64_t touched_bytes = std::int64_t{16} << 20;
 
-/// Why the address space has no room for that many threads of OpenBLAS; empty if it has.
-std::string memory_refusal(std::uint64_t threads) {
+std::size_t buffers_of(std::uint64_t threads) {
+  return 2 * static_cast<std::size_t>(threads) + 1;
+}
+
+/// The limit of the memory that this process may map, in words; empty if there is none, as is usual.
+std::string mapping_limit() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  std::uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  const std::uint64_t used = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const std::uint64_t needed = used + (threads + 1) * bytes_of_thread;
-  if (needed <= limit.rlim_cur) return "";
-  return fmt::format("its threads need an address space of {} MiB, and ulimit -v is {} MiB",
-                     needed >> 20, limit.rlim_cur >> 20);
+  const auto is_limited = [&](auto resource) {
+    return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  };
+  if (is_limited(RLIMIT_AS)) return fmt::format("ulimit -v is {} MiB", limit.rlim_cur >> 20);
+  if (is_limited(RLIMIT_DATA)) return fmt::format("ulimit -d is {} MiB", limit.rlim_cur >> 20);
+  if (text_of_file("/proc/sys/vm/overcommit_memory").starts_with('2'))
+    return "the system grants no more memory than it has (vm.overcommit_memory)";
+  return "";
+}
+
+/// Whether that many buffers can be mapped at once, tried by mapping them: all limits count,
+/// whatever sets them. Pages that are not written to take no memory.
+bool can_map(std::size_t buffers) {
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::vector<std::unique_ptr<void, Free>> mapped;
+  while (mapped.size() < buffers) {
+    mapped.emplace_back(std::malloc(buffer_bytes));
+    if (!mapped.back()) return false;
+    *static_cast<volatile char*>(mapped.back().get()) = 0;  // so that it is not optimised away
+  }
+  return true;
+}
+
+/// Why there is no memory for that many threads of OpenBLAS; empty if there is.
+std::string memory_refusal(std::uint64_t threads) {
+  const auto needed = static_cast<std::int64_t>(threads) * touched_bytes;
+  if (const auto room = read_memory_room("/"); room && *room < needed)
+    return fmt::format("its threads need {} MiB, and this control group has {} MiB left",
+                       needed >> 20, *room >> 20);
+  const std::string limit = mapping_limit();
+  if (limit.empty() || can_map(buffers_of(threads))) return "";
+  return fmt::format("its threads need an address space of {} MiB, and {}",
+                     buffers_of(threads) * buffer_bytes >> 20, limit);
 }
 
 /// Whether that many threads can be started, tried by starting them: limits of a user, a control
@@ -84,9 +119,13 @@ bool can_start(std::uint64_t count) {
   return all;
 }
 
+/// Whether OpenBLAS has been opened, and so has its memory.
+std::atomic<bool> is_open{false};
+
 /// Why the file should not be opened; empty if it may. OpenBLAS tries again for ever where memory
 /// for its threads is refused, and waits for ever for a thread that it could not start.
 std::string refusal_of(const std::filesystem::path& file) {
+  if (is_open) return "";
   if (file.empty()) return fmt::format("{} is not in the loader's folders", soname);
   const auto threads = static_cast<std::uint64_t>(std::max(1, usable_cores()));
   if (auto refusal = memory_refusal(threads); !refusal.empty()) return refusal;
@@ -99,6 +138,18 @@ struct Library {
   decltype(&openblas_get_num_threads) get_num_threads = nullptr;
   decltype(&openblas_set_num_threads) set_num_threads = nullptr;
 };
+
+/// Has OpenBLAS map all buffers that it may ever need: later, when the limits leave no room for
+/// one, it would try again for ever. Versions that do not export this are left alone.
+void map_buffers(void* handle) {
+  const auto alloc = reinterpret_cast<void* (*)(int)>(::dlsym(handle, "blas_memory_alloc"));
+  const auto free = reinterpret_cast<void (*)(void*)>(::dlsym(handle, "blas_memory_free"));
+  if (!alloc || !free) return;
+  std::vector<void*> buffers(buffers_of(static_cast<std::uint64_t>(std::max(1, usable_cores()))) -
+                             static_cast<std::size_t>(std::max(1, usable_cores())));
+  for (void*& buffer : buffers) buffer = alloc(0);
+  for (void* const buffer : buffers) free(buffer);
+}
 
 std::optional<Library> open_library() {
   if (!refusal_of(found_file()).empty()) return std::nullopt;
@@ -114,6 +165,8 @@ std::optional<Library> open_library() {
                      find(library.get_num_threads, "openblas_get_num_threads") &&
                      find(library.set_num_threads, "openblas_set_num_threads");
   if (!whole) return std::nullopt;
+  if (!mapping_limit().empty()) map_buffers(handle);
+  is_open = true;
   return library;
 }
 
@@ -151,8 +204,8 @@ ThreadCount& thread_count() {
   static ThreadCount count;
   static const int forks = fork_count();
   if (forks == fork_count()) return count;
-  // Of a forked child: in the parent's, leases may stand that nobody here will end. (A child of a
-  // child shares it, which only matters if that one forked in the middle of a product.)
+  // The count of a forked child: in the parent's, leases may stand that nobody here will end. (A
+  // child of a child shares it, which only matters if that one forked in the middle of a product.)
   static ThreadCount own;
   return own;
 }

@@ -10,8 +10,9 @@ namespace fftune {
 /// Begins what blas_version() returns where there is none.
 constexpr const char* no_blas = "no OpenBLAS";
 /// "OpenBLAS 0.3.21", by the name of its file, without opening it; or why it cannot be used:
-/// "no OpenBLAS: libopenblas.so.0 is not in the loader's folders". That is so too where the address
-/// space is limited to less than its threads take (ulimit -v).
+/// "no OpenBLAS: libopenblas.so.0 is not in the loader's folders". That is so too where less
+/// memory can be mapped than its threads take: by ulimit -v or -d, by the system, or by a control
+/// group.
 std::string blas_version();
 /// The file that would be opened; empty if there is none.
 std::string blas_file();

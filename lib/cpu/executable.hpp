@@ -24,7 +24,7 @@ struct RecordedCall {
   void* workspace = nullptr;
 };
 
-/// What the executables of one backend share.
+/// State that the executables of one backend share.
 class CpuEngine {
  public:
   explicit CpuEngine(std::unique_ptr<Parallel> threads)

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <set>
 #include <sstream>
 
+#include "core/file_access.hpp"
 #include "cpu/machine.hpp"
 
 namespace fftune {
@@ -21,8 +21,8 @@ namespace fs = std::filesystem;
 /// Others may take this much of the cores: what a quiet system does for itself.
 constexpr double quiet_cores = 0.08;
 constexpr double quiet_share = 0.01;
-/// The counters of /proc/stat advance in ticks of 10 ms, of which a few are charged to the wrong
-/// process.
+/// The counters of /proc/stat advance in ticks of 10 ms, and a few of these are charged to the
+/// wrong process.
 constexpr double counting_error_seconds = 0.05;
 
 /// Below this part of the clock that was reached before, times are not what they were.
@@ -32,7 +32,7 @@ constexpr double full_clock = 0.9;
 constexpr double working_share = 0.5;
 
 double number_in(const fs::path& path) {
-  std::ifstream file(path);
+  std::istringstream file(text_of_file(path));
   double value = 0;
   return file >> value ? value : 0;
 }
@@ -41,7 +41,7 @@ double number_in(const fs::path& path) {
 /// guests is part of user's.
 void add_counters(const fs::path& root, const std::set<int>& cores, CpuReading& reading) {
   const double tick = 1.0 / static_cast<double>(std::max(1L, sysconf(_SC_CLK_TCK)));
-  std::ifstream file(root / "proc/stat");
+  std::istringstream file(text_of_file(root / "proc/stat"));
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("cpu") || line.size() < 4 || line[3] < '0' || line[3] > '9') continue;
     std::istringstream in(line.substr(3));

@@ -1,4 +1,5 @@
-// What else uses the cores of this process, or holds them back: what NVML tells of a GPU.
+// Other loads on the cores of this process, and limits on them: the counterpart of NVML's reports
+// on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace fftune {
 
-/// Counters of the cores on which this process may run, at one moment. What cannot be read is as on
-/// a quiet machine: 0 at every moment.
+/// Counters of the cores on which this process may run, at one moment. Counters that cannot be read
+/// are 0 at every moment, as on a quiet machine.
 struct CpuReading {
   double seconds = 0;           // of a clock that does not jump
   int cores = 0;                // on which this process may run
@@ -31,8 +32,8 @@ std::vector<int> own_cores();
 /// Whether this process used most of its cores in between: the clock is then that of a load.
 bool is_working(const CpuReading& before, const CpuReading& after);
 
-/// What between two readings made measurements worse than what the machine can do; one line each.
-/// `full_clock_hz` is the clock that it is known to reach under load; 0: not known.
+/// Disturbances between two readings that made measurements slower than the machine can be; one
+/// line each. `full_clock_hz` is the clock that it is known to reach under load; 0: not known.
 std::vector<std::string> disturbances(const CpuReading& before, const CpuReading& after,
                                       double full_clock_hz);
 

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <sstream>
+
+#include "core/file_access.hpp"
 
 namespace fftune {
 namespace {
@@ -16,7 +17,7 @@ namespace fs = std::filesystem;
 
 /// The first line of a file, or nothing.
 std::optional<std::string> first_line(const fs::path& path) {
-  std::ifstream file(path);
+  std::istringstream file(text_of_file(path));
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
   return line;
@@ -39,7 +40,7 @@ std::optional<double> number(const std::optional<std::string>& text) {
 
 /// The value of the first "key : value" line of /proc/cpuinfo with one of these keys.
 std::optional<std::string> cpuinfo(const fs::path& root, const std::vector<std::string>& keys) {
-  std::ifstream file(root / "proc/cpuinfo");
+  std::istringstream file(text_of_file(root / "proc/cpuinfo"));
   for (std::string line; std::getline(file, line);) {
     const auto colon = line.find(':');
     if (colon == line.npos) continue;
@@ -56,7 +57,7 @@ std::optional<std::string> cpuinfo(const fs::path& root, const std::vector<std::
 std::vector<fs::path> control_groups(const fs::path& root, const std::string& controller) {
   std::vector<fs::path> folders;
   const fs::path mount = root / "sys/fs/cgroup" / controller;
-  std::ifstream file(root / "proc/self/cgroup");
+  std::istringstream file(text_of_file(root / "proc/self/cgroup"));
   for (std::string line; std::getline(file, line);) {
     const auto first = line.find(':');
     const auto second = first == line.npos ? line.npos : line.find(':', first + 1);
@@ -111,7 +112,7 @@ double read_clock(const fs::path& root) {
 }
 
 std::int64_t read_memory(const fs::path& root, const std::string& field) {
-  std::ifstream file(root / "proc/meminfo");
+  std::istringstream file(text_of_file(root / "proc/meminfo"));
   for (std::string line; std::getline(file, line);)
     if (line.starts_with(field + ":"))
       return static_cast<std::int64_t>(number(line.substr(field.size() + 1)).value_or(0)) * 1024;
@@ -136,7 +137,7 @@ std::optional<double> read_core_quota(const fs::path& root) {
 double read_throttled_seconds(const fs::path& root) {
   double seconds = 0;
   const auto add = [&](const fs::path& path, const std::string& field, double unit) {
-    std::ifstream file(path);
+    std::istringstream file(text_of_file(path));
     std::string name;
     double value = 0;
     while (file >> name >> value)

@@ -1,14 +1,10 @@
 #include "cuda/bundle.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <span>
 #include <utility>
 
 #include "core/error.hpp"
@@ -24,6 +20,8 @@ namespace {
 // kernels, and of each its key, its code's hash, and its place in the file.
 constexpr std::string_view magic = "fftuneb1";
 constexpr std::uint64_t header_bytes = 32;
+/// No index and no kernel comes near: memory for it is not even asked for.
+constexpr std::uint64_t most_part_bytes = std::uint64_t{256} << 20;
 
 std::string cubin_key(const BundleKey& key, std::string_view code_hash) {
   return fmt::format("{}\n{}\n{}\n{}", key.arch, key.file, code_hash, key.expression);
@@ -64,24 +62,12 @@ std::string encode_bundle(const std::map<BundleKey, BundledKernel>& kernels,
 }
 
 Bundle::Bundle(const std::filesystem::path& path) : path_(path) {
-  const auto unreadable = [&](const std::string& why) {
-    throw Error(ErrorKind::io, fmt::format("the bundle '{}' {}", path_.string(), why));
-  };
-  descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) unreadable(fmt::format("cannot be opened: {}", std::strerror(errno)));
   try {
-    struct stat status {};
-    if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode))
-      unreadable("is no regular file");
-    read_index(static_cast<std::uint64_t>(status.st_size));
-  } catch (...) {
-    close(descriptor_);
-    throw;
+    file_.emplace(path_);
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("the bundle '{}' {}", path_.string(), error.what()));
   }
-}
-
-Bundle::~Bundle() {
-  close(descriptor_);
+  read_index(file_->size());
 }
 
 void Bundle::refuse(const std::string& why) const {
@@ -92,15 +78,7 @@ void Bundle::refuse(const std::string& why) const {
 
 std::string Bundle::read(std::uint64_t offset, std::uint64_t bytes) const {
   std::string content(bytes, '\0');
-  std::size_t done = 0;
-  while (done < content.size()) {
-    const auto count = pread(descriptor_, content.data() + done, content.size() - done,
-                             static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    done += static_cast<std::size_t>(count);
-  }
-  content.resize(done);
+  content.resize(file_->read_at(offset, std::as_writable_bytes(std::span(content))));
   return content;
 }
 
@@ -116,7 +94,8 @@ void Bundle::read_index(std::uint64_t file_bytes) {
   const auto checksum = numbers.number();
   if (whole > file_bytes)
     refuse(fmt::format("is cut short: {} of {} bytes are there", file_bytes, whole));
-  if (whole < file_bytes || index_bytes > whole - header_bytes) refuse("is damaged");
+  if (whole < file_bytes || index_bytes > whole - header_bytes || index_bytes > most_part_bytes)
+    refuse("is damaged");
   const auto content = read(header_bytes, index_bytes);
   if (content.size() != index_bytes || fnv1a(content) != checksum) refuse("is damaged");
   ByteReader index(content);
@@ -131,7 +110,8 @@ void Bundle::read_index(std::uint64_t file_bytes) {
     entry.code_hash = index.text();
     entry.offset = index.number();
     entry.bytes = index.number();
-    if (entry.offset > whole || entry.bytes > whole - entry.offset) refuse("is damaged");
+    if (entry.offset > whole || entry.bytes > whole - entry.offset || entry.bytes > most_part_bytes)
+      refuse("is damaged");
     entries_[std::move(key)] = std::move(entry);
   }
   if (!index.at_end()) refuse("is damaged");

@@ -14,13 +14,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "cuda/cubin_cache.hpp"
 #include "device/program.hpp"
 #include "device/sources.hpp"
 
 namespace fftune::cuda {
 
-/// What identifies a kernel in a bundle.
+/// Identifies a kernel in a bundle.
 struct BundleKey {
   std::string arch;  // "sm_90a"
   std::string file;
@@ -43,7 +44,6 @@ class Bundle {
   /// Reads the index; kernels are read when they are asked for. Throws Error(io) if there is no
   /// such regular file, Error(invalid_input) if it is cut short, damaged or no bundle.
   explicit Bundle(const std::filesystem::path& path);
-  ~Bundle();
   Bundle(const Bundle&) = delete;
   Bundle& operator=(const Bundle&) = delete;
 
@@ -71,7 +71,7 @@ class Bundle {
   [[noreturn]] void refuse(const std::string& why) const;
 
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  std::optional<InputFile> file_;
   std::string version_;  // of the fftune that made it
   std::map<BundleKey, Entry> entries_;
 };

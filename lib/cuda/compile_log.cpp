@@ -46,7 +46,7 @@ std::string_view trimmed(std::string_view line) {
   return line;
 }
 
-/// What follows "ptxas info    : " and its kin.
+/// The text behind "ptxas info    : " and its kin.
 std::string_view message_of(std::string_view line) {
   if (line.rfind("ptxas", 0) == 0)
     if (const auto colon = line.find(": "); colon != line.npos) line.remove_prefix(colon + 2);

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/file_access.hpp"
 #include "device/backend.hpp"
 
 namespace fftune::cuda {
@@ -32,8 +33,8 @@ class CubinCache {
 
   /// Uses `folder`, making it (mode 0700) if need be. It must belong to this user and be writable
   /// by nobody else; if not, or if `folder` is empty, nothing is cached and warning() says why.
-  explicit CubinCache(std::filesystem::path folder, std::uint64_t most_bytes = default_most_bytes);
-  ~CubinCache();
+  explicit CubinCache(const std::filesystem::path& folder,
+                      std::uint64_t most_bytes = default_most_bytes);
   CubinCache(const CubinCache&) = delete;
   CubinCache& operator=(const CubinCache&) = delete;
 
@@ -51,13 +52,12 @@ class CubinCache {
   static std::string file_name(std::string_view key);
 
  private:
-  void refuse(const std::string& reason);
+  void refuse(const std::filesystem::path& folder, const std::string& reason);
   /// Keeps the folder below its bound, and takes out temporary files that somebody left behind.
   void prune() const;
 
-  std::filesystem::path folder_;
   std::uint64_t most_bytes_;
-  int descriptor_ = -1;  // of the folder, checked once and used for every file since
+  std::optional<OwnFolder> folder_;  // checked once and used for every file since
   std::string warning_;
   std::uint64_t token_;  // with the count, a name for a temporary file that nobody else uses
   mutable std::atomic<std::uint64_t> published_{0};

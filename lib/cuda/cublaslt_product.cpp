@@ -7,8 +7,8 @@
 namespace fftune::cuda {
 
 // Row-major c [m,n] is column-major cT [n,m], so cT = b · aT with b read as the transpose of its
-// column-major view [k,n] and aT as its own view [k,m]: A is b transposed, B is a as it is. What
-// lies transposed takes the other operation, and its view has the extents exchanged.
+// column-major view [k,n] and aT as its own view [k,m]: A is b transposed, B is a as it is. A
+// transposed operand takes the other operation, and its view has the extents exchanged.
 CublasLtProduct::CublasLtProduct(const CublasLt& lt, const Types& types, std::int64_t m,
                                  std::int64_t n, std::int64_t k, bool a_transposed,
                                  bool b_transposed, const LibraryGemm::Batch& batch) {

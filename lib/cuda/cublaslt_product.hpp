@@ -14,7 +14,7 @@
 
 namespace fftune::cuda {
 
-/// What cuBLASLt may use besides the operands; the vendor's advice for Hopper is 32 MiB or more.
+/// Workspace that cuBLASLt may use; the vendor's advice for Hopper is 32 MiB or more.
 constexpr std::size_t gemm_workspace_bytes = std::size_t{64} << 20;
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ. An operand that is transposed lies as [k,m] or [k,n]. The library

@@ -2,9 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
+#include <sstream>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "cuda/shared_library.hpp"
 
 namespace fftune::cuda {
@@ -76,7 +77,7 @@ std::string release_of(const SharedLibrary& library) {
   const std::string file = library.path().filename().string();
   if (file.rfind(stem, 0) == 0 && starts_release(file.substr(stem.size())))
     return file.substr(stem.size());
-  std::ifstream version("/proc/driver/nvidia/version");
+  std::istringstream version(text_of_file("/proc/driver/nvidia/version"));
   for (std::string word; version >> word;)
     if (starts_release(word)) return word;
   return {};

@@ -32,7 +32,7 @@ struct Driver {
   decltype(&::cuModuleGetFunction) module_get_function;
   decltype(&::cuFuncGetAttribute) func_get_attribute;
   decltype(&::cuFuncSetAttribute) func_set_attribute;
-  // Of 12.4; null in an older driver.
+  // Since 12.4; null in an older driver.
   CUresult (*func_get_param_info)(CUfunction, std::size_t index, std::size_t* offset,
                                   std::size_t* bytes);
   decltype(&::cuOccupancyMaxActiveBlocksPerMultiprocessor) occupancy_max_active_blocks;

@@ -1,4 +1,4 @@
-// What the driver says of a device.
+// Facts that the driver reports about a device.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ DeviceFacts read_facts(const Driver& driver, int ordinal, const std::string& too
 /// "0000:17:00.0". Throws Error(device_fault).
 std::string pci_bus(const Driver& driver, CUdevice device);
 
-/// What NVRTC calls a compute capability: "sm_80" for 80; "sm_90a" for 90, with the instructions of
+/// NVRTC's name of a compute capability: "sm_80" for 80; "sm_90a" for 90, with the instructions of
 /// that architecture alone.
 std::string architecture_name(int compute_capability);
 

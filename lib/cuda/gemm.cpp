@@ -136,8 +136,8 @@ cublasStatus_t GemmPlan::run(const cublasLtMatmulAlgo_t& algorithm, const GemmAd
                              CUdeviceptr workspace, CUstream stream) const {
   const float one = 1;
   const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
-  // The scales' addresses are part of the description, of which every call has a copy: the header
-  // of the library says that it may be copied as plain data.
+  // The scales' addresses are part of the description, so every call has a copy: the header of the
+  // library says that it may be copied as plain data.
   cublasLtMatmulDescOpaque_t operation = *product_.operation();
   for (const auto& [attribute, address] :
        {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointer(at.b_scale)},

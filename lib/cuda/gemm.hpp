@@ -22,7 +22,7 @@ struct GemmAddresses {
   CUdeviceptr b_scale = 0;
 };
 
-/// Of the library's top algorithms: the one that is fastest here, which is measured, or the one
+/// Selects one of the library's top algorithms: the fastest here, which is measured, or the one
 /// that the library names first.
 enum class AlgorithmChoice { fastest, first };
 

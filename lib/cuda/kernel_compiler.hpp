@@ -24,7 +24,7 @@ struct CompileOutcome {
   std::string failure;  // one line; empty on success
 };
 
-/// What a compiler takes kernels from, in this order: a bundle, the cache, NVRTC.
+/// Sources of compiled kernels, in this order: a bundle, the cache, NVRTC.
 struct KernelOrigins {
   std::shared_ptr<const Bundle> bundle;  // null: none
   std::filesystem::path cache_folder;    // empty: none

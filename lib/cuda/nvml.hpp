@@ -10,7 +10,7 @@
 
 namespace fftune::cuda {
 
-/// What NVML says of a device at this moment.
+/// NVML's readings of a device at this moment.
 struct DeviceReading {
   int processes = 0;  // with a context on it, this one included; 0 where that is not told
   unsigned clock_mhz = 0;
@@ -18,9 +18,9 @@ struct DeviceReading {
   std::uint64_t slowdowns = 0;  // nvmlClocksThrottleReasons
 };
 
-/// What of a reading, taken just after work of this process, makes measurements worse than what the
-/// device can do; one line each. Not so its power cap: a kernel that draws more than the cap allows
-/// is as fast as it will ever be on that device.
+/// Disturbances in a reading, taken just after work of this process, that make measurements slower
+/// than the device can be; one line each. The power cap is no disturbance: a kernel that draws more
+/// than the cap allows is as fast as it will ever be on that device.
 std::vector<std::string> disturbances(const DeviceReading& reading);
 
 /// One device, by its PCI bus.
@@ -30,7 +30,7 @@ class Nvml {
   static std::optional<Nvml> open(const std::string& pci_bus,
                                   const std::string& library = "libnvidia-ml.so.1");
 
-  /// What cannot be read is as in a reading of a quiet device.
+  /// Values that cannot be read are those of a quiet device.
   DeviceReading read() const;
 
  private:

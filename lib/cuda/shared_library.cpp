@@ -47,7 +47,7 @@ std::vector<std::string> library_candidates(const std::vector<std::string>& sona
       for (const auto& soname : sonames) {
         std::error_code error;
         const auto path = root / below / soname;
-        if (std::filesystem::exists(path, error)) candidates.push_back(path.string());
+        if (std::filesystem::is_regular_file(path, error)) candidates.push_back(path.string());
       }
   return candidates;
 }

@@ -71,7 +71,7 @@ class Replay {
   virtual double sample() = 0;
 };
 
-/// What the device reached in a measurement just now: the roofline's two ceilings.
+/// The limits that the device reached in a measurement just now: the roofline's two ceilings.
 struct Limits {
   double bytes_per_second = 0;  // of memory: by a large copy, on a CPU also by reading alone
   double flops_per_second = 0;  // of the vendor's GEMM in this dtype; 0 if unknown
@@ -91,7 +91,7 @@ class Backend {
   virtual ~Backend() = default;
   virtual const DeviceFacts& facts() const = 0;
 
-  /// What a person should know of this session, one line each: "kernels are not cached: ...".
+  /// Warnings of this session for the user, one line each: "kernels are not cached: ...".
   virtual std::vector<std::string> warnings() const { return {}; }
 
   /// Compiles, or takes from the cache, and loads. A failure is a result. Any thread may call it.
@@ -105,7 +105,7 @@ class Backend {
   /// Executable::workspace_bytes() of the program, without compiling it.
   virtual std::size_t workspace_bytes(const Program& program) const;
 
-  /// What compile() and bind() have done so far.
+  /// Counts of compile() and bind() so far.
   virtual CompileCounters counters() const { return {}; }
 
   virtual std::size_t free_bytes() const = 0;
@@ -129,8 +129,8 @@ class Backend {
   virtual std::unique_ptr<Replay> capture(
       int passes, const std::function<void(int pass, void* stream)>& enqueue) = 0;
 
-  /// What disturbs measurements on the device at this moment, just after it worked: other
-  /// processes, clocks that are held back; one line each. Nothing where the device does not tell.
+  /// Disturbances of measurements on the device at this moment, just after it worked: other
+  /// processes, clocks that are held back; one line each. Empty if the device does not report any.
   virtual std::vector<std::string> disturbances() { return {}; }
 
   /// Measures the ceilings (about a second), or returns what it measured before.

@@ -16,8 +16,8 @@ struct Block {
   std::int64_t last_row = 0;  // one past the end
 };
 
-/// How many rows make a task of about 2^17 elements: some 100 us of work, a few times what it
-/// costs to start a thread.
+/// How many rows make a task of about 2^17 elements: some 100 us of work, a few times the time that
+/// it costs to start a thread.
 inline std::int64_t rows_per_block(std::int64_t columns) {
   return std::max<std::int64_t>(1, (std::int64_t{1} << 17) / std::max<std::int64_t>(1, columns));
 }

@@ -15,7 +15,7 @@ class Compiler {
   /// Compiles every kernel of `program`, or takes it from the cache, and checks its launches
   /// against the architecture's limits. A failure is a result. Any thread may call it.
   virtual CompileReport compile(const Program& program) = 0;
-  /// What a person should know, one line each: "kernels are not cached: ...".
+  /// Warnings for the user, one line each: "kernels are not cached: ...".
   virtual std::vector<std::string> warnings() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// What a device is: the facts that constraints, geometry, presets and rooflines need.
+// Facts about a device that constraints, geometry, presets and rooflines need.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,9 @@ struct DeviceFacts {
   std::string toolkit;            // NVRTC's version "13.0"; on a CPU the BLAS's
   std::vector<std::pair<std::string, std::string>> details;  // more, for people, in order
 
-  /// The folder name of this device's presets: "nvidia-h200"; of a CPU with the cores that this
-  /// process may use, as another number is another device to tune: "amd-epyc-7763-on-8-cores".
+  /// The folder name of this device's presets: "nvidia-h200"; a CPU's has the number of cores that
+  /// this process may use, because another number is another device to tune:
+  /// "amd-epyc-7763-on-8-cores".
   std::string slug() const;
 };
 

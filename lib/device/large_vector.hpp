@@ -9,8 +9,8 @@
 
 namespace fftune {
 
-/// Has all threads make the pages of memory that nobody has used yet. What the memory holds is
-/// lost. Does nothing for less than some pages.
+/// Has all threads make the pages of memory that nobody has used yet. The contents of the memory
+/// are lost. Does nothing for less than some pages.
 void make_pages(void* memory, std::size_t bytes, Parallel& parallel);
 
 /// `count` zeros.

@@ -1,4 +1,4 @@
-// A program: what one variant does on a device, as data. Families write it, backends run it.
+// A program: the work of one variant on a device, as data. Families write it, backends run it.
 #pragma once
 
 #include <cstddef>
@@ -104,8 +104,8 @@ struct KernelLaunch {
   /// Programmatic dependent launch (compute capability 9.0): its blocks may start before the launch
   /// before it is complete; the kernel itself waits where it needs that.
   bool programmatic = false;
-  /// What it reads before it waits: it is not launched programmatically behind a launch that writes
-  /// one of these.
+  /// Tensors that it reads before it waits: it is not launched programmatically behind a launch
+  /// that writes one of these.
   std::vector<TensorArgument> read_early = {};
   /// Blocks wait for each other: the launch fails unless all of them are resident at once.
   bool cooperative = false;
@@ -115,9 +115,9 @@ struct KernelLaunch {
 };
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ (+ c), row-major, fp32 accumulation, by the vendor's BLAS with all
-/// the device's resources. An operand that is transposed lies as [k,m] or [k,n]. What a user would
-/// call; used by baselines and to measure the ceiling. In fp8 c is bf16, and a and b have an f32
-/// scale each if they are given.
+/// the device's resources. An operand that is transposed lies as [k,m] or [k,n]. It is the call
+/// that a user would make; used by baselines and to measure the ceiling. In fp8 c is bf16, and a
+/// and b have an f32 scale each if they are given.
 struct LibraryGemm {
   DType dtype = DType::f32;
   std::int64_t m = 0;

@@ -19,7 +19,7 @@ using Tokens = std::vector<Token>;
 
 /// The tokens of `source`, which they point into: phases 2 and 3 of [lex.phases] in the C++
 /// standard, with operators character by character. A word that a continued line divides is two
-/// tokens. What is never closed ends with the source.
+/// tokens. A literal or comment that is never closed ends with the source.
 Tokens tokens_of(std::string_view source);
 
 /// The tokens as text, with a space only where two would be another without it (`int x`, `+ +`).

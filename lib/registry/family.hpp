@@ -43,11 +43,11 @@ class Family {
     return std::nullopt;
   }
 
-  /// Whether it should be faster than what the families behind it in the op's order make up of its
-  /// stages: only then does it serve untuned.
+  /// Whether it should be faster than the families behind it in the op's order are for its stages:
+  /// only then does it serve untuned.
   virtual bool is_preferred(const Problem&, const DeviceFacts&) const { return true; }
 
-  /// What to run for a feasible configuration. Tensor arguments count in the order of the op's
+  /// The program of a feasible configuration. Tensor arguments count in the order of the op's
   /// tensors(problem).
   virtual Program program(const Problem&, const DeviceFacts&, const Config&) const = 0;
 

@@ -97,8 +97,8 @@ void check_options(const Op& op, Problem& problem) {
   }
 }
 
-/// Beyond this, offsets in a tensor do not fit in 64 bits. What fits there may still not fit in a
-/// device's memory, which is for the device to say.
+/// Beyond this, offsets in a tensor do not fit in 64 bits. A tensor that fits there may still not
+/// fit in a device's memory, which the device reports.
 constexpr std::int64_t most_elements = std::int64_t{1} << 62;
 
 void check_extents(const Op& op, const Problem& problem) {

@@ -29,10 +29,10 @@ struct SizeField {
   /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
   /// problems with and without it share no presets, unless it is performance-neutral.
   bool rare = false;
-  /// Decides neither which variants are legal nor how fast they are: the rows of a table of which
-  /// a token reads one. Problems and records have it as any other, but presets are compared
-  /// without it: a record serves problems with any value and without one, and replaces those that
-  /// differ in such fields alone.
+  /// The field decides neither which variants are legal nor how fast they are, such as the rows of
+  /// a table from which a token reads one. Problems and records have it as any other, but presets
+  /// are compared without it: a record serves problems with any value and without one, and replaces
+  /// those that differ in such fields alone.
   bool performance_neutral = false;
 };
 
@@ -46,16 +46,16 @@ struct OptionField {
   std::string name;  // "act"
   std::string help;
   std::vector<std::string> choices;  // the first is the default
-  /// The canonical form leaves it out where it has its default: for what few problems ask for, so
-  /// that the text and the presets of the others do not speak of it.
+  /// The canonical form leaves it out if it has its default: for options that few problems use, so
+  /// that the text and the presets of the others do not contain it.
   bool rare = false;
   /// Any number within it may be given, and `choices` holds the default alone ("1e-06"). A number
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
-  /// Any pattern may be given (core/pattern.hpp), and `choices` holds the default alone. It says
-  /// what an input that sorts the tokens looks like: it decides test data and, through presets,
-  /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
+  /// Any pattern may be given (core/pattern.hpp), and `choices` holds the default alone. It
+  /// describes an input that sorts the tokens: it decides test data and, through presets, speed,
+  /// but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
   /// The same with routings (core/routing.hpp): how often a mixture's experts are chosen.
   bool routing = false;
@@ -68,7 +68,7 @@ struct OptionField {
   bool performance_neutral = false;
 };
 
-/// "no, yes", "a number from 0 to 1" or the kinds of patterns: what may be given.
+/// "no, yes", "a number from 0 to 1" or the kinds of patterns: the accepted values.
 std::string choices_text(const OptionField& field);
 
 /// `updated`: read and written in place, an input and an output in one buffer.
@@ -92,32 +92,32 @@ struct TensorSpec {
   double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
-  /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
+  /// the others (core/pattern.hpp): the pattern of its test data. Row i of the other tensors then
   /// depends on byte i too. An op has one at most.
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
   bool sorted = false;
-  /// Of an output that does not count tokens: a sum over them, to which each token adds what its
-  /// own rows, and its mark, give. Where all such outputs are, the reference of more tokens goes on
-  /// from that of fewer: S(m + 1) = S(m) + S({token m}).
+  /// For an output that does not count tokens: it is a sum over them, to which each token adds the
+  /// contribution of its own rows and its mark. Where all such outputs are, the reference of more
+  /// tokens goes on from that of fewer: S(m + 1) = S(m) + S({token m}).
   bool sums_tokens = false;
-  /// Of an input: what such a sum begins with, as gradients do to which others are added.
+  /// For an input: the initial value of such a sum, as for gradients that are added to others.
   bool begins_sum = false;
-  /// Of an output whose rows differ in size, as averages over few and over many values do: how many
-  /// neighbouring elements of a row are of one size. What an element may be off by then follows
-  /// from the size of these, instead of that of the whole tensor. 0: of all.
+  /// For an output whose rows differ in size, as averages over few and over many values do: how
+  /// many neighbouring elements of a row have the same size. The bound of an element then follows
+  /// from the size of these, instead of that of the whole tensor. 0: all elements.
   std::int64_t alike = 0;
-  /// Of an output that is added up in the order in which blocks finish: two runs may differ in the
-  /// last bits.
+  /// For an output that is accumulated in the order in which blocks finish: two runs may differ in
+  /// the last bits.
   bool any_order = false;
-  /// Of an input that does not count tokens and is many matrices in one tensor: the reference takes
-  /// it from ReferenceTensors::encoded where it is there, a matrix at a time. In float64 all of
+  /// For an input that does not count tokens and is many matrices in one tensor: the reference
+  /// takes it from ReferenceTensors::encoded if it is there, a matrix at a time. In float64 all of
   /// them together may exceed the host's memory, and making its pages takes longer than the
   /// products.
   bool read_in_parts = false;
-  /// Not empty for what stages write with rows that are sorted into groups: the tensor whose last
-  /// number is how many rows, from the first on, are of a group. The others are nobody's, and may
-  /// be left unwritten.
+  /// Not empty for tensors that stages write with rows sorted into groups: the tensor whose last
+  /// element is the number of rows, from the first on, that belong to a group. The others belong to
+  /// none, and may be left unwritten.
   std::string live_rows = {};
 
   std::int64_t elements() const;
@@ -138,7 +138,7 @@ struct StageSpec {
   std::int64_t reduction_length = 1;  // the longest sum behind one output element
   double flops = 0;
   double bytes = 0;  // each input read once, each output written once
-  /// How often what is summed was rounded to the op's dtype within the stage, as the weights of a
+  /// How often the summands are rounded to the op's dtype within the stage, as the weights of a
   /// softmax are for the tensor cores.
   int inner_roundings = 0;
   /// How many such values there are: the errors of few do not average out. 0: many.
@@ -176,13 +176,13 @@ struct OpPart {
   /// Tensors that have another name in the whole, by their names in the part.
   std::map<std::string, std::string> names;
 
-  /// What the whole calls a tensor or a stage of the part.
+  /// The whole's name of a tensor or a stage of the part.
   const std::string& tensor(const std::string& own) const;
   std::string stage(std::string_view own) const;
 };
 
 /// A problem that is another problem several times, one after the other, as the layers of a model
-/// are: each has tensors of its own, and reads what the one before wrote.
+/// are: each has tensors of its own, and reads the previous one's results.
 struct Repetition {
   Problem one;
   /// For each time in order: where the tensors of `one` are among those of the whole.
@@ -207,12 +207,12 @@ class Op {
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
-  /// may repeat a few distinct rows, unless an output lacks that dimension: what sums over the
-  /// tokens (a weight's gradient) is checked on rows that are all distinct.
+  /// may repeat a few distinct rows, unless an output lacks that dimension: a sum over the tokens
+  /// (a weight's gradient) is checked on rows that are all distinct.
   virtual std::string_view token_size() const = 0;
 
-  /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
-  /// sequence. Every row is then distinct in a check.
+  /// Whether token_size's promise about rows holds; not if a row's place counts, as in a sequence.
+  /// Every row is then distinct in a check.
   virtual bool rows_are_alike(const Problem&) const { return true; }
 
   /// Models whose layers may be asked for by name.
@@ -224,8 +224,8 @@ class Op {
   /// line; empty: they do. Not asked of the token size.
   virtual std::string contradiction(const Problem&) const { return ""; }
 
-  /// Inputs, then outputs (together the C API's buffer order), then intermediates. What is updated
-  /// is among the inputs.
+  /// Inputs, then outputs (together the C API's buffer order), then intermediates. Updated tensors
+  /// are among the inputs.
   virtual std::vector<TensorSpec> tensors(const Problem&) const = 0;
   virtual std::vector<StageSpec> stages(const Problem&) const = 0;
 

@@ -40,7 +40,7 @@ class PartFamily : public Family {
   const Family& family_;
 };
 
-/// What a family of a part is called in the whole: "qkv.product_sm90".
+/// The name of a part's family in the whole: "qkv.product_sm90".
 std::string part_family_name(std::string_view part, std::string_view family);
 
 /// Appends `from` to `program`: its tensor number i is number places[i] there. `tensors` is how

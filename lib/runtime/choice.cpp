@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "registry/added_parameters.hpp"
 #include "registry/part_family.hpp"
 #include "registry/repeated_family.hpp"
 
@@ -28,7 +29,7 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
 
 using Estimates = std::map<std::vector<std::string>, std::optional<double>>;
 
-/// Of each variant, by the stages that it covers.
+/// The estimate of each variant, by the stages that it covers.
 Estimates estimates_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                        const Recipe& recipe) {
   Estimates all;
@@ -124,7 +125,9 @@ std::string record_illegality(const Op& op, const Problem& problem, const Device
     return fmt::format("its stages are {}, where {} has {}", fmt::join(covered, ", "), op.name(),
                        fmt::join(names, ", "));
   for (const auto& stage : record.stages)
-    if (auto reason = illegality(op, problem, facts, stage.variant); !reason.empty()) return reason;
+    if (auto reason = illegality(op, problem, facts, completed(op, problem, facts, stage.variant));
+        !reason.empty())
+      return reason;
   return "";
 }
 
@@ -141,7 +144,7 @@ std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
 
 namespace {
 
-/// What serves an op that is made of parts.
+/// The choice for an op that is made of parts.
 struct ChoiceOfParts {
   Recipe recipe;
   bool stale = false;
@@ -205,12 +208,12 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
     return choice;
   }
   const auto& record = *choice.preset->record;
+  Recipe recorded = completed(op, problem, facts, record.recipe());
   const std::string far = far_words(op, problem, record.problem);
   // Finding the default enumerates the whole space; an exact record does not need it.
   if (!choice.preset->exact_shape) {
     const Recipe by_default = default_recipe(op, problem, facts);
-    if (const auto why =
-            reason_for_default(op, problem, facts, record.recipe(), by_default, !far.empty());
+    if (const auto why = reason_for_default(op, problem, facts, recorded, by_default, !far.empty());
         !why.empty()) {
       choice.recipe = by_default;
       choice.reason = fmt::format("{}, {}: default of the op", choice.preset->reason, why);
@@ -218,7 +221,7 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
       return choice;
     }
   }
-  choice.recipe = record.recipe();
+  choice.recipe = std::move(recorded);
   choice.reason = choice.preset->reason;
   choice.far = far;
   if (!far.empty()) choice.reason += fmt::format("; far away: {}", far);

@@ -27,15 +27,15 @@ struct Choice {
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
 
-/// What records of its parts name for the stages of an op made of ops, as variants of the whole: a
-/// search may begin with them, some of which may be illegal there. Empty for other ops.
+/// The variants that records of its parts name for the stages of an op made of ops, as variants of
+/// the whole. A search may begin with them; some may be illegal there. Empty for other ops.
 Recipe recorded_in_parts(const Catalog& catalog, const Op& op, const Problem& problem,
                          const DeviceFacts& facts, const PresetLibrary& presets);
 
 /// A record of another shape was the fastest there, but its tiles may fit this shape badly. It
-/// serves where the cost model has it take at most this many times as long as the default: the
-/// record was measured and the model is an estimate, but the farther away, the less the record says
-/// of this shape. What winners of one landscape took in others decided both numbers.
+/// serves if the cost model predicts at most this many times the default's time. The record was
+/// measured and the model is an estimate, but the farther away, the less the record says of this
+/// shape. Both numbers were chosen from the times of the winners of one landscape in others.
 double most_misfit(bool is_far);
 
 /// The sizes by which a record is far from a problem, the token size by more than 4 times, another

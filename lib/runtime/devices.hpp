@@ -34,7 +34,7 @@ std::string default_device(const Environment& environment);
 std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& sources,
                                      const Environment& environment, const CpuOptions& cpu = {});
 
-/// What can be allocated on the host without swapping, within the control groups' limits.
+/// Bytes that can be allocated on the host without swapping, within the control groups' limits.
 std::size_t free_host_bytes();
 
 }  // namespace fftune

@@ -11,7 +11,8 @@ namespace fftune {
 
 struct Environment {
   std::vector<std::filesystem::path> preset_folders;  // $FFTUNE_PRESETS, user's, installed
-  std::vector<std::string> preset_complaints;         // what of $FFTUNE_PRESETS is not there
+  std::vector<std::string> preset_complaints;         // Entries of $FFTUNE_PRESETS that do not
+                                                      // exist.
   std::filesystem::path user_presets;                 // the user's: XDG data/fftune/presets
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals

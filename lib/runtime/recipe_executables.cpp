@@ -76,7 +76,7 @@ void launch_normally(Program& program) {
 
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make) {
-  // Parts of an op do not know what comes first.
+  // Parts of an op do not know the kernels before them.
   const bool composed = !op.parts(problem).empty();
   const auto made = [&](std::size_t place, bool begins_plan) {
     Program program = program_in(recipe, place, op, problem, facts);

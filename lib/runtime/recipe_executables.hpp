@@ -1,4 +1,4 @@
-// What a plan enqueues: the executables of a recipe's variants, in order.
+// The work that a plan enqueues: the executables of a recipe's variants, in order.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ void launch_normally(Program& program);
 using MakeExecutable =
     std::function<std::shared_ptr<const Executable>(const Variant&, const Program&)>;
 
-/// A plan's executables in their order; of a problem that is made of equal ones, once for each.
+/// A plan's executables in their order; for a problem that is made of equal ones, once for each.
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make);
 

@@ -44,7 +44,7 @@ std::vector<std::size_t> twins_of(const Repetition& repetition,
       const std::size_t own = places[time][i], before = places[time - 2][i];
       const bool both =
           tensors[own].role == Role::intermediate && tensors[before].role == Role::intermediate;
-      // What a repetition reads of the one before has its place from there.
+      // A tensor that a repetition reads from the one before has its place from there.
       if (both && twins[own] == own && before < own) twins[own] = twins[before];
     }
   return twins;

@@ -22,12 +22,13 @@ struct TokenSegment {
 /// apart or where neither of two serves between them. Between two choices the cost model decides
 /// where the second takes over; without one, it is their geometric mean. An op whose variants serve
 /// single token counts, such as those that are a multiple of a vector, has the segments of its
-/// records, and between them one of `each`. `most` must be canonical. Throws what choose() throws.
+/// records, and between them one of `each`. `most` must be canonical. Throws the errors of
+/// choose().
 std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
                                          const DeviceFacts& facts, const PresetLibrary& presets);
 
-/// What serves `tokens` of the segment: its choice, and where a constraint leaves out this token
-/// count the op's default.
+/// The recipe for `tokens` of the segment: its choice, or the op's default if a constraint excludes
+/// this token count.
 Recipe recipe_at(const Op& op, const Problem& most, const DeviceFacts& facts,
                  const TokenSegment& segment, std::int64_t tokens);
 

@@ -17,7 +17,7 @@ namespace fftune {
 namespace {
 
 constexpr std::size_t length_bytes = 8;
-/// What the format's own library reads at most.
+/// The longest header that the format's own library reads.
 constexpr std::uint64_t longest_header = 100'000'000;
 constexpr std::size_t most_dimensions = 16;
 
@@ -163,13 +163,13 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file) {
-  if (file.size() < length_bytes)
+std::size_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes) {
+  if (start.size() < length_bytes)
     throw invalid("it has {} bytes: a safetensors file begins with the 8 of its header's length",
-                  file.size());
+                  start.size());
   std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), sizeof length);
-  const std::size_t behind = file.size() - length_bytes;
+  std::memcpy(&length, start.data(), sizeof length);
+  const std::uint64_t behind = file_bytes - length_bytes;
   if (length > longest_header)
     throw invalid(
         "its header would have {} bytes, beyond the format's {}: it is not a safetensors file",
@@ -177,9 +177,17 @@ std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file
   if (length > behind)
     throw invalid("its header has {} bytes, but the file ends after {}: it is cut short", length,
                   behind);
-  const auto header_bytes = static_cast<std::size_t>(length);
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + length_bytes,
-                              header_bytes);
+  return length_bytes + static_cast<std::size_t>(length);
+}
+
+std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> start,
+                                                 std::uint64_t file_bytes) {
+  const std::size_t data_begin = safetensors_header_end(start, file_bytes);
+  if (start.size() < data_begin)
+    throw invalid("its header has {} bytes, but the file ends after {}: it is cut short",
+                  data_begin - length_bytes, start.size() - length_bytes);
+  const std::string_view text(reinterpret_cast<const char*>(start.data()) + length_bytes,
+                              data_begin - length_bytes);
   if (!text.starts_with('{'))
     throw invalid("its header does not begin with '{{': it is not a safetensors file");
   const JsonValue header = [&] {
@@ -190,7 +198,6 @@ std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file
     }
   }();
 
-  const std::size_t data_begin = length_bytes + header_bytes;
   std::vector<SavedTensor> tensors;
   std::set<std::string_view> names;
   for (const auto& [name, value] : *header.get_if<JsonValue::Object>()) {
@@ -198,13 +205,13 @@ std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file
     if (name == "__metadata__")
       check_metadata(value);
     else
-      tensors.push_back(tensor_in(name, value, data_begin, file.size() - data_begin));
+      tensors.push_back(tensor_in(name, value, data_begin, file_bytes - data_begin));
   }
   // Empty tensors lie ahead of what begins where they are.
   std::sort(tensors.begin(), tensors.end(), [](const SavedTensor& a, const SavedTensor& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
-  check_places(tensors, data_begin, file.size());
+  check_places(tensors, data_begin, file_bytes);
   return tensors;
 }
 

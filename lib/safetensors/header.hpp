@@ -1,4 +1,4 @@
-// The header of a safetensors file: what tensors it has, and where.
+// The header of a safetensors file: its tensors, and their places.
 //
 //   8 bytes    N, the length of the header, little-endian
 //   N bytes    JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …} and
@@ -26,10 +26,15 @@ struct SavedTensor {
   std::int64_t elements() const;
 };
 
-/// The tensors of a file, given whole, in the order of their bytes. Each lies within the file and
-/// has as many bytes as its shape says. Throws Error(invalid_input) with one line that says what is
-/// wrong, without the file's name.
-std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file);
+/// How many bytes of the file the header and its length take, from the first bytes of the file: 8,
+/// or as many as it has. Throws Error(invalid_input) like read_safetensors_header().
+std::size_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes);
+
+/// The tensors of a file, from its bytes up to safetensors_header_end(), in the order of their
+/// bytes. Each lies within the file and has as many bytes as its shape says. Throws
+/// Error(invalid_input) with one line that says what is wrong, without the file's name.
+std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> start,
+                                                 std::uint64_t file_bytes);
 
 /// "[2, 3]".
 std::string shape_text(const std::vector<std::int64_t>& shape);

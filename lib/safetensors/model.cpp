@@ -1,21 +1,15 @@
 #include "safetensors/model.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/nearest.hpp"
-#include "store/file_access.hpp"
 #include "store/json_value.hpp"
 
 namespace fftune {
@@ -49,33 +43,6 @@ std::vector<fs::path> safetensors_in(const fs::path& folder) {
 
 }  // namespace
 
-MappedFile::MappedFile(const fs::path& path) {
-  const auto fail_io = [&](int error) {
-    throw Error(ErrorKind::io,
-                fmt::format("{}: cannot be read: {}", path.string(), std::strerror(error)));
-  };
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail_io(errno);
-  struct stat status {};
-  void* memory = nullptr;
-  int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
-  if (error == 0 && !S_ISREG(status.st_mode)) error = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
-  if (error == 0 && status.st_size > 0) {
-    memory = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE,
-                    descriptor, 0);
-    if (memory == MAP_FAILED) error = errno;
-  }
-  ::close(descriptor);
-  if (error != 0) fail_io(error);
-  if (memory == nullptr) return;
-  data_ = static_cast<const std::byte*>(memory);
-  size_ = static_cast<std::size_t>(status.st_size);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
-}
-
 SavedModel::SavedModel(const fs::path& path) : path_(path) {
   std::error_code error;
   if (path.extension() == ".json") {
@@ -99,19 +66,24 @@ fs::path SavedModel::folder() const {
 }
 
 void SavedModel::add(const fs::path& path) {
-  const MappedFile& file = *files_.emplace_back(std::make_unique<MappedFile>(path));
   std::vector<SavedTensor> tensors;
   try {
-    tensors = read_safetensors_header(file.bytes());
+    InputFile file(path);
+    // The file's own size counts, not how much of it could be read before it was cut short.
+    std::vector<std::byte> start(8);
+    start.resize(file.read_at(0, start));
+    start.resize(safetensors_header_end(start, file.size()));
+    start.resize(file.read_at(0, start));
+    tensors = read_safetensors_header(start, file.size());
+    files_.push_back({path, std::move(file)});
   } catch (const Error& error) {
-    fail(path, error.what());
+    throw Error(error.kind(), fmt::format("{}: {}", path.string(), error.what()));
   }
   for (SavedTensor& tensor : tensors) {
     if (find(tensor.name) != nullptr)
       fail(path, fmt::format("'{}' is in another file of the model too", printable(tensor.name)));
     const std::string name = tensor.name;
-    const std::byte* const data = file.bytes().data() + tensor.begin;
-    tensors_.emplace(name, Tensor{std::move(tensor), data});
+    tensors_.emplace(name, Tensor{std::move(tensor), files_.size() - 1});
   }
 }
 
@@ -148,6 +120,19 @@ void SavedModel::add_index(const fs::path& index) {
       fail(index, fmt::format("'{}' is not in {}, as it says", printable(name),
                               printable(*value.get_if<std::string>())));
   }
+}
+
+void SavedModel::read(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const {
+  const File& file = files_.at(tensor.file);
+  const std::size_t begin = tensor.saved.begin + first * element_bytes(tensor.saved.element);
+  try {
+    if (file.content.read_at(begin, out) == out.size()) return;
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", file.path.string(), error.what()));
+  }
+  throw Error(ErrorKind::io, fmt::format("{}: it was cut short while it was in use: '{}' is no "
+                                         "longer whole in it",
+                                         file.path.string(), printable(tensor.saved.name)));
 }
 
 const SavedModel::Tensor* SavedModel::find(std::string_view name) const {

@@ -4,37 +4,21 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
-#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "safetensors/header.hpp"
 
 namespace fftune {
-
-/// A file as memory, which the system reads where it is touched: a model of 100 GB takes none. It
-/// must not be cut short by others while it is open.
-class MappedFile {
- public:
-  /// Throws Error(io) with the path.
-  explicit MappedFile(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
-
- private:
-  const std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
-};
 
 class SavedModel {
  public:
   struct Tensor {
     SavedTensor saved;
-    const std::byte* data = nullptr;
+    std::size_t file = 0;  // which of the model's
   };
 
   /// `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder with
@@ -52,12 +36,21 @@ class SavedModel {
   /// Throws Error(invalid_input) that suggests the nearest name.
   const Tensor& at(std::string_view name) const;
 
+  /// Reads elements of a tensor from `first` on, as many as `out` has room for, as they are saved.
+  /// Throws Error(io) that names the file, also where it has been cut short since it was opened.
+  /// Any thread may call it.
+  void read(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
+
  private:
   void add(const std::filesystem::path& file);
   void add_index(const std::filesystem::path& index);
 
   std::filesystem::path path_;
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  struct File {
+    std::filesystem::path path;
+    InputFile content;
+  };
+  std::vector<File> files_;
   std::map<std::string, Tensor, std::less<>> tensors_;
 };
 

@@ -25,15 +25,15 @@ struct Comparison {
 };
 
 Comparison comparison_of(const Op& op);
-/// Of an op by its name; of one that the catalog lacks every field counts.
+/// Comparison of an op by its name; if the catalog lacks the op, every field counts.
 Comparison comparison_of(const Catalog& catalog, std::string_view op);
 
-/// The problem without its performance-neutral fields. Two records of which this is the same serve
-/// the same problems equally well: a file needs one of them.
+/// The problem without its performance-neutral fields. Records for which this is the same serve the
+/// same problems equally well: a file needs one of them.
 Problem compared_part(const Problem& problem, const Comparison& comparison);
 
-/// The records by compared_part() of their problems: of several with the same, the one measured
-/// last, of equally old ones the last in order.
+/// The records by compared_part() of their problems. If several have the same, the one measured
+/// last is kept; if they are equally old, the last in order.
 std::map<Problem, PresetRecord> by_compared_part(const std::vector<PresetRecord>& records,
                                                  const Comparison& comparison);
 

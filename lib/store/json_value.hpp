@@ -39,7 +39,7 @@ std::string json_line(const JsonValue& value);
 /// fits. Ends in a newline.
 std::string json_page(const JsonValue& value);
 
-/// What the value is, to say in a complaint: "12", "\"x\"", "an array"; one short printable line.
+/// A brief form of the value for a complaint: "12", "\"x\"", "an array"; one short printable line.
 std::string json_brief(const JsonValue& value);
 /// `text` in printable ASCII on one line, cut to `limit` characters: fit for an error message.
 std::string printable(std::string_view text, std::size_t limit = 80);

@@ -1,4 +1,4 @@
-// Points in the order of their distance from another, of which few are looked at.
+// Points in the order of their distance from another; only few of them are looked at.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace fftune {
 class NearestPoints {
  public:
   using Point = std::vector<double>;
-  /// Of the point with this index from the one that the walk began at.
+  /// Distance of the point with this index from the one that the walk began at.
   using Distance = std::function<double(std::size_t index)>;
   struct Near {
     std::size_t index = 0;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "store/comparison.hpp"
-#include "store/file_access.hpp"
 #include "store/record.hpp"
 
 namespace fftune {
@@ -23,9 +23,9 @@ struct PresetBatch {
 /// checked, and its new text written beside it, before the first is replaced; should replacing one
 /// fail, those before it are as they were. Only a crash between two of these steps leaves some
 /// files new and others old, each whole; merging again completes it. Returns the paths, one for
-/// each batch. Of batches for one file, the later replace records of the earlier. Of records in one
-/// batch, or in the file, that differ in performance-neutral fields alone, the one measured last
-/// stays.
+/// each batch. If several batches are for one file, the later replace records of the earlier. If
+/// records in one batch, or in the file, differ in performance-neutral fields alone, the one
+/// measured last stays.
 std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::path& folder,
                                                         const std::vector<PresetBatch>& batches,
                                                         const LockWait& wait = {});

@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "store/field_reader.hpp"
-#include "store/file_access.hpp"
 #include "store/preset_format.hpp"
 #include "store/record_json.hpp"
 #include "store/renamed_parameters.hpp"
@@ -30,13 +30,13 @@ void rename_parameters(PresetRecord& record) {
   }
 }
 
-void read_records(const JsonValue::Array& items, std::int64_t schema, PresetFile& file,
-                  const std::string& name) {
+void read_records(const JsonValue::Array& items, PresetFile& file, const std::string& name) {
   std::map<Problem, std::size_t> places;
   for (std::size_t i = 0; i < items.size(); ++i) {
     try {
       auto record = record_from_json(items[i]);
-      if (schema <= last_schema_of_old_names) rename_parameters(record);
+      // Whatever the file's schema: records of several versions may have been put into one by hand.
+      rename_parameters(record);
       if (record.problem.op != file.op)
         throw Error(ErrorKind::invalid_input,
                     fmt::format("problem.op: expected \"{}\", the file's op, found \"{}\"", file.op,
@@ -54,14 +54,13 @@ void read_records(const JsonValue::Array& items, std::int64_t schema, PresetFile
   std::sort(file.records.begin(), file.records.end(), by_problem);
 }
 
-std::int64_t schema_of(FieldReader& fields) {
+void check_schema(FieldReader& fields) {
   const auto version = fields.integer("schema", 1, std::numeric_limits<std::int64_t>::max());
   if (version > preset_schema)
     throw Error(ErrorKind::invalid_input,
                 fmt::format("schema: {} is newer than {}, the newest that this fftune {} reads: "
                             "update fftune",
                             version, preset_schema, FFTUNE_VERSION));
-  return version;
 }
 
 std::vector<std::filesystem::path> json_files(const std::filesystem::path& folder,
@@ -103,12 +102,12 @@ PresetFile parse_preset_text(const std::string& text, const std::filesystem::pat
   try {
     const auto root = parse_json(text);
     FieldReader fields(root, "");
-    const auto schema = schema_of(fields);
+    check_schema(fields);
     file.device = device_from_json(fields.at("device"), "device");
     file.op = fields.name("op");
     const auto& records = fields.array("records");
     fields.finish();
-    read_records(records, schema, file, path.string());
+    read_records(records, file, path.string());
   } catch (const Error& error) {
     file.complaints.push_back(fmt::format("{}: {}", path.string(), error.what()));
   }

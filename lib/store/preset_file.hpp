@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "registry/catalog.hpp"
 #include "store/comparison.hpp"
-#include "store/file_access.hpp"
 #include "store/record.hpp"
 
 namespace fftune {
@@ -58,9 +58,9 @@ struct ParsedProblem {
   bool any_tokens = false;  // the token size was {"max": N}: the problem is that of N tokens
 };
 ParsedProblem problem_from_json(const std::string& text);
-/// The same as people write it, in the C API's problem_json: an option of the op that is a number
-/// may be a JSON number too ("eps": 1e-6), and a field of the wrong type is named with what the op
-/// expects of it. The size that counts tokens may be {"max": N}.
+/// The same as people write it, in the C API's problem_json. A numeric option of the op may be a
+/// JSON number too ("eps": 1e-6), and a field of the wrong type is named with the type that the op
+/// expects. The size that counts tokens may be {"max": N}.
 ParsedProblem problem_from_json(const std::string& text, const Catalog& catalog);
 
 }  // namespace fftune

@@ -13,7 +13,7 @@ namespace fftune {
 /// (store/renamed_parameters.hpp).
 constexpr int preset_schema = 3;
 
-/// Never throws for what the text holds. `path` is where it comes from, for the complaints.
+/// Never throws for the contents of the text. `path` is where it comes from, for the complaints.
 PresetFile parse_preset_text(const std::string& text, const std::filesystem::path& path);
 
 }  // namespace fftune

@@ -79,7 +79,7 @@ double log_ratio(double a, double b) {
   return std::abs(std::log2(a / b));
 }
 
-/// What distance() sums up of the sizes.
+/// The sizes that distance() sums up.
 NearestPoints::Point point_of(const Problem& problem, const Comparison& comparison) {
   NearestPoints::Point point;
   for (const auto& [name, value] : compared_part(problem, comparison).sizes) {
@@ -147,13 +147,14 @@ PresetLibrary PresetLibrary::load(const std::vector<std::filesystem::path>& fold
   return library;
 }
 
-/// Records alike in all but the shape, of one folder and of devices that relate to this one alike.
+/// Records that differ only in the shape, from one folder and from devices with the same relation
+/// to this one.
 struct PresetLibrary::Shelf {
   DeviceMatch match = DeviceMatch::exact;
   std::size_t folder = 0;
   std::size_t count = 0;
-  /// Those of one shape together, of the device nearest in size first, and equally near ones in the
-  /// order of paths and problems.
+  /// Records of one shape are together: those of the device nearest in size first, and equally near
+  /// ones in the order of paths and problems.
   std::vector<std::vector<Place>> shapes;
   std::unordered_map<std::string, std::size_t> by_key;  // of `shapes`
   NearestPoints points;                                 // of `shapes`

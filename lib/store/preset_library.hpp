@@ -72,7 +72,7 @@ class PresetLibrary {
   struct Search {
     std::optional<PresetMatch> match;
     std::size_t refused = 0;  // illegal records that were nearer
-    std::size_t untried = 0;  // records of which nobody asked whether they are legal
+    std::size_t untried = 0;  // Records whose legality nobody has asked for.
     std::string first_refusal;
   };
 

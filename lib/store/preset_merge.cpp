@@ -7,11 +7,10 @@
 #include <system_error>
 
 #include "core/error.hpp"
-#include "store/file_access.hpp"
+#include "core/file_access.hpp"
 #include "store/preset_batches.hpp"
 #include "store/preset_file.hpp"
 #include "store/preset_format.hpp"
-#include "store/staged_file.hpp"
 
 namespace fftune {
 namespace {
@@ -32,7 +31,7 @@ void check_existing(const PresetFile& file, const PresetDevice& device, const st
                                   file.op, file.device.slug, op, device.slug));
 }
 
-/// What we write we must be able to read: a record that we would refuse is our own mistake.
+/// The written text must be readable: a record that would be refused is an internal error.
 void check_text(const std::string& text, const std::filesystem::path& path) {
   const auto file = parse_preset_text(text, path);
   if (!file.complaints.empty())
@@ -89,14 +88,13 @@ void require_mergeable(const std::filesystem::path& folder, const PresetDevice& 
 
 namespace {
 
-/// What one file will hold.
+/// The new contents of one file.
 struct Destination {
   std::filesystem::path path;
   PresetDevice device;
   std::string op;
   Comparison comparison;
   std::map<Problem, PresetRecord> records;  // by compared_part()
-  std::optional<std::string> old_text;      // none: there was no file
   std::unique_ptr<FileLock> lock;
   std::unique_ptr<StagedFile> staged;
 };
@@ -131,7 +129,6 @@ void lock_and_stage(const std::filesystem::path& folder, Destination& destinatio
   const auto place = made_place(folder, destination.device);
   destination.lock = std::make_unique<FileLock>(place / ("." + destination.op + ".lock"), wait);
   if (auto existing = existing_file(destination.path, destination.device, destination.op)) {
-    destination.old_text = read_whole_file(destination.path);
     destination.records.merge(by_compared_part(existing->records, destination.comparison));
     // The caller's facts were just read from the device, so they replace the old; aliases are
     // edited by hand and stay.
@@ -142,14 +139,6 @@ void lock_and_stage(const std::filesystem::path& folder, Destination& destinatio
       preset_text(destination.device, destination.op, values(destination.records)));
 }
 
-/// Puts back what a destination held before it was published.
-void restore(const Destination& destination) {
-  if (destination.old_text)
-    replace_file(destination.path, *destination.old_text);
-  else
-    std::filesystem::remove(destination.path);
-}
-
 }  // namespace
 
 std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::path& folder,
@@ -157,14 +146,10 @@ std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::p
                                                         const LockWait& wait) {
   auto destinations = destinations_of(folder, batches);
   for (auto& [path, destination] : destinations) lock_and_stage(folder, destination, wait);
-  std::vector<const Destination*> published;
   try {
-    for (auto& [path, destination] : destinations) {
-      destination.staged->publish();
-      published.push_back(&destination);
-    }
+    for (auto& [path, destination] : destinations) destination.staged->publish();
   } catch (...) {
-    for (const auto* destination : published) restore(*destination);
+    for (auto& [path, destination] : destinations) destination.staged->withdraw();
     throw;
   }
   std::vector<std::filesystem::path> paths;

@@ -1,4 +1,4 @@
-// A preset record: what won a problem on a device, how sure that is, and where it comes from.
+// A preset record: the winner of a problem on a device, how sure that is, and its provenance.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ struct PresetRecord {
   Recipe recipe() const;
 };
 
-/// What a preset file says of its device, for matching another one against it.
+/// A preset file's description of its device, for matching another one against it.
 struct PresetDevice {
   std::string slug;
   std::string name;

@@ -8,7 +8,7 @@
 
 namespace fftune {
 
-/// Numbers are rounded to what a measurement can tell: times to 0.01 us.
+/// Numbers are rounded to the resolution of a measurement: times to 0.01 us.
 JsonValue to_json(const PresetRecord& record);
 JsonValue to_json(const Problem& problem);
 JsonValue to_json(const PresetDevice& device);

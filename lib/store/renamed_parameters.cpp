@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "registry/added_parameters.hpp"
 
 namespace fftune {
 namespace {
 
 struct Rename {
-  std::string_view families;  // a name in which one '*' stands for any text
+  std::string_view families;  // as fits_family() has it
   std::string_view was;
   std::string_view is;
   std::vector<std::string_view> words{};  // what the values 0, 1, 2, ... are called now
@@ -45,28 +46,10 @@ const std::vector<Rename>& renames() {
   return table;
 }
 
-struct Addition {
-  std::string_view families;
-  std::string_view parameter;
-  std::int64_t value;  // which stands for what the family did without the parameter
-};
-
-constexpr Addition additions[] = {
-    {"cpu_*blas", "fused", 0},
-};
-
-bool fits(std::string_view pattern, std::string_view name) {
-  const auto star = pattern.find('*');
-  if (star == pattern.npos) return pattern == name;
-  const auto before = pattern.substr(0, star), after = pattern.substr(star + 1);
-  return name.size() >= before.size() + after.size() && name.starts_with(before) &&
-         name.ends_with(after);
-}
-
 const Rename* rename_of(std::string_view family, std::string_view parameter) {
   const auto& table = renames();
   const auto row = std::find_if(table.begin(), table.end(), [&](const Rename& rename) {
-    return rename.was == parameter && fits(rename.families, family);
+    return rename.was == parameter && fits_family(rename.families, family);
   });
   return row == table.end() ? nullptr : &*row;
 }
@@ -93,10 +76,6 @@ Variant renamed(const Variant& variant) {
     else
       result.config.set(name, value);
   }
-  for (const auto& addition : additions)
-    if (fits(addition.families, variant.family) && !result.config.entries().empty() &&
-        !result.config.contains(addition.parameter))
-      result.config.set(addition.parameter, addition.value);
   return result;
 }
 

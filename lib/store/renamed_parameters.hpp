@@ -1,4 +1,5 @@
-// Parameters that have been renamed or added since records were written.
+// Parameters that have been renamed since records were written; registry/added_parameters.hpp has
+// those that were added.
 #pragma once
 
 #include <string>
@@ -7,14 +8,10 @@
 
 namespace fftune {
 
-/// The newest preset schema whose records may have old names.
-constexpr int last_schema_of_old_names = 2;
-
 /// The variant with today's names and words: "down_sm90/schedule=1,consumers=2" becomes
-/// "down_sm90/schedule=pingpong,mma_warpgroups=2". A parameter that a family has gained since is
-/// added with the value that stands for what it did before. What is not in the table stays as it
-/// is, also a number that no word stands for: the family's space then says what is wrong with it. A
-/// variant of today's names comes back unchanged.
+/// "down_sm90/schedule=pingpong,mma_warpgroups=2". Parameters and words
+/// that are not in the table stay as they are, and so does a number that no word stands for: the
+/// family's space then reports the error. A variant of today's names comes back unchanged.
 Variant renamed(const Variant& variant);
 
 /// The same for an id, or for the ids of a recipe joined by " + ". A text that is no id comes back

@@ -1,4 +1,4 @@
-// A hash of what a run wrote, so that runs which agree in every bit are known by it.
+// A hash of a run's results, which identifies runs that agree in every bit.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
 
-/// Of one block of rows; added up in order, so that the sum does not depend on the threads.
+/// Sums of one block of rows; they are added up in order, so that the total does not depend on the
+/// threads.
 struct Partial {
   double squares = 0;
   std::int64_t unwritten = 0;

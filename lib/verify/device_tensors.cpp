@@ -29,8 +29,8 @@ DeviceTensors::DeviceTensors(Backend& backend, Truth& truth, Parallel& parallel)
 void DeviceTensors::fit() {
   const auto& tensors = truth_->tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    // What depends on marks moves with every number of tokens, and values that are no noise, such
-    // as lengths, may be others.
+    // Tensors that depend on marks move with every number of tokens, and drawn values, such as
+    // lengths, may change.
     if (truth_->sources(i) != nullptr || tensors[i].draw) provided_[i] = false;
     if (buffers_[i].allocated() && buffers_[i].bytes() == tensors[i].bytes()) continue;
     buffers_[i].resize(tensors[i].bytes());

@@ -32,16 +32,15 @@ class DeviceTensors {
 
   /// "y: wrote 4 bytes past the end", for the first tensor (or workspace) with damaged guards.
   std::string damage() const;
-  /// What a run changed in a tensor that it should only have read. Up to 32 MiB are compared whole;
-  /// of more, 32 windows of 1 MiB, which move from call to call.
+  /// The change that a run made to a tensor that it should only have read. Up to 32 MiB are
+  /// compared whole; beyond that, 32 windows of 1 MiB, which move from call to call.
   std::string change(std::size_t tensor, std::size_t first_stage);
   /// After a run that broke something: guards anew, and every tensor to be provided again.
   void restore();
 
  private:
   void upload(std::size_t tensor, std::size_t first_stage);
-  /// Bytes [begin, begin + size) of a tensor of distinct `rows`, of a tensor whose rows have
-  /// sources.
+  /// Bytes [begin, begin + size) of a tensor whose rows have sources, from its distinct `rows`.
   void gather(std::size_t tensor, const std::vector<std::byte>& rows, std::size_t begin,
               std::size_t size, std::vector<std::byte>& out) const;
 

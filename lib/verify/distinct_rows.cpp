@@ -60,7 +60,7 @@ void DistinctRows::draw_marks() {
                          (of_tokens[token] != 0 ? 0 : half));
     for (const std::int64_t token : sorted_by_mark(of_tokens))
       sorted_sources_.push_back(sources_[static_cast<std::size_t>(token)]);
-    // Of the distinct rows the first half is marked.
+    // The first half of the distinct rows is marked.
     marks_.clear();
     for (std::int64_t row = 0; row < count_; ++row)
       marks_.push_back(static_cast<std::uint8_t>(row < half ? 1 << row % 8 : 0));

@@ -28,7 +28,7 @@ class DistinctRows {
   DistinctRows(const Op& op, Problem problem, InputData data, Parallel& parallel);
 
   /// The same layer at another number of tokens. Inputs that do not count tokens stay, and so do
-  /// rows that are known already: of the same number a row is the same.
+  /// rows that are known already: a row depends only on its number.
   void retoken(std::int64_t tokens);
 
   const Op& op() const { return *op_; }
@@ -36,7 +36,7 @@ class DistinctRows {
   std::uint64_t seed() const { return data_.seed; }
   /// Whether some values were given.
   bool any_given() const { return data_.given != nullptr; }
-  /// Of the whole problem, in the op's order.
+  /// Tensors of the whole problem, in the op's order.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<StageSpec>& stages() const { return stages_; }
   /// The tensor as a matrix: rows are its first dimension.
@@ -59,7 +59,8 @@ class DistinctRows {
   /// The distinct row of each row, where it is not row i mod period(); else null. Valid until the
   /// next retoken.
   const std::int64_t* sources(std::size_t tensor) const;
-  /// An input's values in its dtype, of one that counts tokens the distinct rows; empty of others.
+  /// An input's values in its dtype: the distinct rows if it has a token dimension; empty for
+  /// tensors that are no inputs.
   const std::vector<std::byte>& drawn(std::size_t tensor) const { return drawn_[tensor]; }
 
  private:

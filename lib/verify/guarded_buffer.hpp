@@ -23,7 +23,7 @@ class GuardedBuffer {
   void resize(std::size_t bytes);
   /// Writes the guards anew.
   void arm();
-  /// What is wrong with the guards, for people; empty if they are intact.
+  /// Damage to the guards, for people; empty if they are intact.
   std::string damage() const;
 
   std::byte* data() const { return static_cast<std::byte*>(buffer_->data()) + guard_bytes; }

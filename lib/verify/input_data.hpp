@@ -1,5 +1,5 @@
-// What the inputs of a problem hold: random values of a seed, or values that were given, such as
-// the weights of a saved model. Verification and timing both take them from here.
+// The values of a problem's inputs: random values of a seed, or given values, such as the weights
+// of a saved model. Verification and timing both take them from here.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +16,15 @@ class GivenTensors {
  public:
   virtual ~GivenTensors() = default;
   /// Fills `out`, spec.bytes() long, with the input's values in its dtype and returns true; or
-  /// returns false: it is not given, and is drawn. Of a tensor whose rows are tokens, row i must
-  /// not depend on how many there are. Throws Error(invalid_input) if what is given does not fit.
+  /// returns false: it is not given, and is drawn. If the tensor's rows are tokens, row i must not
+  /// depend on how many there are. Throws Error(invalid_input) if the given values do not fit.
   virtual bool fill(const TensorSpec& spec, std::span<std::byte> out, Parallel& parallel) const = 0;
 };
 
 struct InputData {
   /// Random values alone.
   InputData(std::uint64_t random_seed) : seed(random_seed) {}  // NOLINT: a seed is such data
-  /// `tensors` must outlive what uses this.
+  /// `tensors` must outlive all users of this.
   InputData(std::uint64_t random_seed, const GivenTensors* tensors)
       : seed(random_seed), given(tensors) {}
 

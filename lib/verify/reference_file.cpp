@@ -12,7 +12,7 @@
 namespace fftune {
 namespace {
 
-/// Of one tensor, and of all of them: the file is in memory.
+/// Limits for one tensor, and for all of them: the file is in memory.
 constexpr std::size_t most_bytes_of_one = std::size_t{256} << 20;
 constexpr std::size_t most_bytes = std::size_t{1} << 30;
 

@@ -23,18 +23,18 @@ namespace fftune {
 
 class References {
  public:
-  /// What `kept` has is not computed; null: all is. `rows` has to outlive this.
+  /// References in `kept` are not computed; null: all are computed. `rows` has to outlive this.
   References(const DistinctRows& rows, Parallel& parallel, ReferenceFile* kept);
 
   /// After the rows have been given another number of tokens.
   void follow();
 
-  /// The distinct rows of a tensor that a stage writes, in a run that begins with `first_stage`,
-  /// the inputs of which are rounded to their dtype; nothing is rounded after that. Valid until
-  /// the next follow().
+  /// The distinct rows of a tensor that a stage writes, in a run that begins with `first_stage`.
+  /// The run's inputs are rounded to their dtype; nothing is rounded after that. Valid until the
+  /// next follow().
   std::vector<const double*> rows(std::size_t first_stage, std::size_t tensor);
 
-  /// Keeps what was computed so far; to be called once it has proved right.
+  /// Keeps the references computed so far; to be called once they have proved right.
   void keep();
 
  private:
@@ -63,7 +63,7 @@ class References {
   std::vector<std::int64_t> changed_tokens() const;
   void add_part(std::vector<std::int64_t> tokens, const std::vector<std::uint8_t>& marks,
                 bool taken_away);
-  /// What the stage of the run computes of a part; of later parts without what sums begin with.
+  /// Outputs of the run's stage for a part; those of later parts omit the initial values of sums.
   const ReferenceTensors& outputs(Run run, std::size_t part);
   /// The input's values for a part.
   std::vector<double> given(std::size_t tensor, std::size_t part) const;

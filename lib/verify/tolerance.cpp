@@ -11,9 +11,9 @@ namespace {
 /// differs, approximations of the activation, truncating tensor-core adders.
 constexpr double safety_factor = 1.4;
 
-/// What PyTorch's compiled bf16 pipeline reaches; no variant may be worse.
+/// Error of PyTorch's compiled bf16 pipeline; no variant may be worse.
 constexpr double bf16_cap = 3.5e-3;
-/// Of that pipeline: gate, up and what is multiplied behind them.
+/// Roundings of that pipeline: gate, up and their product.
 constexpr double roundings_of_cap = 3;
 
 /// The tensor cores' sums of fp8 products keep 13 bits below their largest addend, so that 128 of

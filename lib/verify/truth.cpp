@@ -19,8 +19,8 @@ namespace {
 /// average errors as n / heavy_tail^2 equal ones would.
 constexpr double heavy_tail = 7.39;
 
-/// Of values and of what rounding does to them; added up in the order of the rows, so that a sum
-/// does not depend on the threads.
+/// Squares of values and of their rounding errors; they are added up in the order of the rows, so
+/// that a sum does not depend on the threads.
 struct Squares {
   double values = 0;
   double errors = 0;
@@ -101,7 +101,7 @@ void Truth::measure(std::size_t tensor, std::int64_t rows,
   for_each_row(times.size(), width, *parallel_, [&](std::size_t row) {
     of_rows[row] = squares_of(spec.dtype, {expected.rows[row], width}, before_rounding[row]);
   });
-  // What is updated in place may be a cache of which few rows are written. The others are exact:
+  // A tensor that is updated in place may be a cache with few written rows. The others are exact:
   // among them the errors of those few would seem as small as they are rare.
   const bool any_rounded = std::any_of(of_rows.begin(), of_rows.end(),
                                        [](const Squares& row) { return row.errors > 0; });
@@ -142,7 +142,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   measure(tensor, live_rows(tensor), references_.rows(stage, tensor), expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as
-  // large relative to it: their squares add. Of few values some outweigh the others by far, and
+  // large relative to it: their squares add. With few values, some outweigh the others by far, and
   // their error may be the worst one.
   double squares = expected.rounding_error * expected.rounding_error;
   for (std::size_t k = first_stage; k <= stage; ++k) {

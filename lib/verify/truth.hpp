@@ -1,5 +1,5 @@
-// What a verification compares with: the float64 reference of its test data and the allowed
-// distance from it.
+// The truth that a verification compares with: the float64 reference of its test data and the
+// allowed distance from it.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace fftune {
 /// One tensor's reference in a run of stages.
 struct Expected {
   std::vector<const double*> rows;  // the distinct ones, of columns() values each
-  // Over all rows of the problem; of a tensor that is updated, over those that are rounded.
+  // Over all rows of the problem; for an updated tensor, over those that are rounded.
   double norm = 0;
   double root_mean_square = 0;
   double rounding_error = 0;  // relative: of a reference that rounds where the kernels round
@@ -30,7 +30,7 @@ struct Expected {
 
 class Truth {
  public:
-  /// What `kept` has of the references is not computed; null: all is.
+  /// References in `kept` are not computed; null: all are computed.
   Truth(const Op& op, Problem problem, InputData data, Parallel& parallel,
         ReferenceFile* kept = nullptr);
   Truth(const Truth&) = delete;
@@ -58,11 +58,11 @@ class Truth {
   /// inputs were rounded, rounded. Valid until the next retoken.
   const std::vector<std::byte>& encoded(std::size_t tensor, std::size_t first_stage = 0);
 
-  /// The reference of a tensor, in a run that begins with `first_stage`, the inputs of which are
+  /// The reference of a tensor, in a run that begins with `first_stage`. The run's inputs are
   /// rounded to their dtype; nothing is rounded after that. Valid until the next retoken.
   const Expected& expected(std::size_t first_stage, std::size_t tensor);
 
-  /// Keeps what was computed so far; to be called once it has proved right.
+  /// Keeps the references computed so far; to be called once they have proved right.
   void keep() { references_.keep(); }
 
  private:

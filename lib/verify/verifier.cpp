@@ -17,16 +17,16 @@
 namespace fftune {
 namespace {
 
-// What outputs and workspace hold before each run. The first is a NaN in every dtype, so that an
-// element left unwritten shows; the second a number, so that memory read before it is written
-// moves the result.
+// Contents of outputs and workspace before each run. The first is a NaN in every dtype, so that an
+// element left unwritten shows; the second a number, so that memory read before it is written moves
+// the result.
 constexpr std::uint8_t first_poison = 0xff;
 constexpr std::uint8_t second_poison = 0x5a;
 
-/// An element may be off by twice the roundings of its own size (once for the output's, once for
-/// the tie that the other rounding broke the other way), and by 16 times what the norm allows on
-/// average: the intermediates' roundings add up like a normal distribution, whose 10^9th sample
-/// is within 6.1 standard deviations.
+/// An element may be off by twice the roundings of its own size: once for the output's, once for
+/// the tie that the other rounding broke the other way. It may also be off by 16 times the error
+/// that the norm allows on average: the intermediates' roundings add up like a normal distribution,
+/// whose 10^9th sample is within 6.1 standard deviations.
 constexpr double element_roundings = 2;
 constexpr double element_deviations = 16;
 
@@ -50,10 +50,10 @@ struct Verifier::State {
   /// Whether the run writes a tensor whose bits may differ from run to run.
   bool has_any_order(std::size_t first, std::size_t end) const;
   std::string check_inputs(std::size_t first, std::size_t end);
-  /// Of the first run's results.
+  /// Hash of the first run's results.
   std::string bits(std::size_t first, std::size_t end);
 
-  /// Calls visit(tensor) for what the stages [first, end) write, or read and do not write.
+  /// Calls visit(tensor) for the tensors that the stages [first, end) write, or only read.
   template <typename Visit>
   void for_each_written(std::size_t first, std::size_t end, const Visit& visit) const {
     for (std::size_t i = 0; i < truth.tensors().size(); ++i)
@@ -64,7 +64,7 @@ struct Verifier::State {
 
   bool updates(std::size_t tensor) const;
 
-  /// Of what a run writes, up to the last row that has values.
+  /// Bytes that a run writes, up to the last row that has values.
   std::size_t live_bytes(std::size_t tensor) {
     return static_cast<std::size_t>(truth.live_rows(tensor) * truth.columns(tensor)) *
            dtype_bytes(truth.tensors()[tensor].dtype);

@@ -29,9 +29,9 @@ class Verifier {
  public:
   using Executables = std::vector<std::shared_ptr<const Executable>>;
 
-  /// `backend`, `op` and `kept` must outlive it. What `kept` has is of the same data. References
-  /// that `kept` has are not computed, and others are kept there once something passed. Throws
-  /// Error(unavailable) if the device is too small.
+  /// `backend`, `op` and `kept` must outlive it. References in `kept` are of the same data.
+  /// References that `kept` has are not computed, and others are kept there once something passed.
+  /// Throws Error(unavailable) if the device is too small.
   Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
            ReferenceFile* kept = nullptr);
   ~Verifier();
@@ -55,10 +55,10 @@ class Verifier {
 };
 
 /// The tolerance for the relative error of an output with `elements` distinct elements. `dtype` is
-/// the coarsest that the run rounds to, `reduction_length` the number of terms summed for an
-/// element over all stages, `rounding_error` the error of a reference that rounds where the kernels
-/// do, `stages` how many round one after the other, of an op that is made of others. Derived in
-/// docs/precision.md.
+/// the coarsest that the run rounds to, and `reduction_length` the number of terms summed for an
+/// element over all stages. `rounding_error` is the error of a reference that rounds where the
+/// kernels do. For an op that is made of others, `stages` is how many round one after the other.
+/// Derived in docs/precision.md.
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
                  std::int64_t elements, std::int64_t stages = 1);
 

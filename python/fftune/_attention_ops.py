@@ -2,13 +2,13 @@
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, float32,
-                      gradient, int32, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake, flag, float32, gradient,
+                      int32, several, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
-# What attention's tensors are of: either [batch, tokens, heads, features], or, of packed sequences
-# that begin at offsets, [tokens, heads, features].
+# Attention's tensors are [batch, tokens, heads, features], or, for packed sequences that begin at
+# offsets, [tokens, heads, features].
 _TENSORS = ("Tensor? mask, Tensor? bits, Tensor? flags, Tensor? bias, Tensor? offsets, "
             "Tensor? kv_offsets, Tensor? lengths, Tensor? sinks")
 _OPTIONS = "bool causal, int window, float softcap, float scale"
@@ -16,7 +16,7 @@ _TILE = 64  # queries and keys of a tile, for which a packed mask has a flag
 
 
 def _words(keys: int) -> int:
-    """Of 32 bits in a row of a packed mask, which takes a multiple of 16 bytes."""
+    """Number of 32-bit words in a row of a packed mask, which takes a multiple of 16 bytes."""
     return -(-keys // 128) * 4
 
 
@@ -28,10 +28,11 @@ def row_of(x: Tensor) -> int | None:
     """Elements from a token's features to the next one's, of queries, keys or values that may be
     parts of a wider row; None if they are laid out in another way."""
     *lead, tokens, heads, dim = x.shape
-    row = x.stride(-3) if tokens > 1 or not lead else x.stride(-4)
+    batch = lead[0] if x.dim() > 3 else 1  # torch.compile has no "not lead"
+    row = x.stride(-3) if tokens > 1 or x.dim() == 3 else x.stride(-4)
     good = ((dim == 1 or x.stride(-1) == 1) and (heads == 1 or x.stride(-2) == dim)
             and row >= heads * dim
-            and (not lead or lead[0] == 1 or x.stride(-4) == tokens * row))
+            and (batch == 1 or x.stride(-4) == tokens * row))
     return row if good else None
 
 
@@ -86,9 +87,6 @@ def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_off
         expect("attention", "mask", mask, (*lead_shape, s, keys))
         expect("attention", "bits", bits, (*lead_shape, s, _words(keys)), torch.int32)
         expect("attention", "flags", flags, (*lead_shape, _tiles(s), _tiles(keys)), torch.uint8)
-        if mask is not None and mask.dtype not in (torch.bool, torch.uint8):
-            raise Error(f"attention: the mask is {mask.dtype}: give torch.bool or torch.uint8; what "
-                        "is to be added to the scores is bias")
     bias_heads = bias_sequences = None
     if bias is not None:
         if bias.dim() != 4 or bias.shape[0] not in (1, b) or bias.shape[1] not in (1, heads):
@@ -115,15 +113,19 @@ _NAMES = ("s", "b", "heads", "dim", "kv", "kv-heads", "window", "page", "pages",
           "sinks", "softcap", "scale")
 
 
-def _attention_inputs(options, q, k, v, pages, *others):
-    return _attention_values(options, q, k, v, *others, pages=pages)
+def _attention_inputs(options, q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets,
+                      lengths, sinks):
+    return _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets,
+                             lengths, sinks, pages)
 
 
-def _attention_backward_inputs(options, dy, q, k, v, y, lse, *others):
-    expect("attention", "dy", dy, q.shape, q.dtype)
-    expect("attention", "y", y, q.shape, q.dtype)
-    expect("attention", "lse", lse, _lse_shape(q, others[4]), torch.float32)
-    return _attention_values(options, q, k, v, *others)
+def _attention_backward_inputs(options, dy, q, k, v, y, lse, mask, bits, flags, bias, offsets,
+                               kv_offsets, lengths, sinks):
+    expect("attention", "dy", dy, q.shape)
+    expect("attention", "y", y, q.shape)
+    expect("attention", "lse", lse, _lse_shape(q, offsets))
+    return _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets,
+                             lengths, sinks)
 
 
 _ATTENTION = Form("attention", False, (*_NAMES, "lse"), _attention_inputs, strided=True)
@@ -227,22 +229,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     that makes all three. -> as q; with return_lse also the logarithm of the sum of exponentials,
     float32 [batch, heads, tokens].
 
-    The last query stands at the last key. causal: none after a query's own place. window: that many
-    to the left, the own included. mask [batch, 1 or heads, tokens, keys] of bool, or what pack_mask
-    made of it: those that are set. lengths [batch]: how many keys of each sequence count. bias
-    [1 or batch, 1 or heads, tokens, keys] has no gradient. softcap: scores become softcap *
-    tanh(score / softcap) before bias is added. sinks [heads]: a logit that joins each softmax
-    without a value. pages [batch, pages of a sequence]: k, v [pages, tokens of a page, kv heads,
-    features] are a paged cache; without gradients. scale: 0 for 1 / sqrt(features). A query that
-    sees no key gives zeros. Gradients have the same bits in each run under
-    torch.use_deterministic_algorithms.
+    The last query stands at the last key. `causal`: a query sees no key after its own place.
+    `window`: it sees that many keys to the left, its own included. `mask` [batch, 1 or heads,
+    tokens, keys] of bool, or the result of pack_mask for it: it sees the keys that are set.
+    `lengths` [batch]: how many keys of each sequence count. `bias` [1 or batch, 1 or heads, tokens,
+    keys] has no gradient. `softcap`: scores become softcap * tanh(score / softcap) before bias is
+    added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
+    of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
+    gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
+    other keys are read. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
+    Gradients have the same bits in each run under torch.use_deterministic_algorithms.
     """
     if bias is not None and wants_gradient(bias):
         raise Error("attention: bias has no gradient: detach it")
     bits = flags = None
     if isinstance(mask, tuple):
-        (bits, flags), mask = mask, None
-    wanted = return_lse or wants_gradient(q, k, v, sinks)
+        bits, flags = several("attention", "mask", mask, 2, "what pack_mask gave")
+        mask = None
+    wanted = flag("attention", "return_lse", return_lse) or wants_gradient(q, k, v, sinks)
     y, lse = call(OPS.attention, q, k, v, pages, mask, bits, flags, bias, offsets,
                   kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)
     return (y, lse) if return_lse else y
@@ -251,14 +255,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
 # pack-mask
 
 def _pack_values(options, mask):
-    if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.uint8):
-        raise Error(f"pack-mask: the mask is {mask.dtype} {list(mask.shape)}: give torch.bool or "
-                    "torch.uint8 [batch, 1 or heads, queries, keys]")
     b, heads, s, keys = mask.shape
     return (s, b, keys, heads) if mask.numel() else None
 
 
-_PACK = Form("pack-mask", False, ("s", "b", "kv", "heads"), _pack_values)
+_PACK = Form("pack-mask", False, ("s", "b", "kv", "heads"), _pack_values, typed_by=None)
 
 
 def _packed_shapes(mask: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -290,17 +291,15 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _softmax_values(options, x, mask):
     causal, scale = options
-    expect_dims("masked-softmax", "x", x, "[batch, heads, queries, keys]")
     expect_given("masked-softmax", scale=scale)
     b, heads, s, n = x.shape
     kind, mask_heads = "causal" if causal else None, None
     if mask is not None:
         if causal:
             raise Error("masked-softmax: causal and a mask: give a mask that is causal itself")
-        if mask.dtype not in (torch.bool, torch.uint8) or mask.dim() != 4 \
-                or mask.shape[1] not in (1, heads):
-            raise Error(f"masked-softmax: the mask is {mask.dtype} {list(mask.shape)}: give "
-                        "torch.bool or torch.uint8 [batch, 1 or heads, queries, keys]")
+        if mask.shape[1] not in (1, heads):
+            raise Error(f"masked-softmax: the mask is {list(mask.shape)}: give [batch, 1 or "
+                        "heads, queries, keys]")
         expect("masked-softmax", "mask", mask, (b, mask.shape[1], s, n))
         kind, mask_heads = "bool", "each" if mask.shape[1] > 1 else None
     return (s, b, heads, n, kind, mask_heads, float(scale)) if x.numel() else None
@@ -359,8 +358,8 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
                    scale: float = 1.0) -> Tensor:
     """softmax(scale * x) over the last dimension, of the columns that each row may see.
 
-    x [batch, heads, queries, keys]; mask [batch, 1 or heads, queries, keys] of bool, or causal:
-    the last row stands at the last column. -> as x; what is not seen is 0, and a row that sees
-    nothing is 0.
+    `x` [batch, heads, queries, keys]; `mask` [batch, 1 or heads, queries, keys] of bool, or causal:
+    the last row stands at the last column. Returns a tensor like x. Masked elements are 0, and so
+    is a row without allowed elements.
     """
     return call(OPS.masked_softmax, x, mask, causal, scale)

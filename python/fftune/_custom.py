@@ -2,16 +2,19 @@
 rules of autocast. fftune.ops and what it is made of use it."""
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Sequence
 
 import torch
 import torch.compiler.config
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import reference
-from ._library import Error, on_two_devices
+from ._checks import (check_tensors, expect, expect_given, expect_one_device, explain, explain_rest,
+                      flag, float32, home_of, int32, kind_of, several)
+from ._library import Error
 
 _library = torch.library.Library("fftune", "DEF")
 fftune_ops = torch.ops.fftune
@@ -35,7 +38,15 @@ class Op:
     overload: torch._ops.OpOverload
     kernel: Callable
     casts: bool  # whether autocast casts its tensors
-    function: type[torch.autograd.Function] | None = None  # its gradient
+    types: tuple[frozenset[type], ...]  # of arguments that the kernel takes without the dispatcher
+    writes: bool  # to an argument
+    # Where tensors are, for types of arguments that were seen and may be.
+    places: dict[tuple[type, ...], tuple[int, ...]] = field(default_factory=dict)
+    function: type | None = None  # its gradient
+
+    @property
+    def name(self) -> str:
+        return self.overload._opname
 
 
 class _Ops:
@@ -44,29 +55,84 @@ class _Ops:
 
 OPS = _Ops()
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+# The types that the dispatcher accepts for the types of a schema.
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_TYPES = {"Tensor": _TENSORS, "str": frozenset((str,)), "bool": frozenset((bool,)),
+          "int": frozenset((int,)), "float": frozenset((float, int))}
 
 
-def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = ()):
+def _types_of(words: str) -> frozenset[type]:
+    if words.startswith("Optional["):
+        return _types_of(words[len("Optional["):-1]) | {type(None)}
+    return frozenset((list,)) if words.startswith("List[") else _TYPES[words]
+
+
+def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = (), by_row: bool = False):
     """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
     FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
-    tensors of floating point take the type of autocast, but those at the places `keeps`."""
+    tensors of floating point take the type of autocast, but those at the places `keeps`. `by_row`:
+    tensors [...] or [..., features] have any leading dimensions, which all results begin with."""
     def decorate(kernel):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         overload = getattr(fftune_ops, name).default
         implementation = _by_reference(name) if _DISABLED else kernel
-        written = tuple(i for i, argument in enumerate(overload._schema.arguments)
+        declared = overload._schema.arguments
+        written = tuple(i for i, argument in enumerate(declared)
                         if argument.alias_info is not None and argument.alias_info.is_write)
         if written:
             implementation = _with_versions(implementation, written)
-        setattr(OPS, name, Op(overload, implementation, casts))
+        op = Op(overload, implementation, casts, tuple(_types_of(str(a.type)) for a in declared),
+                bool(written))
+        setattr(OPS, name, op)
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
         if casts:
             for device, key in _AUTOCAST_KEYS.items():
                 _library.impl(name, _autocast(name, device, key, keeps), key)
+        torch.library.register_vmap(f"fftune::{name}", _vmap_rule(op, by_row), lib=_library)
         return kernel
     return decorate
+
+
+def _vmap_rule(op: Op, by_row: bool) -> Callable:
+    """How the op runs on tensors with one more dimension, each at a place of its own (None for a
+    tensor without): at once where that is one more of the rows', else one call after the other."""
+    home = home_of(op.name)
+    declared = op.overload._schema.arguments
+    of_rows = frozenset(i for i, a in enumerate(declared) if by_row
+                        and str(a.type) in ("Tensor", "Optional[Tensor]")
+                        and kind_of(home, a.name).shape.startswith("[..."))
+
+    def rule(info, places, *arguments):
+        if op.writes:
+            raise Error(f"{op.name}: it writes to its arguments, for which vmap has no rule: call "
+                        "it once with all rows")
+        batched = [i for i, place in enumerate(places) if _is_batched(place)]
+        if by_row and of_rows.issuperset(batched):
+            folded = list(arguments)
+            for i in of_rows:
+                if isinstance(folded[i], Tensor):
+                    folded[i] = (folded[i].movedim(places[i], 0) if i in batched else
+                                 folded[i].expand(info.batch_size, *folded[i].shape))
+            results = op.overload(*folded)
+        else:
+            each = [op.overload(*(_taken(a, place, at) for a, place in zip(arguments, places)))
+                    for at in range(info.batch_size)]
+            results = (torch.stack(each) if isinstance(each[0], Tensor) else
+                       type(each[0])(map(torch.stack, zip(*each))))
+        return results, 0 if isinstance(results, Tensor) else type(results)([0] * len(results))
+    return rule
+
+
+def _is_batched(place) -> bool:
+    return any(map(_is_batched, place)) if isinstance(place, (list, tuple)) else place is not None
+
+
+def _taken(argument, place, at: int):
+    if isinstance(argument, (list, tuple)) and isinstance(place, (list, tuple)):
+        return [_taken(a, p, at) for a, p in zip(argument, place)]
+    return argument if place is None else argument.select(place, at)
 
 
 def _by_reference(name: str):
@@ -114,20 +180,24 @@ def fake(name: str):
     """Registers the decorated function as the op's fake kernel. The dispatcher takes it where any
     tensor is on meta: of the others it would make memory that nobody writes."""
     def decorate(kernel):
+        declared = getattr(OPS, name).overload._schema.arguments
+
         def implementation(*arguments):
-            _expect_one_device(name, arguments)
+            _check_fakes(name, declared, arguments)
             return kernel(*arguments)
         torch.library.register_fake(f"fftune::{name}", implementation, lib=_library)
         return kernel
     return decorate
 
 
-def _expect_one_device(name: str, arguments: Sequence) -> None:
-    devices = list(dict.fromkeys(
-        t.device for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,))
-        if isinstance(t, Tensor)))
-    if len(devices) > 1:
-        raise on_two_devices(name, *devices[:2])
+def _check_fakes(name: str, declared: Sequence, arguments: Sequence) -> None:
+    """Checks that hold for tensors whose sizes may be symbols."""
+    named = [(a.name, t) for a, given in zip(declared, arguments)
+             for t in (given if isinstance(given, (list, tuple)) else (given,))
+             if isinstance(t, Tensor)]
+    expect_one_device(home_of(name), [t for _, t in named])
+    if not _DISABLED:  # references take more types
+        check_tensors(home_of(name), named)
 
 
 def _any_tensor_wants_gradient(*inputs) -> bool:
@@ -138,15 +208,33 @@ def _any_tensor_wants_gradient(*inputs) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
 
 
+# An autograd.Function in the kernel of a dispatch key. Transforms of torch.func reach the kernel by
+# the dispatcher, one level after the other, so that it derives at a single level like PyTorch's own
+# ops. With autograd.Function's apply(), the transforms would begin anew.
+class _Function(torch.autograd.function._SingleLevelFunction):
+    @classmethod
+    def run(cls, *arguments):
+        if _functorch_level() is None:
+            return cls.apply(*arguments)
+        with enable_single_level_autograd_function():
+            return cls.apply(*arguments)
+
+
 class _NoSecond(torch.autograd.Function):
     """Results of a backward pass that hang on all it was computed from, so that to derive them is
     an error whatever it is done for. PyTorch's once_differentiable is none for autograd.grad, which
-    does not run what leads to none of its inputs."""
+    does not run what leads to none of its inputs. Backward passes run outside of the dispatcher:
+    this is a Function of all levels of torch.func."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, name, results, *sources):
-        ctx.name = name
-        return tuple(results)
+    def forward(name, count, *results_and_sources):
+        return tuple(t.view_as(t) for t in results_and_sources[:count])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -155,9 +243,8 @@ class _NoSecond(torch.autograd.Function):
 
 
 def _without_gradients(name: str, results: tuple, sources: tuple) -> tuple:
-    there = _NoSecond.apply(name, [t for t in results if t is not None],
-                            *[t for t in sources if t is not None])
-    there = iter(there)
+    given = [t for t in results if t is not None]
+    there = iter(_NoSecond.apply(name, len(given), *given, *[t for t in sources if t is not None]))
     return tuple(None if t is None else next(there) for t in results)
 
 
@@ -175,18 +262,21 @@ def _refuse_tangents(name: str, arguments: Sequence) -> None:
 
 
 def gradient(name: str, setup: Callable, *, twice: bool = False):
-    """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
-    torch.library.register_autograd does, in a third of the host's time where no gradient is asked
-    for. `twice`: with create_graph the backward pass is made of what has gradients."""
+    """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). The
+    equivalent of torch.library.register_autograd, in a third of the host's time if no gradient is
+    requested. With `twice` and create_graph the backward pass consists of differentiable
+    operations."""
     def decorate(backward):
         own = getattr(OPS, name)
-        op, kernel, casts = own.overload, own.kernel, own.casts
+        op, kernel = own.overload, own.kernel
 
         def forward(ctx, *inputs):
-            if _is_plain(inputs, casts):
+            if _is_plain(inputs, own):
                 output = kernel(*inputs)
             else:
-                with torch._C._AutoDispatchBelowAutograd():
+                # Whether an outer level of torch.func derives the result of this one.
+                outer = _functorch_level() is not None
+                with torch.set_grad_enabled(outer), torch._C._AutoDispatchBelowAutograd():
                     output = op(*inputs)
             setup(ctx, inputs, output)
             return output
@@ -198,7 +288,7 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
                 results = backward(ctx, *gradients)
             return _without_gradients(name, results, (*gradients, *ctx.saved_tensors))
 
-        function = type(f"{name}_function", (torch.autograd.Function,),
+        function = type(f"{name}_function", (_Function,),
                         {"forward": staticmethod(forward),
                          "backward": staticmethod(backward if twice else once)})
         own.function = function
@@ -207,59 +297,13 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
             if _forward_ad._current_level >= 0:
                 _refuse_tangents(name, inputs)
             if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
-                return function.apply(*inputs)
+                return function.run(*inputs)
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*inputs)
 
         _library.impl(name, implementation, "Autograd")
         return backward
     return decorate
-
-
-def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
-           dtype: torch.dtype | None = None) -> None:
-    """That a tensor has this shape and type: the library sees addresses alone."""
-    if tensor is None:
-        return
-    if tuple(tensor.shape) != tuple(shape):
-        raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
-    if dtype is not None and tensor.dtype != dtype:
-        raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
-
-
-def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
-    """That a tensor has the dimensions of this shape in words; "..." is any, also none."""
-    words = shape.strip("[]").split(", ")
-    least = len(words) - ("..." in words)
-    if tensor.dim() < least or tensor.dim() > least and "..." not in words:
-        raise Error(f"{op}: {name} is {list(tensor.shape)}: give {shape}")
-
-
-def expect_given(op: str, **arguments) -> None:
-    """That none is None, which the library would take for its own default."""
-    for name, value in arguments.items():
-        if value is None:
-            raise Error(f"{op}: {name} is None: give a value")
-
-
-def int32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
-    """Ids, places or lengths as the kernels take them. A cast would make some of anything."""
-    if tensor is None or tensor.dtype is torch.int32:
-        return tensor
-    if tensor.dtype not in _INTEGERS:
-        raise Error(f"{op}: {name} are {tensor.dtype}: give int32 or int64")
-    return tensor.to(torch.int32)
-
-
-_INTEGERS = frozenset((torch.int64, torch.int16, torch.int8, torch.uint8))
-
-
-def float32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
-    if tensor is None or tensor.dtype is torch.float32:
-        return tensor
-    if tensor.is_complex():
-        raise Error(f"{op}: {name} is {tensor.dtype}: give a floating type")
-    return tensor.float()
 
 
 def empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -276,47 +320,73 @@ def call(op: Op, *arguments):
     costs a host more than all the rest."""
     if _is_compiling():
         return op.overload(*arguments)
-    if _forward_ad._current_level >= 0:
-        _refuse_tangents(op.overload._opname, arguments)
-    wanted = _is_grad_enabled() and _any_requires_grad(*arguments)
-    if _is_plain(arguments, op.casts):
-        if not wanted:
-            return op.kernel(*arguments)
-        if op.function is not None:
-            return op.function.apply(*arguments)
-    if wanted:
-        return op.overload(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op.overload(*arguments)
+    plain = False
+    try:
+        if _forward_ad._current_level >= 0:
+            _refuse_tangents(op.name, arguments)
+        wanted = _is_grad_enabled() and _any_requires_grad(*arguments)
+        plain = _is_plain(arguments, op)
+        if plain:
+            if not wanted:
+                return op.kernel(*arguments)
+            if op.function is not None:
+                return op.function.apply(*arguments)
+        if wanted:
+            return op.overload(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.overload(*arguments)
+    except (Error, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        alive = tuple(_unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments)
+        if any(a is not b for a, b in zip(alive, arguments)):
+            # Tensors that a transform of torch.func left behind, as vjp does for its backward pass.
+            return call(op, *alive)
+        schema = op.overload._schema
+        found = explain(op.name, schema, arguments)
+        if found is None and plain:  # nobody else's code ran
+            found = explain_rest(op.name, schema, arguments, error)
+        if found is None:
+            raise
+        raise found from error
 
 
-def _is_plain(arguments: tuple, casts: bool) -> bool:
-    """That there are plain tensors of the CPU or CUDA alone, nobody else wants to see calls, and
-    nothing is to be cast."""
+def expect_good(op: Op, *arguments) -> None:
+    """Where other ops compute what this one would, with its arguments."""
+    if not _is_compiling():
+        found = explain(op.name, op.overload._schema, arguments)
+        if found is not None:
+            raise found
+
+
+def _is_plain(arguments: tuple, op: Op) -> bool:
+    """That there are plain tensors of the CPU or CUDA and values of the schema's types alone,
+    nobody else wants to see calls, and nothing is to be cast."""
     if (_dispatch_modes() or _function_modes() or _functorch_level() is not None
             or _tracing_state() is not None or _profiler_enabled()):
         return False
-    for argument in arguments:
-        kind = type(argument)
-        if kind is Tensor or kind is _Parameter:
-            if not (argument.is_cuda or argument.is_cpu):
-                return False
-        elif kind not in _NO_TENSORS:
+    kinds = tuple(map(type, arguments))
+    places = op.places.get(kinds)
+    if places is None:
+        if not all(kind in types for kind, types in zip(kinds, op.types, strict=True)):
+            return False
+        places = op.places[kinds] = tuple(i for i, k in enumerate(kinds) if k in _TENSORS)
+    for i in places:
+        if not (arguments[i].is_cuda or arguments[i].is_cpu):
             return False
     # After them, as other devices may have no autocast to ask for.
-    return not (casts and _is_autocast_enabled(arguments[0].device.type))
+    return not (op.casts and _is_autocast_enabled(arguments[0].device.type))
 
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
-_Parameter = torch.nn.Parameter
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _tracing_state = torch._C._get_tracing_state
 _profiler_enabled = torch.autograd._profiler_enabled
-_NO_TENSORS = frozenset((float, int, str, bool, list, type(None)))
 
 
 def save_gates(ctx, tensors, output) -> None:
@@ -330,7 +400,9 @@ def save_gates(ctx, tensors, output) -> None:
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    # Arguments that are no tensors are refused by call().
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad
+                                           for t in tensors)
 
 
 def rows(x: Tensor) -> Tensor:

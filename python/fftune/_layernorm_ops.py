@@ -2,18 +2,17 @@
 import torch
 from torch import Tensor
 
-from ._custom import OPS, call, define, empty, expect, expect_dims, expect_given, fake, gradient, yes
+from ._custom import OPS, call, define, empty, expect, expect_given, fake, gradient, yes
 from ._run import Form, ready, run
 
 
 def _values(options, x, residual, w, b, dy=None):
-    expect_dims("layernorm", "x", x, "[..., d]")
     expect_given("layernorm", eps=options[0], w=w)
     m, d = x.shape[:-1].numel(), x.shape[-1]
-    expect("layernorm", "residual", residual, x.shape, x.dtype)
-    expect("layernorm", "w", w, (d,), x.dtype)
-    expect("layernorm", "b", b, (d,), x.dtype)
-    expect("layernorm", "dy", dy, x.shape, x.dtype)
+    expect("layernorm", "residual", residual, x.shape)
+    expect("layernorm", "w", w, (d,))
+    expect("layernorm", "b", b, (d,))
+    expect("layernorm", "dy", dy, x.shape)
     return (m, d, *options, yes(residual)) if m else None
 
 
@@ -30,7 +29,7 @@ _FORWARD = Form("layernorm", False, ("m", "d", "eps", "residual"), _forward_valu
 _BACKWARD = Form("layernorm", True, ("m", "d", "eps", "residual"), _backward_values)
 
 
-@define("layernorm(Tensor x, Tensor w, Tensor b, float eps) -> Tensor")
+@define("layernorm(Tensor x, Tensor w, Tensor b, float eps) -> Tensor", by_row=True)
 def _(x, w, b, eps):
     x = ready(x)
     y = torch.empty_like(x)
@@ -39,7 +38,7 @@ def _(x, w, b, eps):
 
 
 @define("add_layernorm(Tensor x, Tensor residual, Tensor w, Tensor b, float eps) "
-        "-> (Tensor, Tensor)")
+        "-> (Tensor, Tensor)", by_row=True)
 def _(x, residual, w, b, eps):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)

@@ -6,12 +6,16 @@ import struct
 import sys
 import threading
 from pathlib import Path
+from typing import Callable
 
 _ROOT = Path(__file__).resolve().parent
 
 
 class Error(RuntimeError):
-    """A call to fftune failed; the message is the library's one line."""
+    """A call to fftune failed; the message is one line, whatever the caller's values hold."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))
 
 
 def on_two_devices(op: str, one, other) -> Error:
@@ -67,6 +71,7 @@ def _open() -> ctypes.CDLL:
         ("fftune_version", text),
         ("fftune_last_error", text),
         ("fftune_context_create", ctypes.c_int, ctypes.c_int, text, pointer),
+        ("fftune_context_destroy", None, pointer),
         ("fftune_plan_create", ctypes.c_int, pointer, text, pointer),
         ("fftune_plan_destroy", None, pointer),
         ("fftune_plan_buffer_count", size, pointer),
@@ -74,15 +79,21 @@ def _open() -> ctypes.CDLL:
         ("fftune_plan_describe", text, pointer),
         ("fftune_plan_run", ctypes.c_int, pointer, pointer, size, pointer, pointer),
     ):
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise Error(f"{path} has no {name}: set FFTUNE_LIBRARY to a libfftune.so of this "
+                        "version, or unset it") from None
         function.restype = result
         function.argtypes = arguments
     return library
 
 
 _lock = threading.RLock()
+# A fork waits for a plan that another thread makes: the child has no such thread to end it.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release,
+                    after_in_child=_lock.release)
 _opened: ctypes.CDLL | None = None
-_contexts: dict[int, ctypes.c_void_p] = {}
 
 
 def library() -> ctypes.CDLL:
@@ -103,28 +114,55 @@ def check_status(status: int) -> None:
         raise Error(library().fftune_last_error().decode())
 
 
-def context(device: int) -> ctypes.c_void_p:
-    """The process's context of a CUDA ordinal, or of the CPU for -1."""
+class Context:
+    """A device: a CUDA ordinal, or the CPU for -1."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, device: int):
+        self.handle = None
+        if device >= 0:
+            _load_nvrtc()
+        handle = ctypes.c_void_p()
+        check_status(library().fftune_context_create(device, None, ctypes.byref(handle)))
+        self.handle = handle
+
+    def __del__(self):
+        if self.handle is not None and not sys.is_finalizing():
+            _opened.fftune_context_destroy(self.handle)
+
+
+_contexts: dict[int, Context] = {}
+
+
+def context(device: int) -> Context:
+    """The process's context of a device."""
     with _lock:
         found = _contexts.get(device)
         if found is None:
-            if device >= 0:
-                _load_nvrtc()
-            found = ctypes.c_void_p()
-            check_status(library().fftune_context_create(device, None, ctypes.byref(found)))
-            _contexts[device] = found
+            found = _contexts[device] = Context(device)
         return found
 
 
 class Plan:
-    """A problem on a device, ready to run."""
+    """A problem on a device, ready to run.
 
-    __slots__ = ("handle", "count", "addresses", "workspace_bytes")
+    A plan may not be destroyed while it runs. On the CPU run() returns when it is done, and the
+    caller holds the plan. On a GPU the plan notes the streams that it ran on (`runs_on`), and its
+    handle is kept until their work of that time is done (`destroy_idle`). The end of the process
+    destroys no plan.
+    """
+
+    __slots__ = ("handle", "device", "count", "addresses", "workspace_bytes", "stream", "streams")
 
     def __init__(self, device: int, problem: dict):
         self.handle = None
+        self.device = device
+        self.stream = None  # the last one that it ran on
+        self.streams: dict[int, object] = {}  # all of them: the handle -> what the caller gave
         handle = ctypes.c_void_p()
-        check_status(library().fftune_plan_create(context(device), json.dumps(problem).encode(),
+        owner = context(device)  # is not destroyed during the call
+        check_status(library().fftune_plan_create(owner.handle, json.dumps(problem).encode(),
                                                   ctypes.byref(handle)))
         self.handle = handle
         self.count = library().fftune_plan_buffer_count(handle)
@@ -135,6 +173,52 @@ class Plan:
     def describe(self) -> dict:
         return json.loads(library().fftune_plan_describe(self.handle))
 
+    def runs_on(self, stream: int, owner) -> None:
+        self.streams.setdefault(stream, owner)
+        self.stream = stream
+
     def __del__(self):
-        if self.handle is not None and _opened is not None:
+        if self.handle is None or sys.is_finalizing():
+            return
+        if self.streams:
+            _retired.append((self.handle, self.device, self.streams))
+        else:
             _opened.fftune_plan_destroy(self.handle)
+
+
+# Handles of plans that nobody has any more, and the streams on which work of theirs may be left.
+_retired: list[tuple[ctypes.c_void_p, int, dict[int, object]]] = []
+# Handles of plans, and what says of each stream whether its work of the time is done.
+_dying: list[tuple[list[ctypes.c_void_p], list[Callable[[], bool]]]] = []
+
+
+def destroy_idle(mark: Callable[[int, object], Callable[[], bool]]) -> None:
+    """Destroys the plans that have no owner and no work left on any stream. The function
+    mark(device, stream) marks the end of a stream's work, and returns a function that says
+    whether it was reached."""
+    with _lock:
+        retired = []
+        while _retired:  # other threads, and the garbage collector, append to it
+            retired.append(_retired.pop())
+        if retired:
+            streams = {(device, stream): owner for _, device, owners in retired
+                       for stream, owner in owners.items()}
+            _dying.append(([handle for handle, _, _ in retired],
+                           [mark(device, owner) for (device, _), owner in streams.items()]))
+        left = []
+        for handles, marks in _dying:
+            if all(reached() for reached in marks):
+                for handle in handles:
+                    _opened.fftune_plan_destroy(handle)
+            else:
+                left.append((handles, marks))
+        _dying[:] = left
+
+
+def _forget_dying() -> None:
+    """In a forked child, where CUDA's streams and plans are not to be used."""
+    _retired.clear()
+    _dying.clear()
+
+
+os.register_at_fork(after_in_child=_forget_dying)

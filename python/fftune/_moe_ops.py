@@ -5,8 +5,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, fftune_ops,
-                      float32, gradient, int32, save_gates, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake, flag, float32,
+                      gradient, int32, save_gates, several, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -20,15 +20,14 @@ _OPTIONS = "str act, str packing, str weigh, int shared, str routing"
 
 def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> tuple:
     """The sizes of tensors that fit together, and how gate and up are given."""
-    expect_dims("moe-ffn", "x", x, "[..., d]")
-    expect_dims("moe-ffn", "ids", ids, "[..., k]")
     d, k = x.shape[-1], ids.shape[-1]
-    if w_gate.dim() != 3 or not 0 <= shared <= w_gate.shape[0]:
-        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts + shared, h, d]")
+    if not 0 <= shared <= w_gate.shape[0]:
+        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}, shared {shared}: give [experts + "
+                    "shared, h, d]")
     experts, h = w_gate.shape[0], w_gate.shape[1] // (2 if w_up is None else 1)
-    expect("moe-ffn", "w_gate", w_gate, (experts, h if w_up is not None else 2 * h, d), x.dtype)
-    expect("moe-ffn", "w_up", w_up, (experts, h, d), x.dtype)
-    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
+    expect("moe-ffn", "w_gate", w_gate, (experts, h if w_up is not None else 2 * h, d))
+    expect("moe-ffn", "w_up", w_up, (experts, h, d))
+    expect("moe-ffn", "w_down", w_down, (experts, d, h))
     expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
     expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
     if w_up is None and packing not in ("halves", "interleaved"):
@@ -38,8 +37,8 @@ def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> t
 
 
 def _expect_biases(w_gate, w_down, b_gate_up, b_down) -> None:
-    expect("moe-ffn", "b_gate_up", b_gate_up, w_gate.shape[:2], w_gate.dtype)
-    expect("moe-ffn", "b_down", b_down, w_down.shape[:2], w_down.dtype)
+    expect("moe-ffn", "b_gate_up", b_gate_up, w_gate.shape[:2])
+    expect("moe-ffn", "b_down", b_down, w_down.shape[:2])
 
 
 def _option_values(options, bias) -> tuple:
@@ -65,13 +64,13 @@ def _backward_values(options, dy, x, ids, weights, gate, up, w_gate, w_up, w_dow
     shared = options[3]
     sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, options[1], shared)
     _expect_biases(w_gate, w_down, b_gate_up, b_down)
-    expect("moe-ffn", "dy", dy, x.shape, x.dtype)
+    expect("moe-ffn", "dy", dy, x.shape)
     if (gate is None) != (up is None):
         raise Error("moe-ffn: gate without up, or up without gate: give both, or neither")
     for name, tensor in (("gate", gate), ("up", up)):
-        expect("moe-ffn", name, tensor, (sizes[0] * (ids.shape[-1] + shared), sizes[2]), x.dtype)
+        expect("moe-ffn", name, tensor, (sizes[0] * (ids.shape[-1] + shared), sizes[2]))
     for weight, tensor in zip((w_gate, w_up, w_down), into):
-        expect("moe-ffn", "a gradient to add to", tensor, weight.shape, weight.dtype)
+        expect("moe-ffn", "a gradient to add to", tensor, weight.shape)
     return (*sizes, *_option_values(options, bias), "input" if gate is None else "preact",
             "yes" if into else None) if sizes[0] else None
 
@@ -85,7 +84,7 @@ _BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
 def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """As the kernels read them."""
     if ids.dtype is torch.int64:
-        # What is no expert stays none, which a cast alone would not see to.
+        # An invalid id must stay invalid, which a cast alone would not ensure.
         ids = ids.clamp(_INT32.min, _INT32.max)
     return ready(int32("moe-ffn", "ids", ids)), ready(float32("moe-ffn", "weights", weights))
 
@@ -93,7 +92,8 @@ def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 _INT32 = torch.iinfo(torch.int32)
 
 
-@define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
+@define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS,
+        by_row=True)
 def _(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, *options):
     x = ready(x)
     y = torch.empty_like(x)
@@ -124,7 +124,7 @@ def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up, b_down, *o
     given = [None if t is None else ready(t) for t in (w_gate, w_up, w_down, b_gate_up, b_down)]
     x, (ids, weights) = ready(x), _choices(ids, weights)
     results = [torch.empty_like(t) for t in (x, weights, *given) if t is not None]
-    # Of the biases the kernels read those that a gradient depends on.
+    # The kernels read only the biases that a gradient depends on.
     *experts, b_gate_up, b_down = given
     run(_BACKWARD, (*options, None if b_down is None else "all"),
         (dy, x, ids, weights, gate, up, *experts, b_gate_up if gate is None else None,
@@ -198,7 +198,6 @@ def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_
                 hidden_scale, w_down_scale):
     act, routing, packing, shared = options
     expect_given("moe-ffn", act=act)
-    expect("moe-ffn", "x", x, x.shape, torch.float8_e4m3fn)
     sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared)
     m, d, h, *_ = sizes
     experts, rows = w_gate.shape[:2]
@@ -213,13 +212,13 @@ def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_
     for name, scale, shape in (("x", x_scale, of_x), ("w_gate", w_gate_scale, of_gate),
                                ("w_up", w_up_scale, of_gate), ("hidden", hidden_scale, (1,)),
                                ("w_down", w_down_scale, of_down)):
-        expect("moe-ffn", f"{name}_scale", scale, shape, torch.float32)
+        expect("moe-ffn", f"{name}_scale", scale, shape)
     if (w_up is None) != (w_up_scale is None):
         raise Error("moe-ffn: give w_up and its scale, or neither")
     return (*sizes, act, routing, scales) if m else None
 
 
-_FP8 = Form("moe-ffn", False, (*_GATE_UP_NAMES, "scales"), _fp8_values)
+_FP8 = Form("moe-ffn", False, (*_GATE_UP_NAMES, "scales"), _fp8_values, home="moe-ffn-fp8")
 
 
 @define(f"moe_ffn_fp8({_INPUTS}, Tensor x_scale, "
@@ -246,15 +245,16 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
                 packing: str = "halves", shared: int = 0, routing: str | None = None) -> Tensor:
     """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
 
-    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds:
-    of tensors: x_scale [1], weights' [E] (of gate and up in one tensor [E, 2]), hidden_scale [1],
-    which is that of the product in the middle, and is given for this kind alone; of tokens and rows
-    of weights: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]), w_down_scale [E, d];
-    of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉, ⌈columns/128⌉].
+    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds.
+    Tensor scales: x_scale [1], weights' [E] (for gate and up in one tensor [E, 2]), and
+    hidden_scale [1], the scale of the product in the middle, which is given for this kind alone.
+    Token and row scales: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]),
+    w_down_scale [E, d]. Scales of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉,
+    ⌈columns/128⌉].
     """
     return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
                 w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
-                routing or "")
+                "" if routing is None else routing)
 
 
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
@@ -263,22 +263,25 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             recompute: bool = False, routing: str | None = None) -> Tensor:
     """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
 
-    x [..., d]; ids [..., k] of integers: the experts that a token chose, each once; one outside of
-    [0, experts) is not here and adds nothing. weights [..., k] of any floating type, float32 in the
-    kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. Without w_up, w_gate
-    [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
-    row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d].
-    weigh="before": a token is multiplied by its weights before the experts' first product.
-    act="swiglu-oai" is gpt-oss' clamped activation. shared: this many of the experts, the last ones,
-    are of every token, with weight 1.
+    `x` [..., d]; `ids` [..., k] of integers: the experts that a token chose, each once; one outside
+    of [0, experts) is not here and adds nothing. `weights` [..., k] of any floating type, float32 in
+    the kernels. `w_gate`, `w_up` [experts, h, d]; `w_down` [experts, d, h]. Returns [..., d].
+    Without w_up, w_gate [experts, 2h, d] holds both: per expert all gate rows, then all up rows;
+    with packing="interleaved" they alternate. Then there may be biases [experts, 2h], in the same
+    order, and [experts, d]. `weigh="before"`: a token is multiplied by its weights before the
+    experts' first product. `act="swiglu-oai"` is gpt-oss' clamped activation. `shared`: this many of
+    the experts, the last ones, process every token, with weight 1.
 
     x, weights (for the router), the experts and their biases have gradients. act and recompute: as
     of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
     default) or "zipf:1"; any choice is right.
     """
-    arguments = (x, ids, weights, w_gate, w_up, w_down, *(biases or (None, None)), act, packing,
-                 weigh, shared, routing or "")
-    if not recompute and wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ())):
+    biases = (None, None) if biases is None else several(
+        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
+    arguments = (x, ids, weights, w_gate, w_up, w_down, *biases, act, packing, weigh, shared,
+                 "" if routing is None else routing)
+    if (wants_gradient(x, weights, w_gate, w_up, w_down, *biases)
+            and not flag("moe-ffn", "recompute", recompute)):
         return call(OPS.moe_ffn_preact, *arguments)[0]
     return call(OPS.moe_ffn, *arguments)
 
@@ -287,15 +290,17 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
                      up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
                      act: str = "silu", into: Sequence[Tensor] | None = None,
                      routing: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared experts, with
-    gate and up apart; d_weights is float32. dy [..., d]; gate, up [tokens * k, h]: what
-    torch.ops.fftune.moe_ffn_preact gave, or None to compute them again. into: three tensors like the
-    experts' weights, to which their gradients are added."""
+    """Returns (dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared
+    experts, with gate and up apart; d_weights is float32. `dy` [..., d]; `gate`, `up` [tokens * k,
+    h]: results of torch.ops.fftune.moe_ffn_preact, or None to compute them again. `into`: three
+    tensors like the experts' weights, to which their gradients are added."""
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
         return tuple(call(OPS.moe_ffn_backward, *arguments, None, None, act, "halves", "after", 0,
-                          routing or ""))
-    return *fftune_ops.moe_ffn_backward_into(*arguments, *into, act, routing or ""), *into
+                          "" if routing is None else routing))
+    into = several("moe-ffn", "into", into, 3, "tensors like the experts' three weights")
+    return *call(OPS.moe_ffn_backward_into, *arguments, *into, act,
+                 "" if routing is None else routing), *into
 
 
 # moe-route
@@ -306,7 +311,6 @@ _ROUTER = ("int top_k, str score, str order, int groups, int top_groups, str gro
 
 def _route_values(options, logits, bias):
     top_k, score, order, groups, top_groups, group_score, renormalise, scale = options
-    expect_dims("moe-route", "logits", logits, "[..., experts]")
     expect_given("moe-route", score=score, order=order, group_score=group_score, scale=scale)
     m, experts = logits.shape[:-1].numel(), logits.shape[-1]
     expect("moe-route", "bias", bias, (experts,))
@@ -329,7 +333,7 @@ _ROUTE = Form("moe-route", False, (*_ROUTE_NAMES, "group-score", "bias"), _route
 _ROUTE_BACKWARD = Form("moe-route", True, _ROUTE_NAMES, _route_backward_values, typed_by=1)
 
 
-@define(f"moe_route(Tensor logits, Tensor? bias, {_ROUTER}) -> (Tensor, Tensor)")
+@define(f"moe_route(Tensor logits, Tensor? bias, {_ROUTER}) -> (Tensor, Tensor)", by_row=True)
 def _(logits, bias, top_k, *options):
     if top_k < 1:
         raise Error(f"moe-route: top_k is {top_k}: give 1 or more")
@@ -347,7 +351,8 @@ def _(d_weights, logits, ids, *options):
     logits = ready(logits)
     d_logits = torch.empty_like(logits)
     run(_ROUTE_BACKWARD, (ids.shape[-1], *options),
-        (float32("moe-route", "d_weights", d_weights), logits, ids), (d_logits,))
+        (float32("moe-route", "d_weights", d_weights), logits, int32("moe-route", "ids", ids)),
+        (d_logits,))
     return d_logits
 
 
@@ -384,11 +389,11 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     """(ids, weights): the `top_k` experts that each token chooses, the best first, and their
     weights, as `moe_ffn` takes them.
 
-    logits [..., experts]. -> int32 [..., top_k] and float32 [..., top_k]; the weights have
-    gradients to the logits. score: "softmax" of all logits, or with order="after" of those chosen
-    alone; or "sigmoid". bias [experts]: is added to the scores for the choice alone (DeepSeek). Of
-    `groups` groups of neighbours only the best `top_groups` take part, by their best expert or with
-    group_score="top2" by the sum of their best two. renormalise: a token's weights add up to
+    `logits` [..., experts]. Returns int32 [..., top_k] and float32 [..., top_k]; the weights have
+    gradients to the logits. `score`: "softmax" of all logits, or with order="after" of those chosen
+    alone; or "sigmoid". `bias` [experts]: is added to the scores for the choice alone (DeepSeek).
+    With `groups` groups of neighbours only the best `top_groups` take part, by their best expert or
+    with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
     `scale`, which otherwise only multiplies them.
     """
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,

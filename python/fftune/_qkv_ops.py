@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._custom import OPS, call, define, empty, expect, expect_given, fake, int32, wants_gradient, yes
+from ._custom import (OPS, call, define, empty, expect, expect_given, expect_good, fake, int32,
+                      several, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, run
 
@@ -34,17 +35,17 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
     d, m = x.shape[-1], x.shape[:-1].numel()
     dim = _dim(w_q, w_k, heads, kv_heads)
     packed = w_k is None
-    expect("qkv", "x", x, (*x.shape[:-1], w_q.shape[1]), w_q.dtype)
+    expect("qkv", "x", x, (*x.shape[:-1], w_q.shape[1]))
     for name, tensor in (("w_k", w_k), ("w_v", w_v)):
-        expect("qkv", name, tensor, (kv_heads * dim, d), x.dtype)
-    expect("qkv", "the bias of q", b_q, (w_q.shape[0],), x.dtype)
+        expect("qkv", name, tensor, (kv_heads * dim, d))
+    expect("qkv", "the bias of q", b_q, (w_q.shape[0],))
     for name, tensor in (("k", b_k), ("v", b_v)):
-        expect("qkv", f"the bias of {name}", tensor, (kv_heads * dim,), x.dtype)
+        expect("qkv", f"the bias of {name}", tensor, (kv_heads * dim,))
     if (w_k is None) != (w_v is None) or not packed and len(
             {t is None for t in (b_q, b_k, b_v)}) > 1 or (q_norm is None) != (k_norm is None):
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
     for name, tensor in (("q_norm", q_norm), ("k_norm", k_norm)):
-        expect("qkv", name, tensor, (dim,), x.dtype)
+        expect("qkv", name, tensor, (dim,))
     if q_norm is not None:
         expect_given("qkv", eps=eps)
     rotates = positions is not None
@@ -59,12 +60,12 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
         if (rule == "table") != (angles is not None):
             raise Error("qkv: angles are given with rule='table', and only with it")
     if angles is not None:
-        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim))
     rows = None
     if k_cache is not None:
         rows = k_cache.shape[:-2].numel()
         for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
-            expect("qkv", name, tensor, (*k_cache.shape[:-2], kv_heads, dim), x.dtype)
+            expect("qkv", name, tensor, (*k_cache.shape[:-2], kv_heads, dim))
         expect("qkv", "slots", slots, x.shape[:-1])
     if not m:
         return None
@@ -85,7 +86,8 @@ def _heads(x: Tensor, count: int, dim: int) -> Tensor:
     return empty(x, *x.shape[:-1], count, dim)
 
 
-@define(f"qkv({_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", casts=True, keeps=(_ANGLES,))
+@define(f"qkv({_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", casts=True, keeps=(_ANGLES,),
+        by_row=True)
 def _(*arguments):
     x, w_q, w_k, *others, positions, angles = arguments[:11]
     heads, kv_heads, *options, numbers = arguments[11:]
@@ -107,8 +109,6 @@ def _(*arguments):
             raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
     q = _heads(x, heads, _dim(w_q, w_k, heads, kv_heads))
     positions = int32("qkv", "positions", positions)
-    if slots.dtype not in (torch.int32, torch.int64):
-        raise Error(f"qkv: slots are {slots.dtype}: give int32 or int64")
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
         (x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots), (q,))
     return q
@@ -138,25 +138,26 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
         slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
-    x [..., d]; w [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three weights;
-    bias the same without d. norms: weights [dim] of the RMS norms of the heads of q and of k.
-    positions [...] of integers: where each token stands, for the rotation, whose options are those
-    of `rope`; angles [rows, rotary], the same for both of a pair, are found by position. -> q
-    [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
+    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three
+    weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
+    and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
+    options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
+    position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
 
-    caches: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, to which keys and
-    values are written in place, those of a token to row slots [...] of all rows, or nowhere if that
-    is negative; then -> q alone. With gradients it is `linear`, `rmsnorm` and `rope`; writing to
-    caches has none.
+    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous. Keys and values
+    are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
+    that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
+    `rope`; writing to caches has none.
     """
     kv_heads = heads if kv_heads is None else kv_heads
-    weights = (w, None, None) if isinstance(w, Tensor) else tuple(w)
-    biases = (bias, None, None) if bias is None or isinstance(bias, Tensor) else tuple(bias)
-    if len(weights) != 3 or len(biases) != 3:
-        raise Error(f"qkv: {len(weights)} weights and {len(biases)} biases: give those of q, k and "
-                    "v, or one of all")
-    q_norm, k_norm = norms or (None, None)
-    rule = rule or ("base" if angles is None else "table")
+    words = "those of q, k and v, or one of all"
+    weights = (w, None, None) if isinstance(w, Tensor) else several("qkv", "w", w, 3, words)
+    biases = ((bias, None, None) if bias is None or isinstance(bias, Tensor) else
+              several("qkv", "bias", bias, 3, words))
+    q_norm, k_norm = (None, None) if norms is None else several(
+        "qkv", "norms", norms, 2, "the weights of the norms of q and of k")
+    if rule is None:
+        rule = "base" if angles is None else "table"
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
     options = heads, kv_heads, eps, rotation, rotary, rule, numbers
     tensors = x, *weights, *biases, q_norm, k_norm, positions, angles
@@ -166,8 +167,10 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
             raise Error("qkv: writing to caches has no gradient: use torch.no_grad()")
         if slots is None:
             raise Error("qkv: caches without slots: give the row of each token")
+        caches = several("qkv", "caches", caches, 2, "those of k and of v")
         return call(OPS.qkv_cached, *tensors, *caches, slots, *options)
     if wanted:
+        expect_good(OPS.qkv, *tensors, *options)
         return _by_parts(*tensors, *options)
     return call(OPS.qkv, *tensors, *options)
 

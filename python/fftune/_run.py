@@ -1,18 +1,17 @@
 """Runs a problem on tensors: plans by problem, addresses, workspace, stream.
 
-A plan that was made is found by the shapes and types of the tensors and by the options. What they
-must be is checked, and strings and JSON are made, only for a plan that is new.
+A plan that was made is found by the shapes and types of the tensors and by the options. The
+requirements are checked, and strings and JSON are made, only for a new plan.
 """
+import inspect
 from dataclasses import dataclass, field
 from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ._library import Error, Plan, _lock, check_status, library, on_two_devices
-
-_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
-                torch.float8_e4m3fn: "fp8"}
+from ._checks import DTYPE_NAMES, check_number, check_tensors
+from ._library import Plan, _lock, check_status, destroy_idle, library, on_two_devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,27 +28,34 @@ class Form:
     values: Callable[..., Sequence | None]
     fixed: dict[str, str] = field(default_factory=dict)
     strided: bool = False  # inputs are as the kernels read them, which take their strides
-    typed_by: int = 0  # the first input whose element type may be the problem's
+    typed_by: int | None = 0  # the input whose element type is the problem's; of masks alone None
+    home: str = ""  # the op's name in TENSORS, if that is not `op`
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
-        dtype = next((t.dtype for t in inputs[self.typed_by:]
-                      if t is not None and t.is_floating_point()), inputs[0].dtype)
-        if dtype in (torch.bool, torch.uint8):
-            # Of masks alone nothing depends on it: the device's first type.
-            dtype = torch.bfloat16 if inputs[0].is_cuda else torch.float32
-        if dtype not in _DTYPE_NAMES:
-            raise Error(f"{self.op}: no kernel for {dtype}: use one of "
-                        f"{', '.join(map(str, _DTYPE_NAMES))}")
+        # Nothing depends on the type where there are masks alone: the device's first one.
+        dtype = (inputs[self.typed_by].dtype if self.typed_by is not None else
+                 torch.bfloat16 if inputs[0].is_cuda else torch.float32)
+        check_tensors(self.home or self.op, list(zip(self._names_of(len(inputs)), inputs)), dtype)
         values = self.values(options, *inputs)
         if values is None:
             return None
         problem = {"op": self.op, "pass": "bwd" if self.backward else "fwd",
-                   "dtype": _DTYPE_NAMES[dtype], **self.fixed}
+                   "dtype": DTYPE_NAMES[dtype], **self.fixed}
         for name, value in zip(self.names, values, strict=True):
-            if value is not None:
+            if isinstance(value, float):
                 # Numbers that are no sizes are options: strings.
-                problem[name] = f"{value:.12g}" if isinstance(value, float) else value
+                check_number(self.op, name, value)
+                problem[name] = f"{value:.12g}"
+            elif value is not None:
+                problem[name] = value
         return problem
+
+    def _names_of(self, count: int) -> list[str]:
+        """The names of the inputs: those that values() has for them."""
+        _, *parameters = inspect.signature(self.values).parameters.values()
+        names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+        return names[:count] + rest * (count - len(names))
 
 
 class _Nothing:
@@ -72,6 +78,8 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
         if plan is None:
             problem = form.problem(options, inputs)
             plan = _Nothing if problem is None else Plan(device, problem)
+            if device >= 0:
+                _destroy_idle()
         _plans[key] = plan
         if len(_plans) >= PLANS // 2:
             _older.clear()
@@ -85,9 +93,35 @@ def forget_plans() -> None:
     with _lock:
         _plans.clear()
         _older.clear()
+        _destroy_idle()
 
 
-# What CUDA graphs were captured of stays: a graph runs the kernels of plans that nobody else holds.
+def _destroy_idle() -> None:
+    # During a capture an event would become a part of the graph, and may not be asked for.
+    if not torch.cuda.is_initialized() or not torch._C._cuda_isCurrentStreamCapturing():
+        destroy_idle(_mark)
+
+
+def _mark(device: int, stream: torch.cuda.Stream) -> Callable[[], bool]:
+    """An event at the end of a stream's work. A stream that is being captured has none, nor one
+    that its owner may have destroyed: there the whole device has to be idle."""
+    with torch.cuda.device(device):
+        if stream.stream_id == 0 or stream.stream_id & 1:  # PyTorch's own, which stay
+            with torch.cuda.stream(stream):
+                if not torch._C._cuda_isCurrentStreamCapturing():
+                    return stream.record_event().query
+
+    def idle() -> bool:
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:  # another thread captures
+            return False
+        return True
+    return idle
+
+
+# Plans of captured CUDA graphs are kept: a graph runs the kernels of plans that have no other
+# owner.
 _captured: set[Plan] = set()
 
 
@@ -142,14 +176,19 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
     if device < 0:
         status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None)
     elif device == torch._C._cuda_getDevice():
-        status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch,
-                           torch._C._cuda_getCurrentRawStream(device))
+        status = _enqueue(plan, pointers, scratch)
     else:  # a stream of 0 is that of the current device
         with torch.cuda.device(device):
-            status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch,
-                               torch._C._cuda_getCurrentRawStream(device))
+            status = _enqueue(plan, pointers, scratch)
     if status:
         check_status(status)
+
+
+def _enqueue(plan: Plan, pointers: list[int], scratch: int | None) -> int:
+    stream = torch._C._cuda_getCurrentRawStream(plan.device)
+    if stream != plan.stream:
+        plan.runs_on(stream, torch.cuda.current_stream(plan.device))
+    return _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, stream)
 
 
 _plan_run = library().fftune_plan_run

@@ -178,11 +178,12 @@ class MoE(nn.Module):
     hidden], experts.down_proj [experts, hidden, intermediate]; with shared experts
     shared_experts.gate_proj, up_proj and down_proj, a GatedMLP.
 
-    x [..., hidden] -> [..., hidden]. top_k: experts that a token chooses. shared: experts of the
-    same size that every token goes through. bias: a float32 buffer gate.e_score_correction_bias
-    [experts], zeros at first, that is added to the scores for the choice alone; what keeps it
-    balanced writes it. score and what follows it: as of ops.moe_route. act and recompute: as of
-    GatedMLP. Logits have the type of gate.weight, also where x has another.
+    Maps `x` [..., hidden] to [..., hidden]. `top_k`: experts that a token chooses. `shared`:
+    experts of the same size that process every token. `bias`: a float32 buffer
+    gate.e_score_correction_bias [experts], zeros at first, that is added to the scores for the
+    choice alone; a load balancer may write it. `score` and the following options are those of
+    ops.moe_route, act and recompute those of GatedMLP. Logits have the type of gate.weight, also
+    where x has another.
     """
 
     def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, act: str = "silu",

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
-from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake,
-                      fftune_ops, float32, gradient, int32, rows, save_gates, wants_gradient, yes)
+from ._checks import named
+from ._custom import (OPS, call, define, empty, expect, expect_given, fake,
+                      flag, float32, gradient, int32, rows, save_gates, several, wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
@@ -32,7 +33,7 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "line
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):
-        expect(op, "a gradient to add to", tensor, weight.shape, weight.dtype)
+        expect(op, "a gradient to add to", tensor, weight.shape)
 
 
 def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | None],
@@ -53,6 +54,10 @@ def _expect_both(op: str, gate: Tensor | None, up: Tensor | None) -> None:
         raise Error(f"{op}: gate without up, or up without gate: give both, or neither")
 
 
+def _or_empty(pattern: str | None) -> str:
+    return "" if pattern is None else pattern
+
+
 def _yes_if(into: Sequence) -> str | None:
     return "yes" if into else None
 
@@ -61,20 +66,18 @@ def _yes_if(into: Sequence) -> str | None:
 
 def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
     """The tokens, d and h of tensors that fit together."""
-    expect_dims("ffn", "x", x, "[..., d]")
-    expect_dims("ffn", "w_gate", w_gate, "[h, d]")
     d, h = x.shape[-1], w_gate.shape[0]
-    expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
-    expect("ffn", "w_up", w_up, (h, d), x.dtype)
-    expect("ffn", "w_down", w_down, (d, h), x.dtype)
+    expect("ffn", "w_gate", w_gate, (h, d))
+    expect("ffn", "w_up", w_up, (h, d))
+    expect("ffn", "w_down", w_down, (d, h))
     return x.shape[:-1].numel(), d, h
 
 
 def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     expect_given("ffn", act=options[0])
-    expect("ffn", "bias", bias, (d,), x.dtype)
-    expect("ffn", "residual", residual, x.shape, x.dtype)
+    expect("ffn", "bias", bias, (d,))
+    expect("ffn", "residual", residual, x.shape)
     return (m, d, h, *options, None if bias is None else "down", yes(residual)) if m else None
 
 
@@ -82,32 +85,33 @@ def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down, *into):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     _expect_into("ffn", (w_gate, w_up, w_down), into)
     expect_given("ffn", act=options[0])
-    expect("ffn", "dy", dy, x.shape, x.dtype)
+    expect("ffn", "dy", dy, x.shape)
     _expect_both("ffn", gate, up)
     for name, tensor in (("gate", gate), ("up", up)):
-        expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
+        expect("ffn", name, tensor, (*x.shape[:-1], h))
     save = "input" if gate is None else "preact"
     return (m, d, h, *options, save, _yes_if(into)) if m else None
 
 
 def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    expect("ffn", "residual", residual, x.shape, x.dtype)
+    expect("ffn", "residual", residual, x.shape)
     expect_given("ffn", act=options[0], convention=options[1], eps=options[2])
-    expect("ffn", "w_norm", w_norm, (d,), x.dtype)
+    expect("ffn", "w_norm", w_norm, (d,))
     return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
 
 
-def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
+def _ffn_fp8_values(options, x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                    hidden_scale, w_down_scale):
+    scales = x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     expect_given("ffn", act=options[0])
-    expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
     blocks = lambda extent: -(-extent // 128)
     by_block = scales[3] is None
     shapes = ((*x.shape[:-1], blocks(d)), (blocks(h), blocks(d)), (blocks(h), blocks(d)), (),
               (blocks(d), blocks(h))) if by_block else ((1,),) * 5
     for name, scale, shape in zip(("x", "w_gate", "w_up", "hidden", "w_down"), scales, shapes):
-        expect("ffn", f"{name}_scale", scale, shape, torch.float32)
+        expect("ffn", f"{name}_scale", scale, shape)
     return (m, d, h, *options, "block" if by_block else None) if m else None
 
 
@@ -116,12 +120,12 @@ _FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save", "accumulate"),
                      _ffn_backward_values)
 _FFN_BLOCK = Form("ffn", False, ("m", "d", "h", "act", "convention", "eps", "norm"),
                   _ffn_block_values, {"residual": "yes"})
-_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values)
+_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values, home="ffn-fp8")
 _FFN_ARGUMENTS = ("(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? bias, "
                   "Tensor? residual, str act)")
 
 
-@define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
+@define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True, by_row=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -129,7 +133,7 @@ def _(x, w_gate, w_up, w_down, bias, residual, act):
     return y
 
 
-@define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True)
+@define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True, by_row=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y, gate = torch.empty_like(x), empty(x, *x.shape[:-1], w_gate.shape[0])
@@ -156,7 +160,7 @@ def _(dy, x, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act):
 
 
 @define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
-         "Tensor w_down, str act, str convention, float eps) -> Tensor")
+         "Tensor w_down, str act, str convention, float eps) -> Tensor", by_row=True)
 def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     x = ready(x)
     y = torch.empty_like(x)
@@ -264,7 +268,7 @@ def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | 
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
     two products before the activation, [..., h] each, are kept.
     """
-    if not recompute and wants_gradient(x, w_gate, w_up, w_down):
+    if wants_gradient(x, w_gate, w_up, w_down) and not flag("ffn", "recompute", recompute):
         return call(OPS.ffn_preact, x, w_gate, w_up, w_down, bias, residual, act)[0]
     return call(OPS.ffn, x, w_gate, w_up, w_down, bias, residual, act)
 
@@ -280,7 +284,8 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
     """
     if into is None:
         return call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, act)
-    return fftune_ops.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
+    into = several("ffn", "into", into, 3, "tensors like the three weights")
+    return call(OPS.ffn_backward_into, dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
 
 
 def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
@@ -289,10 +294,11 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
     """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
 
     x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
-    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, of
-    which only the inputs are kept.
+    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
+    saves only its inputs.
     """
-    if not recompute and wants_gradient(x, residual, w_norm, w_gate, w_up, w_down):
+    if (wants_gradient(x, residual, w_norm, w_gate, w_up, w_down)
+            and not flag("ffn", "recompute", recompute)):
         if residual is None:
             normed = rmsnorm(x, w_norm, eps=eps, convention=convention)
         else:
@@ -319,15 +325,13 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
 # mlp: ffn without a gate
 
 def _mlp_values(options, x, w_up, w_down, b_up, b_down, residual):
-    expect_dims("mlp", "x", x, "[..., d]")
-    expect_dims("mlp", "w_up", w_up, "[h, d]")
     expect_given("mlp", act=options[0])
     d, h = x.shape[-1], w_up.shape[0]
-    expect("mlp", "w_up", w_up, (h, d), x.dtype)
-    expect("mlp", "w_down", w_down, (d, h), x.dtype)
-    expect("mlp", "b_up", b_up, (h,), x.dtype)
-    expect("mlp", "b_down", b_down, (d,), x.dtype)
-    expect("mlp", "residual", residual, x.shape, x.dtype)
+    expect("mlp", "w_up", w_up, (h, d))
+    expect("mlp", "w_down", w_down, (d, h))
+    expect("mlp", "b_up", b_up, (h,))
+    expect("mlp", "b_down", b_down, (d,))
+    expect("mlp", "residual", residual, x.shape)
     if b_up is not None and b_down is None:
         raise Error("mlp: b_up without b_down: give zeros as b_down")
     m = x.shape[:-1].numel()
@@ -335,11 +339,12 @@ def _mlp_values(options, x, w_up, w_down, b_up, b_down, residual):
     return (m, d, h, *options, bias, yes(residual)) if m else None
 
 
-_MLP = Form("ffn", False, ("m", "d", "h", "act", "bias", "residual"), _mlp_values, {"gate": "no"})
+_MLP = Form("ffn", False, ("m", "d", "h", "act", "bias", "residual"), _mlp_values, {"gate": "no"},
+            home="mlp")
 
 
 @define("mlp(Tensor x, Tensor w_up, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? residual, "
-        "str act) -> Tensor", casts=True)
+        "str act) -> Tensor", casts=True, by_row=True)
 def _(x, w_up, w_down, b_up, b_down, residual, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -384,21 +389,19 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
 # linear
 
 def _linear_values(options, x, w, bias, residual):
-    expect_dims("linear", "w", w, "[n, k]")
     n, k = w.shape
-    expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
-    expect("linear", "bias", bias, (n,), w.dtype)
-    expect("linear", "residual", residual, (*x.shape[:-1], n), w.dtype)
+    expect("linear", "x", x, (*x.shape[:-1], k))
+    expect("linear", "bias", bias, (n,))
+    expect("linear", "residual", residual, (*x.shape[:-1], n))
     m = x.shape[:-1].numel()
     return (m, k, n, yes(bias), yes(residual)) if m else None
 
 
 def _linear_backward_values(options, dy, x, w, *into):
-    expect_dims("linear", "w", w, "[n, k]")
     n, k = w.shape
     _expect_into("linear", (w, w[:, 0]), into)
-    expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
-    expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
+    expect("linear", "x", x, (*x.shape[:-1], k))
+    expect("linear", "dy", dy, (*x.shape[:-1], n))
     m = x.shape[:-1].numel()
     return (m, k, n, *options, _yes_if(into)) if m else None
 
@@ -408,7 +411,8 @@ _LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias", "accumulate"),
                         _linear_backward_values)
 
 
-@define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
+@define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True,
+        by_row=True)
 def _(x, w, bias, residual):
     y = empty(x, *x.shape[:-1], w.shape[0])
     run(_LINEAR, (), (x, w, bias, residual), (y,))
@@ -477,29 +481,25 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
     With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
     those in place, and given as those.
     """
+    bias = flag("linear", "bias", bias)
     if into is None:
         dx, dw, dbias = call(OPS.linear_backward, dy, x, w, bias)
         return (dx, dw, dbias) if bias else (dx, dw)
-    if len(into) != 1 + bias:
-        raise Error(f"linear: into holds {len(into)} tensors, not {1 + bias}: dw, and with bias "
-                    "dbias")
-    return fftune_ops.linear_backward_into(dy, x, w, into[0], into[1] if bias else None), *into
+    into = several("linear", "into", into, 1 + bias, "dw, and with bias dbias")
+    return call(OPS.linear_backward_into, dy, x, w, into[0], into[1] if bias else None), *into
 
 
 # two experts behind a mask
 
 def _expect_mask(op, mask, x):
     expect(op, "mask", mask, x.shape[:-1])
-    if mask.dtype not in (torch.bool, torch.uint8, torch.int8):
-        raise Error(f"{op}: mask is {mask.dtype}: give torch.bool, or bytes that are not 0")
 
 
 def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
-    expect_dims("masked-linear", "w_true", w_true, "[n, k]")
     n, k = w_true.shape
-    expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
-    expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
-    expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
+    expect("masked-linear", "x", x, (*x.shape[:-1], k))
+    expect("masked-linear", "w_false", w_false, (n, k))
+    expect("masked-linear", "dy", dy, (*x.shape[:-1], n))
     _expect_mask("masked-linear", mask, x)
     m = x.shape[:-1].numel()
     return (m, k, n, *options) if m else None
@@ -510,7 +510,8 @@ def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false, *into)
     return _masked_linear_values((*options, _yes_if(into)), x, mask, w_true, w_false, dy)
 
 
-def _masked_ffn_values(options, x, mask, *weights):
+def _masked_ffn_values(options, x, mask, *own):
+    weights = own[:6]
     expect_given("masked-ffn", act=options[0])
     m, d, h = _expect_ffn(x, *weights[:3])
     expect("masked-ffn", "w_gate_false", weights[3], (h, d))
@@ -519,13 +520,13 @@ def _masked_ffn_values(options, x, mask, *weights):
     return (m, d, h, *options) if m else None
 
 
-def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights_and_into):
-    weights, into = weights_and_into[:6], weights_and_into[6:]
+def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *own):
+    weights, into = own[:6], own[6:]
     _expect_into("masked-ffn", weights, into)
-    expect("masked-ffn", "dy", dy, x.shape, x.dtype)
+    expect("masked-ffn", "dy", dy, x.shape)
     _expect_both("masked-ffn", gate, up)
     for name, tensor in (("gate", gate), ("up", up)):
-        expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
+        expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]))
     save = "input" if gate is None else "preact"
     return _masked_ffn_values((*options, save, _yes_if(into)), x, mask, *weights)
 
@@ -543,7 +544,7 @@ _MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
 
 
 @define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false, str pattern) "
-         "-> Tensor", casts=True)
+         "-> Tensor", casts=True, by_row=True)
 def _(x, mask, w_true, w_false, pattern):
     y = empty(x, *x.shape[:-1], w_true.shape[0])
     run(_MASKED_LINEAR, (pattern or None,), (x, mask, w_true, w_false), (y,))
@@ -566,7 +567,7 @@ def _(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
                      (dy, x, mask, w_true, w_false), (d_true, d_false))
 
 
-@define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
+@define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True, by_row=True)
 def _(x, mask, *weights_and_options):
     *weights, act, pattern = weights_and_options
     x = ready(x)
@@ -674,12 +675,13 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
                   pattern: str | None = None) -> Tensor:
     """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
 
-    x [..., k]; mask [...] of bool, or of bytes that are not 0 where it is set; w_true, w_false
-    [n, k]. -> [..., n]. pattern: what masks look like, to choose kernels by; any mask is right.
-    "block:0.33" (the default) is one run of a third of the tokens, "random:0.33" a third of them
-    here and there; also all, none, tail:SHARE and even:SHARE.
+    `x` [..., k]; `mask` [...] of bool, or of bytes that are not 0 if it is set; `w_true`, `w_false`
+    [n, k]. Returns [..., n]. `pattern`: the distribution of masks, which helps to choose kernels;
+    any mask gives right results. The pattern "block:0.33" (the default) is one run of a third of
+    the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
+    even:SHARE.
     """
-    return call(OPS.masked_linear, x, mask, w_true, w_false, pattern or "")
+    return call(OPS.masked_linear, x, mask, w_true, w_false, _or_empty(pattern))
 
 
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
@@ -693,9 +695,9 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
     """
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
-    if not recompute and wants_gradient(*arguments):
-        return call(OPS.masked_ffn_preact, *arguments, act, pattern or "")[0]
-    return call(OPS.masked_ffn, *arguments, act, pattern or "")
+    if wants_gradient(*arguments) and not flag("masked-ffn", "recompute", recompute):
+        return call(OPS.masked_ffn_preact, *arguments, act, _or_empty(pattern))[0]
+    return call(OPS.masked_ffn, *arguments, act, _or_empty(pattern))
 
 
 def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
@@ -705,8 +707,9 @@ def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, 
     gradients of the weights are added to those, and given as those."""
     arguments = dy, x, mask, w_true, w_false
     if into is None:
-        return call(OPS.masked_linear_backward, *arguments, pattern or "")
-    return fftune_ops.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
+        return call(OPS.masked_linear_backward, *arguments, _or_empty(pattern))
+    into = several("masked-linear", "into", into, 2, "tensors like the two weights")
+    return call(OPS.masked_linear_backward_into, *arguments, *into, _or_empty(pattern)), *into
 
 
 def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None,
@@ -719,34 +722,28 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     six tensors like the weights, to which their gradients are added.
     """
     arguments = dy, x, mask, gate, up
+    weights = several("masked-ffn", "weights", weights, 6, "the six weights of masked_ffn")
     if into is None:
-        return call(OPS.masked_ffn_backward, *arguments, *weights, act,
-                    pattern or "")
-    return fftune_ops.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
+        return call(OPS.masked_ffn_backward, *arguments, *weights, act, _or_empty(pattern))
+    into = several("masked-ffn", "into", into, 6, "tensors like the six weights")
+    return call(OPS.masked_ffn_backward_into, *arguments, *into, *weights, act,
+                _or_empty(pattern)), *into
 
 
 # rmsnorm
 
-def _expect_floats(op: str, x: Tensor, row: Tensor) -> None:
-    """Of x and a row that may have another type: that x is not of integers."""
-    if not x.is_floating_point():
-        expect(op, "x", x, x.shape, row.dtype)
-
-
 def _norm_values(options, x, residual, w, dy=None):
-    expect_dims("rmsnorm", "x", x, "[..., d]")
     expect_given("rmsnorm", eps=options[0], convention=options[1])
     d = x.shape[-1]
-    _expect_floats("rmsnorm", x, w)
-    expect("rmsnorm", "residual", residual, x.shape, x.dtype)
+    expect("rmsnorm", "residual", residual, x.shape)
     expect("rmsnorm", "w", w, (d,))
-    expect("rmsnorm", "dy", dy, x.shape, x.dtype)
+    expect("rmsnorm", "dy", dy, x.shape)
     m = x.shape[:-1].numel()
     return (m, d, *options, None if w.dtype == x.dtype else "f32", yes(residual)) if m else None
 
 
 def _norm_backward_values(options, x, w, dy, dsum, rstd):
-    expect("rmsnorm", "rstd", rstd, x.shape[:-1], torch.float32)
+    expect("rmsnorm", "rstd", rstd, x.shape[:-1])
     return _norm_values((*options, None if rstd is None else "rstd"), x, dsum, w, dy)
 
 
@@ -762,7 +759,7 @@ def _row(op: str, name: str, x: Tensor, row: Tensor) -> Tensor:
     return row if row.dtype is x.dtype else float32(op, name, row)
 
 
-@define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
+@define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor", by_row=True)
 def _(x, w, eps, convention):
     x = ready(x)
     y = torch.empty_like(x)
@@ -770,7 +767,8 @@ def _(x, w, eps, convention):
     return y
 
 
-@define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)")
+@define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)",
+        by_row=True)
 def _(x, w, eps, convention):
     x = ready(x)
     y, rstd = torch.empty_like(x), empty(x, *x.shape[:-1], dtype=torch.float32)
@@ -779,7 +777,7 @@ def _(x, w, eps, convention):
 
 
 @define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
-         "-> (Tensor, Tensor)")
+         "-> (Tensor, Tensor)", by_row=True)
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
@@ -788,7 +786,7 @@ def _(x, residual, w, eps, convention):
 
 
 @define("add_rmsnorm_rstd(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
-         "-> (Tensor, Tensor, Tensor)")
+         "-> (Tensor, Tensor, Tensor)", by_row=True)
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
@@ -902,12 +900,12 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
             save_rstd: bool = False) -> Tensor:
     """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
 
-    x [..., d]; w [d], of x's type or float32. -> [..., d]. convention: "llama" rounds to x's type
-    before it multiplies with w; "t5" rounds once, at the end; "gemma" too, and multiplies with
-    1 + w. save_rstd: keep 1 / sqrt(mean(x²) + eps) of every token for the backward pass, which
-    computes it again otherwise.
+    `x` [..., d]; `w` [d], of x's type or float32. Returns [..., d]. `convention`: "llama" rounds to
+    x's type before it multiplies with w; "t5" rounds once, at the end; "gemma" does so too, and
+    multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
+    backward pass, which computes it again otherwise.
     """
-    if save_rstd and wants_gradient(x, w):
+    if wants_gradient(x, w) and flag("rmsnorm", "save_rstd", save_rstd):
         return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
     return call(OPS.rmsnorm, x, w, eps, convention)
 
@@ -915,7 +913,7 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
-    if save_rstd and wants_gradient(x, residual, w):
+    if wants_gradient(x, residual, w) and flag("rmsnorm", "save_rstd", save_rstd):
         return call(OPS.add_rmsnorm_rstd, x, residual, w, eps, convention)[:2]
     return call(OPS.add_rmsnorm, x, residual, w, eps, convention)
 
@@ -928,7 +926,7 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
     x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
     norm is q * scale. No gradients.
     """
-    if dtype not in (torch.int8, torch.float8_e4m3fn):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.int8, torch.float8_e4m3fn):
         raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
     results = call(OPS.rmsnorm_quantised, x, residual, w, eps, convention,
                     dtype == torch.int8)
@@ -938,16 +936,13 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
 # bias-gelu and act-mul
 
 def _bias_gelu_values(options, x, bias, dy=None):
-    expect_dims("bias-gelu", "x", x, "[..., h]")
     h, m = x.shape[-1], x.shape[:-1].numel()
-    _expect_floats("bias-gelu", x, bias)
     expect("bias-gelu", "bias", bias, (h,))
-    expect("bias-gelu", "dy", dy, x.shape, x.dtype)
+    expect("bias-gelu", "dy", dy, x.shape)
     return (m, h, *options, None if bias.dtype == x.dtype else "f32") if m else None
 
 
 def _act_mul_values(options, gate, up, dy=None):
-    expect_dims("act-mul", "gate", gate, "[..., h]")
     expect_given("act-mul", act=options[0])
     h, m = gate.shape[-1], gate.shape[:-1].numel()
     if up is None:
@@ -955,8 +950,8 @@ def _act_mul_values(options, gate, up, dy=None):
             raise Error(f"act-mul: gate is {list(gate.shape)}: give [..., 2h], or up beside it")
         h //= 2
     else:
-        expect("act-mul", "up", up, gate.shape, gate.dtype)
-    expect("act-mul", "dy", dy, (*gate.shape[:-1], h), gate.dtype)
+        expect("act-mul", "up", up, gate.shape)
+    expect("act-mul", "dy", dy, (*gate.shape[:-1], h))
     return (m, h, *options, "yes" if up is None else None) if m else None
 
 
@@ -966,7 +961,7 @@ _ACT_MUL = Form("act-mul", False, ("m", "h", "act", "packed"), _act_mul_values)
 _ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_values)
 
 
-@define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor")
+@define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor", by_row=True)
 def _(x, bias, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -982,7 +977,7 @@ def _(dy, x, bias, act):
     return dx, dbias.to(bias.dtype)
 
 
-@define("act_mul(Tensor gate, Tensor up, str act) -> Tensor")
+@define("act_mul(Tensor gate, Tensor up, str act) -> Tensor", by_row=True)
 def _(gate, up, act):
     gate = ready(gate)
     y = torch.empty_like(gate)
@@ -998,7 +993,7 @@ def _(dy, gate, up, act):
     return results
 
 
-@define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
+@define("act_mul_packed(Tensor gate_up, str act) -> Tensor", by_row=True)
 def _(gate_up, act):
     *lead, width = gate_up.shape or (0,)
     y = empty(gate_up, *lead, width // 2)
@@ -1070,9 +1065,9 @@ _GELU = {"none": "gelu", "tanh": "gelu-tanh"}
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
-    act = _GELU.get(approximate)
+    act = _GELU.get(approximate) if isinstance(approximate, str) else None
     if act is None:
-        raise Error(f"bias-gelu: approximate is {approximate!r}: give 'none' or 'tanh'")
+        raise Error(f"bias-gelu: approximate is {named(approximate)}: give 'none' or 'tanh'")
     return call(OPS.bias_gelu, x, bias, act)
 
 
@@ -1122,7 +1117,7 @@ def _rope_values(options, q, k, angles, offsets, starts):
                     "[tokens, heads, features] with offsets")
     *lead, heads, dim = q.shape
     if k is not None:
-        expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
+        expect("rope", "k", k, (*lead, k.shape[-2], dim))
     expect_given("rope", rotation=rotation)
     if rule not in _ROPE_USED:
         raise Error(f"rope: there is no rule '{rule}': give {', '.join(_ROPE_USED)}")
@@ -1130,7 +1125,7 @@ def _rope_values(options, q, k, angles, offsets, starts):
         raise Error("rope: angles are given with rule='table', and only with it")
     b, s = (offsets.numel() - 1, lead[0]) if packed else lead
     if angles is not None:
-        expect("rope", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+        expect("rope", "angles", angles, (angles.shape[0], rotary or dim))
     expect("rope", "starts", starts, (b,))
     if not q.numel():
         return None
@@ -1220,12 +1215,14 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     heads, features] of sequences that begin at `offsets` [sequences + 1]. They may be views: the
     kernels take their strides. Results are contiguous.
 
-    angles [positions, rotary] of float32: f of every token's position in its sequence. Without, f
-    is position times a frequency, of rule "base" (the default), "llama3" or "yarn". starts [batch]:
-    the position of each sequence's first token. rotary: features to rotate, 0 for all. rotation:
-    "halves" (Llama) or "interleaved" (GPT-J). scale: of sines and cosines, 0 for the rule's own.
+    angles [positions, rotary] of float32: f of every token's position in its sequence. Without it,
+    f is position times a frequency, by rule "base" (the default), "llama3" or "yarn". `starts`
+    [batch]: the position of each sequence's first token. `rotary`: features to rotate, 0 for all.
+    `rotation`: "halves" (Llama) or "interleaved" (GPT-J). `scale`: factor of sines and cosines, 0
+    for the rule's own.
     """
-    rule = rule or ("base" if angles is None else "table")
+    if rule is None:
+        rule = "base" if angles is None else "table"
     arguments = (angles, starts, offsets, rotation, rotary, rule,
                  [base, factor, context, low, high, beta_fast, beta_slow, scale])
     if k is None:
@@ -1237,14 +1234,10 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
 
 def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
     n, padding = options
-    expect_dims("ngram-block", "logits", logits, "[rows, vocabulary]")
-    expect_dims("ngram-block", "ids", ids, "[rows, length]")
     b, vocab = logits.shape
     expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
     expect("ngram-block", "lengths", lengths, (b,))
     expect("ngram-block", "n", ns, (b,))
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise Error(f"ngram-block: ids are {ids.dtype}: give int32 or int64")
     beams = None
     if prefix is not None:
         groups = prefix.shape[0]
@@ -1264,7 +1257,7 @@ def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
 
 
 _NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "ids", "lengths",
-                                     "ngrams", "n", "padding"), _ngram_values)
+                                     "ngrams", "n", "padding"), _ngram_values, typed_by=1)
 
 
 @define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "
@@ -1273,7 +1266,7 @@ def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
     invalid = empty(logits, logits.shape[0], dtype=torch.int32)
     own = ready(logits)
     if prefix is not None and not ids.shape[-1] and prefix.shape[-1]:
-        # The library's rows have a place at least: one of which no id counts.
+        # The library's rows have at least one place; here no id of it counts.
         ids = ids.new_zeros(*ids.shape[:-1], 1)
         if prefix_lengths is None and lengths is None:
             lengths = ids.new_zeros(ids.shape[0])
@@ -1298,10 +1291,10 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
                 prefix_lengths: Tensor | None = None) -> Tensor:
     """Sets, in place, the logits to -inf of tokens that would repeat an n-gram of their row.
 
-    ids [rows, length] of int32 or int64: what was generated; logits [rows, vocabulary]; n one for
-    all rows or [rows]; padding: an id that never matches; lengths [rows]: how many ids of each row
-    count. prefix [rows / beams, length]: ids in front of theirs that rows next to each other share,
-    with prefix_lengths. -> int32 [rows]: how many ids of each row are no tokens.
+    `ids` [rows, length] of int32 or int64: the generated ids. `logits` [rows, vocabulary]; `n` one
+    for all rows or [rows]; `padding`: an id that never matches; `lengths` [rows]: how many ids of
+    each row count. `prefix` [rows / beams, length]: ids in front of theirs that neighbouring rows
+    share, with prefix_lengths. Returns int32 [rows]: how many ids of each row are no tokens.
     """
     ns = n if isinstance(n, Tensor) else None
     return call(OPS.ngram_block, ids, logits, 1 if ns is not None else n, padding,

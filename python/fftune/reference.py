@@ -198,7 +198,7 @@ def masked_ffn_backward_into(dy, x, mask, gate, up, *others):
 # mixtures of experts
 
 def _rows_by_expert(ids, experts):
-    """Of every expert that was chosen: its number, the tokens, and which choice of theirs it is."""
+    """Yields every chosen expert: its number, the tokens, and which choice of theirs it is."""
     for expert in range(experts):
         tokens, choices = torch.where(ids == expert)
         if tokens.numel():
@@ -357,7 +357,7 @@ def _router_scores(logits, score):
 
 
 def _router_weights(logits, ids, score, order, renormalise, scale):
-    """Of the chosen experts."""
+    """Weights of the chosen experts."""
     if order == "after":
         wide = torch.promote_types(logits.dtype, torch.float32)
         return scale * logits.to(wide).gather(-1, ids).softmax(-1)
@@ -635,12 +635,14 @@ def qkv_cached(*arguments):
 # layer
 
 def layer(x, positions, angles, slots, lengths, weights, caches, form):
-    from ._layer_ops import parse
+    from ._layer_ops import parse, with_constants
 
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        if found.constants:
+            own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
     return x
 
@@ -653,20 +655,37 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
             return layernorm(t, w[name], w[f"{name}_bias"], eps)
         return rmsnorm(t, w[name], eps, form.get("convention"))
 
+    def scaled(y):
+        if "residual_scale" not in w:
+            return y
+        return (_wide(y) * w["residual_scale"].to(_wide(y).dtype)).to(x.dtype)
+
     def added(y, name, residual):
         return residual + (norm(y, name) if form.get("post-norms") else y)
 
-    normed = norm(x, "attn_norm")
-    q, k, v = (F.linear(normed, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(
-        -1, (-1, form.get("dim"))) for part in "qkv")
-    if "q_norm" in w:
-        gemma = form.get("convention") == "gemma"
-        q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
-                for t, part in ((q, "q"), (k, "k")))
+    def norm_heads(t, name):
+        if name not in w:
+            return t
+        if form.get("qk-norm") == "layer":
+            return layernorm(t, w[name], w[f"{name}_bias"], eps)
+        convention = "gemma" if form.get("convention") == "gemma" else "t5"
+        shape = t.shape
+        if form.get("qk-norm") == "rows":
+            t = t.flatten(2)
+        return rmsnorm(t, w[name], eps, convention).view(shape)
+
+    normed = norm(x, "attn_norm") if "attn_norm" in w else x
+    q, k, v = _heads(normed, w, form)
+    norms_last = form.get("qk-norm-order") == "after"
+    if not norms_last:
+        q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
     if form.get("rotation") != "none":
-        angle, factor = angles_at(positions, angles, "halves", None, "table",
+        rotation = form.get("rotation", "halves")
+        angle, factor = angles_at(positions, angles, rotation, None, "table",
                                   [0.0] * 7 + [form.get("rope-scale", 0.0)])
-        q, k = (_rotated(t, angle.unsqueeze(-2), factor, "halves", False) for t in (q, k))
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
+    if norms_last:
+        q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
     keys, values = (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
@@ -680,27 +699,62 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
     scores = (form.get("scale") or q.shape[-1] ** -0.5) * (q @ keys.transpose(2, 3))
     if softcap := form.get("softcap"):
         scores = softcap * torch.tanh(scores / softcap)
-    attended = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if "sinks" in w:
+        sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), -1)
+    attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
     attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
-    mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
-    inner = norm(mid, "ffn_norm") if "ffn_norm" in w else normed
+    mid = added(scaled(F.linear(attended, w["w_o"], w.get("b_o"))), "attn_post_norm", x)
+    if "ffn_norm" in w:
+        inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
+    else:
+        inner = normed if form.get("block") == "parallel" else mid
     if "w_router" in w:
-        return added(_experts(inner, w, form), "ffn_post_norm", mid)
+        return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
     hidden = ACTIVATIONS[form.get("act")](
         F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
     if "w_gate" in w:
         hidden = hidden * F.linear(inner, w["w_up"])
-    return added(F.linear(hidden, w["w_down"], w.get("b_down")), "ffn_post_norm", mid)
+    return added(scaled(F.linear(hidden, w["w_down"], w.get("b_down"))), "ffn_post_norm", mid)
 
 
-def _experts(x, w, form):
-    weights, ids = moe_route(F.linear(x, w["w_router"]), None, form.get("top-k"),
-                             form.get("score"), form.get("order"), 0, 0, "max",
-                             form.get("renormalise") == "yes", 1.0)
-    packed = "w_gate_up" in w
-    return moe_ffn(x, ids, weights, w["w_gate_up" if packed else "w_gate"],
-                   None if packed else w["w_up"], w["w_down"], None, None, form.get("act"),
-                   form.get("gate-up") if packed else "halves", "after", 0, "")
+def _heads(x, w, form):
+    """q, k and v [batch, tokens, heads, dim] of x."""
+    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
+    if "w_qkv" not in w:
+        return tuple(F.linear(x, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(-1, (-1, dim))
+                     for part in "qkv")
+    rows = F.linear(x, w["w_qkv"], w.get("b_qkv"))
+    if form.get("qkv-weights") == "packed":
+        return rows.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), -2)
+    group = heads // kv_heads
+    q, k, v = rows.unflatten(-1, (kv_heads, group + 2, dim)).split((group, 1, 1), -2)
+    return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
+
+
+def _experts(x, w, form, scaled):
+    """The experts of a layer; if the residual's summands have a factor, route-scale includes it."""
+    router = [None if t is None else _wide(t) if form.get("logits") == "f32" else t
+              for t in (x, w["w_router"], w.get("b_router"))]
+    weights, ids = moe_route(F.linear(*router), w.get("choice_bias"),
+                             form.get("top-k"), form.get("score"), form.get("order"),
+                             form.get("groups", 0), form.get("top-groups", 0),
+                             form.get("group-score", "max"), form.get("renormalise") == "yes",
+                             form.get("route-scale", 1.0))
+    w_gate_up, b_gate_up = w.get("w_gate_up"), w.get("b_gate_up")
+    if w_gate_up is None:
+        w_gate_up = torch.cat((w["w_gate"], w["w_up"]), 1)
+        b_gate_up = torch.cat((w["b_gate"], w["b_up"]), 1) if "b_gate" in w else None
+    y = moe_ffn(x, ids, weights, w_gate_up, None, w["w_down"], b_gate_up, w.get("b_down"),
+                form.get("act"), form.get("gate-up", "halves"), "after", 0, "")
+    if "w_shared_gate" not in w:
+        return y
+    hidden = act_mul(F.linear(x, w["w_shared_gate"]), F.linear(x, w["w_shared_up"]), form.get("act"))
+    shared = F.linear(hidden, w["w_shared_down"])
+    if "w_shared_router" in w:
+        shared = shared * torch.sigmoid(F.linear(x, w["w_shared_router"]))
+    return y + scaled(shared)
 
 
 # ngram-block
@@ -758,22 +812,25 @@ def _unpacked(bits, keys):
 
 
 def _sequences(q, k, v, pages, mask, bits, bias, offsets, kv_offsets, lengths, causal, window):
-    """Of every sequence: the places of its queries and of its keys, and what is allowed."""
+    """Yields for every sequence the places of its queries and of its keys, and the allowed
+    pairs."""
     packed = offsets is not None
     count = offsets.numel() - 1 if packed else q.shape[0]
     for i in range(count):
         rows = (slice(int(offsets[i]), int(offsets[i + 1])),) if packed else (i,)
         if pages is not None:
-            page = k.shape[1]
-            flat = (pages[i].long()[:, None] * page + torch.arange(page, device=q.device)).flatten()
-            columns = (flat[:int(lengths[i])],) if lengths is not None else (flat,)
+            page, own = k.shape[1], pages[i].long()[:, None]
+            flat = own * page + torch.arange(page, device=q.device)
+            # A page that the cache does not have is one of the row of zeros behind it.
+            flat = torch.where((own >= 0) & (own < k.shape[0]), flat, k.shape[0] * page).flatten()
+            columns = (flat[:max(0, int(lengths[i]))],) if lengths is not None else (flat,)
         elif packed:
             own = offsets if kv_offsets is None else kv_offsets
             columns = (slice(int(own[i]), int(own[i + 1])),)
         else:
-            columns = (i, slice(0, int(lengths[i]))) if lengths is not None else (i,)
-        keys = k.flatten(0, 1) if pages is not None else k
-        queries_of, keys_of = q[rows].shape[0], keys[columns].shape[0]
+            columns = (i, slice(0, max(0, int(lengths[i])))) if lengths is not None else (i,)
+        queries_of = q[rows].shape[0]
+        keys_of = columns[0].numel() if pages is not None else k[columns].shape[0]
         place = torch.arange(queries_of, device=q.device)[:, None] + keys_of - queries_of
         j = torch.arange(keys_of, device=q.device)
         allowed = torch.ones(queries_of, keys_of, dtype=torch.bool, device=q.device)
@@ -801,7 +858,8 @@ def _lse_rows(offsets, rows):
 def attention(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal,
               window, softcap, scale, lse):
     scale = scale or q.shape[-1] ** -0.5
-    keys, values = (t.flatten(0, 1) if pages is not None else t for t in (k, v))
+    keys, values = (F.pad(t.flatten(0, 1), (0, 0, 0, 0, 0, 1)) if pages is not None else t
+                    for t in (k, v))
     parts = []
     for rows, columns, allowed, own in _sequences(q, k, v, pages, mask, bits, bias, offsets,
                                                   kv_offsets, lengths, causal, window):

@@ -59,7 +59,8 @@ def _text(problem: dict) -> str:
 
 @dataclass
 class TuneReport:
-    """What tune() did: problems that presets served already, that it searched, and that failed."""
+    """The problems of tune(): those that presets served already, that it searched, and that
+    failed."""
 
     served: list[str] = field(default_factory=list)
     searched: list[str] = field(default_factory=list)
@@ -99,8 +100,8 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
 
     model: a patched model, or any that uses fftune. example: its input, a tuple or dict of its
     inputs. budget: seconds in all. train: the backward pass's problems too. presets: the folder to
-    write to, else the user's. What was found is used from then on; models that were compiled or
-    captured before keep what they have.
+    write to, else the user's. The results are used from then on; models that were compiled or
+    captured before keep their variants.
     """
     expect_module("tune", model)
     found: dict[str, tuple[int, dict]] = {}
@@ -254,7 +255,8 @@ def _times(*runs) -> list[float]:
 # explain
 
 def explain(problem: dict, device: str | torch.device | None = None) -> dict:
-    """What would run a problem on a device, and why: {"op": "ffn", "m": 16, "d": 2048, "h": 8192}.
+    """Explains a problem, such as {"op": "ffn", "m": 16, "d": 2048, "h": 8192}: the variants that
+    would run it on a device, and why.
 
     -> variants with their parameters, the preset and the rule that chose it, "reason", and the
     buffers in order with shapes and types. `fftune ops` lists the fields of problems.

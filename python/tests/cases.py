@@ -72,7 +72,7 @@ def _moe(r, tokens=(7,), experts=6, top_k=3, d=24, h=40, missing=True) -> tuple:
 
 
 def _mixture(r, *options, packed=False, bias=False, **sizes) -> tuple:
-    """Of moe_ffn: act, packing, weigh, shared, routing."""
+    """A case of moe_ffn: act, packing, weigh, shared, routing."""
     x, ids, shares, w_gate, w_up, w_down = _moe(r, **sizes)
     if packed:
         w_gate, w_up = torch.cat((w_gate, w_up), 1), None
@@ -81,7 +81,7 @@ def _mixture(r, *options, packed=False, bias=False, **sizes) -> tuple:
 
 
 def moe_fp8_arguments(kind, packed=False, device="cpu") -> tuple:
-    """Of moe_ffn_fp8, with scales of that kind."""
+    """A case of moe_ffn_fp8, with scales of that kind."""
     experts, d, h = 5, 256, 128
     x, down = torch.randn(7, d), torch.randn(experts, d, h) * h**-0.5
     gate, up = torch.randn(2, experts, h, d) * d**-0.5
@@ -215,6 +215,12 @@ CASES = [
     Case("attention-pages", "attention",
          lambda r: _attention(r, (2, 1, 4, 16), (5, 16, 2, 16), pages=[[3, 1], [0, 4]],
                               lengths=[20, 32]), differentiable=False),
+    Case("attention-pages-outside", "attention",
+         lambda r: _attention(r, (3, 1, 4, 16), (5, 16, 2, 16), sinks=r(4), window=30,
+                              pages=[[3, -1], [2**31 - 1, 4], [5, 2]], lengths=[32, 99, -7]),
+         differentiable=False),
+    Case("attention-heads-of-10", "attention",
+         lambda r: _attention(r, (2, 9, 4, 10), (2, 9, 2, 10), causal=True, sinks=r(4)), outputs=1),
     Case("pack_mask", "pack_mask", lambda r: (_mask(2, 3, 70, 130),), differentiable=False),
     Case("masked_softmax", "masked_softmax",
          lambda r: (r(2, 3, 5, 7), _mask(2, 1, 5, 7) | (torch.arange(7) == 2), False, 0.5)),
@@ -334,7 +340,7 @@ BACKWARDS = [
 
 
 def fp8_arguments(block: bool, device="cpu") -> tuple:
-    """Of torch.ops.fftune.ffn_fp8, with sizes that blocks do not divide."""
+    """A case of torch.ops.fftune.ffn_fp8, with sizes that blocks do not divide."""
     quantise, quantise_weight = reference.quantise, reference.quantise_weight
     d, h = 160, 272
     x = torch.randn(3, d)

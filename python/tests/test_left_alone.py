@@ -1,4 +1,4 @@
-"""patch() on models of which it knows a part only: they compute what they did."""
+"""Tests of patch() on models that it knows only in part: they compute the same as before."""
 import copy
 
 import pytest
@@ -43,7 +43,7 @@ def logits(model, **options):
 
 
 def static_logits(model, **options):
-    """Of a few tokens over a static cache."""
+    """Logits of a few tokens over a static cache."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
         return model(input_ids=ids(6), past_key_values=cache, **options).logits
@@ -357,14 +357,17 @@ def test_experts_behind_which_are_identities():
     assert not report.replaced and "no weighted sum" in words_of(report.left)
 
 
-@pytest.mark.parametrize("part", ["experts", "mlp"])
-def test_weights_that_are_zeros_tell_nothing(part):
-    model = make("MixtralConfig" if part == "experts" else "LlamaConfig", **SIZES)
+@pytest.mark.parametrize("value", [0.0, 1e30, float("nan")])
+@pytest.mark.parametrize("kind, op", [("MixtralConfig", "moe-ffn"), ("MixtralConfig", "moe-route"),
+                                      ("LlamaConfig", "by ffn"), ("GPT2Config", "by bias-gelu")])
+def test_modules_are_recognised_whatever_their_weights_are(kind, op, value):
+    model = make(kind, **(GPT2 if kind == "GPT2Config" else SIZES))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.zero_()
-    assert "its weights are zeros" in words_of(fftune.patch(model).left)
+            parameter.fill_(value)
+    assert op in words_of(fftune.patch(model).replaced)
+    assert all(torch.equal(parameter.nan_to_num(7.0), torch.full_like(parameter, value).nan_to_num(7.0))
+               for parameter in model.parameters())
 
 
 def test_routers_that_differ_in_their_numbers():

@@ -460,7 +460,7 @@ def test_threads():
     (lambda: ops.masked_linear(torch.randn(2, 8), torch.ones(2), *[torch.randn(4, 8)] * 2),
      "mask is torch.float32"),
     (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, torch.rand(2, 1, 3, 3)),
-     "the mask is torch.float32.*bias"),
+     "mask is torch.float32.*bias"),
     (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, torch.ones(2, 1, 3, 3).bool(),
                            causal=True), "causal itself"),
     (lambda: ops.attention(torch.randn(2, 3, 4, 16), *[torch.randn(2, 3, 4, 8)] * 2),

@@ -43,7 +43,7 @@ def test_bias_gelu_knows_none_and_tanh_alone():
 
 
 def in_place_calls():
-    """What is written, and a call that writes it, of each op that writes in place."""
+    """The written tensors, and a call that writes them, of each op that writes in place."""
     x, w, dy, mask = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 4), torch.ones(3).bool()
     gate, down = torch.randn(6, 8), torch.randn(8, 6)
     like = lambda *tensors: [torch.zeros_like(t) for t in tensors]
@@ -218,7 +218,7 @@ NONE = torch.tensor(1.0)
     (lambda: ops.linear(X, V), r"linear: w is \[8\]: give \[n, k\]"),
     (lambda: ops.linear(X, W[None]), r"linear: w is \[1, 6, 8\]"),
     (lambda: ops.masked_linear(X, X[:, 0].bool(), V, V), r"masked-linear: w_true is \[8\]"),
-    (lambda: ops.ngram_block(torch.zeros(4).int(), V, 2), r"ngram-block: logits is \[8\]"),
+    (lambda: ops.ngram_block(torch.zeros(4, 1).int(), V, 2), r"ngram-block: logits is \[8\]"),
     (lambda: ops.ngram_block(torch.zeros(3).int(), X, 2), r"ngram-block: ids is \[3\]"),
     (lambda: ops.masked_softmax(Q[0]), r"masked-softmax: x is \[3, 2, 8\]"),
     (lambda: ops.ffn(NONE, W, W, D), r"ffn: x is \[\]"),

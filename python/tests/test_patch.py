@@ -240,6 +240,36 @@ def test_attention_of_that_name():
 
 
 @needs_transformers_5
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma2"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("serves", [True, False])
+def test_sinks_and_soft_caps_are_attentions(name, cache, serves, monkeypatch):
+    """By fftune or, of calls that it does not serve, by the module's own attention: with both."""
+    fftune.register_attention()
+    model = make(name)
+    model.set_attn_implementation("eager")
+    for layer in model.model.layers:
+        if name == "gpt-oss":
+            layer.self_attn.sinks.data.uniform_(-1, 4)
+        else:
+            layer.self_attn.attn_logit_softcapping = 0.05
+    ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, min_new_tokens=8, do_sample=False,
+                                                   cache_implementation=cache, disable_compile=True)
+    right, tokens = logits(model, name), model.generate(ids, **options)
+    model.set_attn_implementation("fftune")
+    if not serves:
+        for part in ("_serves", "_serves_cache"):
+            monkeypatch.setattr(fftune.patching.attention, part, lambda *_, **__: False)
+    found = {}
+    with tuning._listening(found):
+        assert close(logits(model, name), right, 1e-5)
+        assert torch.equal(model.generate(ids, **options), tokens)
+    ran = [problem for _, problem in found.values() if problem["op"] == "attention"]
+    assert bool(ran) == serves
+    assert all("sinks" in problem if name == "gpt-oss" else "softcap" in problem for problem in ran)
+
+
+@needs_transformers_5
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("padding", [False, True])
 def test_attention_over_a_static_cache(name, padding):

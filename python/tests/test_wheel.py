@@ -10,7 +10,7 @@ from fftune import _library
 
 ROOT = Path(fftune.__file__).parent
 needs_wheel = pytest.mark.skipif(not (ROOT / "lib").is_dir(), reason="not installed from a wheel")
-# Of glibc and of the compiler, which every manylinux system has.
+# Libraries of glibc and of the compiler, which every manylinux system has.
 SYSTEM = ("linux-vdso", "ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so",
           "libstdc++.so", "libgcc_s.so")
 

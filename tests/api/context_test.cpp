@@ -41,7 +41,7 @@ TEST_CASE("a preset path must be a folder") {
   fftune_context* context = nullptr;
   CHECK(fftune_context_create(-1, "/no/such/folder", &context) == FFTUNE_INVALID_INPUT);
   CHECK(last_error_says("'/no/such/folder' is not a folder"));
-  // What does not fit into the line ends with a whole character.
+  // A cut line ends with a whole character.
   std::string folder = "/";
   for (int i = 0; i < 1500; ++i) folder += "\u00e9";
   for (const char* first : {"", "x"}) {

@@ -1,4 +1,4 @@
-// What a plan says of itself, and that presets are obeyed.
+// A plan's description, and that presets are obeyed.
 #include <unistd.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ namespace {
 struct PresetFolder {
   PresetFolder() { std::filesystem::remove_all(path); }
   ~PresetFolder() { std::filesystem::remove_all(path); }
-  // Of this process alone: ctest runs the cases side by side.
+  // One folder per process: ctest runs the cases side by side.
   const std::filesystem::path path = std::filesystem::temp_directory_path() /
                                      ("fftune-api-describe-presets-" + std::to_string(getpid()));
 };

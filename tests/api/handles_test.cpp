@@ -13,7 +13,7 @@
 
 namespace {
 
-/// What a call wrote to stderr before it ended its process by SIGABRT; else how it ended.
+/// The stderr of a call that ended its process by SIGABRT; otherwise how it ended.
 template <typename Call>
 std::string last_words(const Call& call) {
   int ends[2];
@@ -44,7 +44,7 @@ void check_names(const std::string& said, const std::string& function) {
 
 }  // namespace
 
-TEST_CASE("what is called with a destroyed handle is named and ends the process") {
+TEST_CASE("a call with a destroyed handle is named and ends the process") {
   fftune_context* context = nullptr;
   REQUIRE(fftune_context_create(-1, nullptr, &context) == FFTUNE_OK);
   fftune_plan* plan = nullptr;

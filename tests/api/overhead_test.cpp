@@ -1,4 +1,4 @@
-// What running a plan costs the host beside the kernels.
+// Host time of running a plan, besides the kernels.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -50,7 +50,7 @@ TEST_CASE("bf16 is within its rounding") {
   CHECK(relative_error(layer.y, layer.expected()) < 3.5e-3);
 }
 
-TEST_CASE("what is updated in place is one buffer among the inputs") {
+TEST_CASE("a tensor that is updated in place is one buffer among the inputs") {
   const auto plan = cpu_context().plan(
       "{\"op\":\"ngram-block\",\"b\":1,\"len\":5,\"vocab\":4,\"ids\":\"i64\",\"n\":\"2\"}");
   CHECK(plan.describe().find("\"role\": \"updated\"") != std::string::npos);

@@ -72,7 +72,7 @@ TEST_CASE("buffers of attention are those that pass, sizes and options ask for")
 
 TEST_CASE("fields of attention that do not go together are refused") {
   CHECK(refusal({{"kv-heads", 3}}) == "attention: kv-heads=3 do not divide heads=4");
-  CHECK(refusal({{"dim", 12}}) == "attention: dim=12 is not a multiple of 8");
+  CHECK(refusal({{"dim", 11}}) == "attention: dim=11 is odd");
   CHECK(refusal({{"page", 24}}) == "attention: page=24 is not 16, 32, 64, 128 or 256");
   CHECK(refusal({{"pages", 24}}) == "attention: pages without page: k and v are contiguous");
   CHECK(refusal({{"page", 16}}, {}, "bwd") ==

@@ -57,12 +57,12 @@ inline void draw_form(Draw& draw, bool backward, std::int64_t heads, std::int64_
 inline Problem random_attention(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const std::string pass = draw.of({"fwd", "bwd"});
   std::int64_t dim = kind == DeviceKind::cuda
-                         ? draw.of<std::int64_t>({64, 128, 96, 192, 256, 72, 8})
-                         : 8 * draw.size(4);
+                         ? draw.of<std::int64_t>({64, 128, 96, 192, 256, 72, 8, 100, 20, 10, 2})
+                         : 2 * draw.size(6);
   const auto room = [&](std::int64_t taken) {
     return std::max<std::int64_t>(1, most_elements / taken);
   };
-  dim = std::min<std::int64_t>(std::max<std::int64_t>(8, room(1) / 8 * 8), dim);
+  dim = std::min<std::int64_t>(std::max<std::int64_t>(2, room(1) / 2 * 2), dim);
   const std::int64_t kv_heads = std::min(draw.size(2), room(dim));
   const std::int64_t heads = kv_heads * std::min(draw.size(2), room(dim * kv_heads));
   const std::int64_t b = std::min(draw.size(2), room(heads * dim));

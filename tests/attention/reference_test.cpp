@@ -89,7 +89,7 @@ TEST_CASE("packed sequences see their own keys") {
 }
 
 TEST_CASE("pages are read in the order of the table") {
-  // Of 4 pages of 16 keys; key j of page p is feature (16 p + j) % 8 of v.
+  // There are 4 pages of 16 keys; key j of page p is feature (16 p + j) % 8 of v.
   const Problem problem = problem_of("fwd", {{"s", 1}, {"kv", 18}, {"page", 16}, {"pages", 4}},
                                      {{"lengths", "yes"}, {"mask", "none"}});
   const attention::Layer layer = attention::layer_of(problem);

@@ -1,10 +1,12 @@
 // Values that random data do not have, on every family: extreme scores, keys that nobody may look
 // at, and gradients of what a forward pass wrote.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 #include "attention/run.hpp"
+#include "support/verify_variants.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -14,8 +16,8 @@ namespace {
 using Sizes = std::map<std::string, std::int64_t>;
 using Options = std::map<std::string, std::string>;
 
-/// What a family in 16 bits may be off by: the weights' rounding and that of the output, each 0.41
-/// of a unit roundoff, and as much again.
+/// Allowed error of a family in 16 bits: the weights' rounding and that of the output, each 0.41 of
+/// a unit roundoff, and as much again.
 double bound_of(DType dtype) {
   return dtype == DType::f32 ? 2e-5 : 1.2 * dtype_unit_roundoff(dtype);
 }
@@ -58,44 +60,103 @@ void check_extreme_scores(Backend& backend, DType dtype) {
     }
 }
 
-/// Keys beyond a sequence's length, and other pages, hold NaN.
-void check_foreign_keys(Backend& backend, DType dtype) {
+/// The rows of k and v that a sequence has: its keys in pages of the cache, or in its own rows.
+std::vector<bool> rows_in_use(const attention::Layer& layer, const ReferenceTensors& inputs) {
+  std::vector<bool> used(static_cast<std::size_t>(layer.kv_tokens()));
+  for (std::int64_t sequence = 0; sequence < layer.b; ++sequence) {
+    const auto length = std::clamp<std::int64_t>(
+        static_cast<std::int64_t>(inputs.at("lengths")[static_cast<std::size_t>(sequence)]), 0,
+        layer.kv);
+    for (std::int64_t key = 0; key < length; ++key) {
+      std::int64_t token = sequence * layer.kv + key;
+      if (layer.page > 0) {
+        const auto page = static_cast<std::int64_t>(inputs.at("pages")[static_cast<std::size_t>(
+            sequence * layer.pages_of_sequence() + key / layer.page)]);
+        if (page < 0 || page >= layer.pages) continue;
+        token = page * layer.page + key % layer.page;
+      }
+      used[static_cast<std::size_t>(token)] = true;
+    }
+  }
+  return used;
+}
+
+/// Keys beyond a sequence's length, and other pages, hold NaN. `outside`: some pages are none of
+/// the cache's, and some lengths are negative or more than there are keys.
+void check_foreign_keys(Backend& backend, DType dtype, Sizes sizes, const Options& options,
+                        bool outside) {
   std::mt19937_64 random(6);
+  sizes.insert({{"kv", 200}, {"b", 5}});
+  if (sizes.contains("page")) sizes["pages"] = 90;
+  const Problem problem =
+      attention_problem(backend.facts().kind, "fwd", dtype, std::move(sizes), options);
+  const attention::Layer layer = attention::layer_of(problem);
+  ReferenceTensors inputs;
+  draw_inputs(problem, random, inputs);
+  if (outside) {
+    constexpr double least = -2147483648.0, most = 2147483647.0;
+    inputs.at("lengths")[1] = least;
+    inputs.at("lengths")[2] = most;
+    const double hostile[] = {-1, least, most, static_cast<double>(layer.pages), 1 << 28, -65536};
+    if (layer.page > 0)
+      for (std::size_t i = 0; i < inputs.at("pages").size(); ++i)
+        if (i % 3 == 1) inputs.at("pages")[i] = hostile[i / 3 % std::size(hostile)];
+  }
+  round_inputs(problem, inputs);
+  const auto expected = run_reference(problem, inputs);
+  const auto used = rows_in_use(layer, inputs);
+  for (const char* name : {"k", "v"}) {
+    auto& values = inputs.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!used[i / static_cast<std::size_t>(layer.k_row)])
+        values[i] = std::numeric_limits<double>::quiet_NaN();
+  }
+  for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
+    CAPTURE(problem.text(), family.name(), config.text());
+    check_outputs(problem, run_family(backend, family, config, problem, inputs), expected);
+  });
+}
+
+void check_foreign_keys(Backend& backend, DType dtype) {
+  const Options lengths{{"mask", "causal"}, {"lengths", "yes"}};
+  const Options sinks{{"mask", "causal"}, {"lengths", "yes"}, {"sinks", "yes"}, {"lse", "yes"}};
   for (const std::int64_t page : {0, 16, 64})
     for (const std::int64_t s : {1, 70}) {
-      Sizes sizes{{"s", s}, {"kv", 200}, {"b", 3}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
-      if (page > 0) sizes.insert({{"page", page}, {"pages", 60}});
-      const Problem problem = attention_problem(backend.facts().kind, "fwd", dtype, sizes,
-                                                {{"mask", "causal"}, {"lengths", "yes"}});
-      const attention::Layer layer = attention::layer_of(problem);
-      ReferenceTensors inputs;
-      draw_inputs(problem, random, inputs);
-      round_inputs(problem, inputs);
-      const auto expected = run_reference(problem, inputs);
-      std::vector<bool> seen(static_cast<std::size_t>(layer.kv_tokens()));
-      for (std::int64_t sequence = 0; sequence < layer.b; ++sequence)
-        for (std::int64_t key = 0;
-             key <
-             static_cast<std::int64_t>(inputs.at("lengths")[static_cast<std::size_t>(sequence)]);
-             ++key) {
-          std::int64_t token = sequence * layer.kv + key;
-          if (page > 0)
-            token = static_cast<std::int64_t>(inputs.at("pages")[static_cast<std::size_t>(
-                        sequence * layer.pages_of_sequence() + key / page)]) *
-                        page +
-                    key % page;
-          seen[static_cast<std::size_t>(token)] = true;
+      Sizes sizes{{"s", s}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
+      if (page > 0) sizes["page"] = page;
+      check_foreign_keys(backend, dtype, sizes, lengths, false);
+      check_foreign_keys(backend, dtype, sizes, sinks, true);
+      sizes["window"] = 40;
+      sizes["heads"] = 16;
+      sizes["dim"] = s == 1 ? 20 : 128;
+      check_foreign_keys(backend, dtype, sizes, sinks, page == 16);
+    }
+}
+
+/// Heads of every alignment: rows of 4, 8 and 16 bytes, and more features than tensor cores take.
+void check_head_dims(Backend& backend, DType dtype) {
+  std::mt19937_64 random(8);
+  const std::int64_t dims[] = {2, 4, 6, 10, 12, 20, 36, 62, 100, 130, 252, 254, 264, 512};
+  int at = 0;
+  for (const std::int64_t dim : dims)
+    for (const std::int64_t s : {1, 70}) {
+      ++at;
+      Sizes sizes{{"s", s}, {"kv", 150}, {"b", 2}, {"heads", 6}, {"kv-heads", 2}, {"dim", dim}};
+      Options options{{"mask", "causal"}, {"lse", "yes"}};
+      if (at % 3 == 0) sizes["page"] = 16;
+      if (at % 3 == 1) sizes["k-row"] = sizes["v-row"] = 10 * dim;
+      if (at % 4 == 0) options["layout"] = "thd";
+      if (at % 4 == 0 && sizes.contains("page")) options["lengths"] = "yes";
+      if (at % 5 == 0) options["sinks"] = "yes";
+      for (const char* pass : {"fwd", "bwd"}) {
+        if (pass[0] == 'b') {
+          if (s == 1 || sizes.contains("page")) continue;
+          options.erase("lse");
         }
-      for (const char* name : {"k", "v"}) {
-        auto& values = inputs.at(name);
-        for (std::size_t i = 0; i < values.size(); ++i)
-          if (!seen[i / static_cast<std::size_t>(layer.k_row)])
-            values[i] = std::numeric_limits<double>::quiet_NaN();
+        const Problem problem =
+            attention_problem(backend.facts().kind, pass, dtype, sizes, options);
+        CHECK(verify_variants(backend, attention_op(), problem, random, 1) >= 2);
       }
-      for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
-        CAPTURE(problem.text(), family.name(), config.text());
-        check_outputs(problem, run_family(backend, family, config, problem, inputs), expected);
-      });
     }
 }
 
@@ -148,9 +209,21 @@ TEST_CASE("extreme scores give no NaN on the CPU") {
   check_extreme_scores(*backend, DType::bf16);
 }
 
-TEST_CASE("what lies beyond a sequence's keys changes nothing on the CPU") {
+TEST_CASE("memory beyond a sequence's keys changes nothing on the CPU") {
   check_foreign_keys(*open_cpu(), DType::f32);
   check_foreign_keys(*open_cpu(), DType::bf16);
+}
+
+TEST_CASE("every even head dim is right on the CPU") {
+  check_head_dims(*open_cpu(), DType::f32);
+  check_head_dims(*open_cpu(), DType::bf16);
+}
+
+TEST_CASE("every even head dim is right on a GPU", "[gpu][dims]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  check_head_dims(*backend, DType::bf16);
+  check_head_dims(*backend, DType::fp16);
 }
 
 TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
@@ -167,7 +240,7 @@ TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][val
   }
 }
 
-TEST_CASE("what a run leaves in its workspace is nothing to the next", "[gpu][small]") {
+TEST_CASE("leftovers in the workspace do not affect the next run", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(9);

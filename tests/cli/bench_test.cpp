@@ -1,4 +1,4 @@
-// What bench says of times under noise that the test makes.
+// The verdicts of bench on times under noise that the test makes.
 #include "apps/fftune/bench_run.hpp"
 
 #include <string>

@@ -50,10 +50,12 @@ TEST_CASE("JUnit's counts add up and its text is escaped") {
   const std::vector<CheckedRecord> records{{problem_at(4), {4}, false, ""},
                                            {problem_at(16), {}, false, "no <dtype>"}};
   CheckOutcomes outcomes;
-  outcomes[problem_at(4)] = outcome_of(CheckState::failed, 1, "a < b & \"c\"\n\x01");
+  outcomes[problem_at(4)] =
+      outcome_of(CheckState::failed, 1, "a < b & \"c\"\n\x01\xff\xef\xbf\xbf");
   const std::string xml = junit_text("the 'device'", records, outcomes);
   CHECK(xml.find("tests=\"2\" failures=\"1\" errors=\"0\" skipped=\"1\"") != std::string::npos);
-  CHECK(xml.find("a &lt; b &amp; &quot;c&quot;  ") != std::string::npos);
+  CHECK(xml.find("a &lt; b &amp; &quot;c&quot;\\x0a\\x01\\xff\\xef\\xbf\\xbf\"") !=
+        std::string::npos);
   CHECK(xml.find("no &lt;dtype&gt;") != std::string::npos);
   CHECK(xml.find("the &apos;device&apos;") != std::string::npos);
 }

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,7 +46,7 @@ std::filesystem::path device_folder(const Sandbox& sandbox, const std::string& p
 
 }  // namespace
 
-TEST_CASE("what cannot be printed whole is an error, for the help too") {
+TEST_CASE("output that cannot be printed whole is an error, for the help too") {
   const Sandbox sandbox;
   for (const char* words : {"--help", "--version", "ffn --help", "ops"}) {
     CAPTURE(words);
@@ -404,4 +405,90 @@ TEST_CASE("a search that resumes says what of its journal is damaged") {
   const Finished done = sandbox.fftune(sweep + " --resume");
   CHECK(done.code == 0);
   CHECK(done.err.find(": 2 lines could not be read") != std::string::npos);
+}
+
+TEST_CASE("no input of any kind is waited for, read for ever, or takes all memory") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto& folder = sandbox.folder();
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  write_text(folder / "sparse", "");
+  std::filesystem::resize_file(folder / "sparse", std::uintmax_t{1} << 40);
+  for (const char* input : {"pipe", "sparse", "zero"}) {
+    // By every name that an input is known by.
+    for (const char* kind : {"json", "jsonl", "safetensors", "txt"})
+      std::filesystem::create_symlink(
+          std::string(input) == "zero" ? std::filesystem::path("/dev/zero") : folder / input,
+          folder / (std::string(input) + "." + kind));
+    const std::string at(input);
+    for (const std::string& words : std::vector<std::string>{
+             "check --op ffn --device cpu --saved-weights " + at + ".safetensors",
+             "check --op ffn --device cpu --input " + at + ".safetensors",
+             "bench ffn --d 16 --h 16 --m 1 --device cpu --against " + at + ".json",
+             "bench moe-ffn --d 16 --h 16 --m 1 --experts 4 --top-k 2 --device cpu --routing "
+             "file:" +
+                 at + ".txt",
+             "report -o page.html " + at + ".jsonl", "report -o page.html " + at + ".json",
+             "presets show " + at + ".json", "presets merge --out other " + at + ".json",
+             "presets diff presets " + at + ".json",
+             "presets import-vllm E=8,N=8.json --d 8 --top-k 2"}) {
+      CAPTURE(words);
+      std::filesystem::remove(folder / "E=8,N=8.json");
+      std::filesystem::create_symlink(folder / (at + ".json"), folder / "E=8,N=8.json");
+      const Finished done =
+          by_shell(sandbox, "ulimit -v 8000000; exec timeout -s KILL 60 \"$@\"", words);
+      INFO(done.err);
+      CHECK(done.code == 2);
+      CHECK((done.err.find("regular file") != std::string::npos ||
+             done.err.find("larger than") != std::string::npos ||
+             done.err.find("safetensors file") != std::string::npos));
+    }
+  }
+}
+
+TEST_CASE("writers of one report at once all succeed") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const Finished done = by_shell(sandbox,
+                                 "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do "
+                                 "\"$@\" >/dev/null 2>>errors || echo failed >>errors & done; wait",
+                                 "report -o page.html presets");
+  CHECK(done.code == 0);
+  CHECK(text_of(sandbox.folder() / "errors").empty());
+  CHECK(text_of(sandbox.folder() / "page.html").find("</html>") != std::string::npos);
+}
+
+TEST_CASE("what lies at the names of temporary files in --out disturbs no search") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto place = device_folder(sandbox, "presets");
+  std::filesystem::create_directories(place / ".ffn.json.new" / "wall");
+  CHECK(sandbox.fftune(sweep).code == 0);
+}
+
+TEST_CASE("a second SIGTERM ends what does not end by itself") {
+  const Sandbox sandbox;
+  auto running = sandbox.start(
+      "bench ffn --d 4096 --h 65536 --m 4096 --device cpu --dtype f32 --progress plain");
+  REQUIRE(running->says("0/1", 20s));
+  std::this_thread::sleep_for(500ms);
+  running->send(SIGTERM);
+  REQUIRE(running->says("interrupted", 20s));
+  std::this_thread::sleep_for(1200ms);
+  const auto sent = std::chrono::steady_clock::now();
+  running->send(SIGTERM);
+  CHECK(running->wait().code == 130);
+  CHECK(std::chrono::steady_clock::now() - sent < 5s);
+}
+
+TEST_CASE("a limit of the data segment is no endless wait") {
+  const Sandbox sandbox;
+  for (const int mib : {20, 60, 150, 300, 400, 600, 1000}) {
+    CAPTURE(mib);
+    const Finished done = by_shell(
+        sandbox, "ulimit -d " + std::to_string(mib * 1024) + "; exec timeout -s KILL 100 \"$@\"",
+        "bench ffn --d 256 --h 256 --m 16 --device cpu --budget 0.1s --samples 1 --progress none");
+    INFO(done.err);
+    CHECK((done.code == 0 || done.code == 1 || done.code == 3));
+  }
 }

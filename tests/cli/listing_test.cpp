@@ -1,4 +1,4 @@
-// What there is: ops, devices, variants, and compiling them for devices that are not here.
+// Listings: ops, devices, variants, and compiling them for devices that are not here.
 #include <nlohmann/json.hpp>
 #include <string>
 

@@ -1,4 +1,4 @@
-// What the pages promise: links that lead somewhere, every column, every variable.
+// The promises of the pages: links that lead somewhere, every column, every variable.
 #include <algorithm>
 #include <cctype>
 #include <filesystem>

@@ -33,7 +33,7 @@ Process::Process(const std::vector<std::string>& words, const std::vector<std::s
     : folder_(std::move(folder)) {
   const auto arguments = pointers(words);
   const auto variables = pointers(environment);
-  // What a process before it wrote there must not be taken for its words.
+  // Output of an earlier process must not be taken for this one's.
   std::filesystem::remove(folder_ / "stdout");
   std::filesystem::remove(folder_ / "stderr");
   id_ = fork();

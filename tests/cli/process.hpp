@@ -26,7 +26,7 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   void send(int signal) const;
-  /// What it has written to stderr so far.
+  /// Its output to stderr so far.
   std::string err() const;
   /// Waits until it has written `text` to stderr, or has ended, or that time has passed; whether it
   /// has written it.

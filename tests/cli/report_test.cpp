@@ -74,8 +74,8 @@ struct View {
   bool dark = false;
 };
 
-/// What the page looks like, as a script in it finds: for each chart its label, its size, and how
-/// many pixels and colours are drawn.
+/// The page as a script in it finds it: for each chart its label, its size, and how many pixels and
+/// colours are drawn.
 const char* const probe = R"(<script>
 (async () => {
 const seen = { charts: [], errors: [] };
@@ -218,7 +218,7 @@ TEST_CASE("a journal tells how the search went and why variants failed") {
   CHECK(group.failures[0].reason == "needs 12 KiB");
 }
 
-TEST_CASE("what is no preset, journal or bench result is refused by name") {
+TEST_CASE("a file that is no preset, journal or bench result is refused by name") {
   const Sandbox sandbox;
   write_text(sandbox.folder() / "empty.jsonl", "");
   write_text(sandbox.folder() / "word.json", "no");

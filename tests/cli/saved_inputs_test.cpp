@@ -392,7 +392,7 @@ TEST_CASE("layers of Gemma differ by the window and the angles") {
   CHECK(options_text(model.problems(saved, decoding).at(0),
                      {"scale", "softcap", "post-norms", "convention"}) ==
         "scale=0.125 softcap=50 post-norms=yes convention=gemma ");
-  // What is no list, and what it has not, leave the rule of the model.
+  // A value that is no list, or a missing one, leaves the rule of the model.
   model.config(R"({"model_type":"gemma2","layer_types":[1],)" + common + "}");
   CHECK(layer_text("0") == "base=- factor=- window");
   CHECK(layer_text("1") == "base=- factor=- ");
@@ -500,7 +500,7 @@ TEST_CASE("recorded inputs repeat where there are more tokens") {
   CHECK_THAT(said, ContainsSubstring("x, w_gate, w_up, w_down"));
 }
 
-TEST_CASE("what contradicts a saved model is one line") {
+TEST_CASE("a contradiction to a saved model is one line") {
   const Model model = llama();
   ProblemOptions wide;
   wide.sizes["d"] = "5";

@@ -1,4 +1,4 @@
-// What a search says that found nothing.
+// The report of a search that found nothing.
 #include "apps/fftune/sweep_report.hpp"
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// What a person sees: tables that fit, bars with the time left, verdicts, and pages that explain
-// every column.
+// Terminal output: tables that fit, bars with the time left, verdicts, and pages that explain every
+// column.
 #include "apps/fftune/terminal.hpp"
 
 #include <algorithm>

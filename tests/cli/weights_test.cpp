@@ -99,7 +99,7 @@ TEST_CASE("a search takes its data from a saved model, in its own process or a w
       "ffn --weights model --layer 1 --device cpu --m 4 --budget 2s --max-variants 3");
   CHECK(done.code != 0);
   CHECK(sandbox.preset_file().empty());
-  // What failed on them is not known to fail on others.
+  // A failure on these inputs says nothing about others.
   const Finished resumed =
       sandbox.fftune("ffn --d 16 --h 24 --device cpu --m 4 --budget 2s --max-variants 3 --resume");
   INFO(resumed.out);
@@ -115,7 +115,7 @@ TEST_CASE("check, bench and a search take recorded inputs, with a model's weight
   const Sandbox sandbox;
   write_model(sandbox.folder() / "model");
   write_inputs(sandbox.folder() / "x.safetensors", 1);
-  // What is not finite in f32 beyond the product tells that these values were used.
+  // Results that are not finite in f32 show that these values were used.
   write_inputs(sandbox.folder() / "large.safetensors", 1e30f);
   const std::string check = "check --weights model --op ffn --device cpu --m 4 --seeds 1 --json";
   const auto errors = [&](const std::string& words) {

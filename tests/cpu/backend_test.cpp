@@ -59,7 +59,7 @@ TEST_CASE("memory that is not there is refused with the bytes needed and there")
   }
 }
 
-TEST_CASE("what a CPU cannot run is a failed compilation") {
+TEST_CASE("a program that a CPU cannot run is a failed compilation") {
   const auto backend = open_cpu();
   Program kernel;
   kernel.steps.emplace_back(KernelLaunch{});

@@ -1,4 +1,4 @@
-// What else uses the cores: from files that the test writes, and from a process that really spins.
+// Other loads on the cores: from files that the test writes, and from a process that really spins.
 #include "cpu/load.hpp"
 
 #include <fmt/format.h>
@@ -76,14 +76,14 @@ TEST_CASE("counters of the cores that count are read, and no others") {
 TEST_CASE("a machine that tells nothing is quiet") {
   const TemporaryFolder folder;
   const auto before = read_cpu(folder.path(), {0, 1});
-  // This process works meanwhile, of which such a machine's counters know nothing.
+  // This process works meanwhile, but such a machine's counters do not show it.
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
   while (std::chrono::steady_clock::now() < end) continue;
   CHECK(disturbances(before, read_cpu(folder.path(), {0, 1}), 3e9).empty());
   CHECK(disturbances(before, before, 3e9).empty());
 }
 
-TEST_CASE("what disturbs is named, with how much of it there is") {
+TEST_CASE("disturbances are named with their amount") {
   CHECK(Second{}.found().empty());
   Second others;
   others.after.own_seconds = 2.8;
@@ -103,7 +103,7 @@ TEST_CASE("what disturbs is named, with how much of it there is") {
   CHECK(only(slow.found()) == "its clock is at 2400 of 3000 MHz");
 }
 
-TEST_CASE("what a quiet system does for itself, and an idle core's clock, are no disturbance") {
+TEST_CASE("background work of a quiet system and an idle core's clock are no disturbance") {
   Second quiet;
   quiet.after.own_seconds = 3.9;
   quiet.after.stolen_seconds = 0.05;
@@ -113,7 +113,7 @@ TEST_CASE("what a quiet system does for itself, and an idle core's clock, are no
   idle.full_clock_hz = 3e9;
   idle.after.clock_hz = 0.8e9;
   CHECK(idle.found().empty());
-  // Of a few ticks nothing can be said.
+  // A few ticks are too few for a conclusion.
   Second brief;
   brief.after.seconds = 10.05;
   brief.after.busy_seconds = 0.22;

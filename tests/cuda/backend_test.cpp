@@ -236,7 +236,7 @@ TEST_CASE("the context before a call is the context after it") {
   CHECK(device.driver->open_captures == 0);
 }
 
-TEST_CASE("whatever fails, all that was made is destroyed") {
+TEST_CASE("after any failure everything that was made is destroyed") {
   FakeDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   for (const char* call :
@@ -284,7 +284,7 @@ TEST_CASE("an image that the driver refuses is a failed candidate") {
   CHECK(device.backend->compile(scale_program(100, 1.0f)).executable);
 }
 
-TEST_CASE("what outlives the backend still works") {
+TEST_CASE("objects that outlive the backend still work") {
   FakeDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   auto buffer = device.backend->allocate(64);

@@ -86,7 +86,7 @@ TEST_CASE("a bundle gives back the kernels that were put in, by architecture, fi
   CHECK(said_of(two_kernels()).empty());
 }
 
-TEST_CASE("what a bundle does not have is said in a line") {
+TEST_CASE("a kernel missing from a bundle is reported in one line") {
   const File file(two_kernels());
   const Bundle bundle(file.path);
   const auto reason = [&](const BundleKey& key, const char* hash) {

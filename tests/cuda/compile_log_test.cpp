@@ -30,7 +30,7 @@ TEST_CASE("the assembler's log gives registers, spills and shared memory") {
   CHECK(report.warnings[0].rfind("(C7510) Potential Performance Loss", 0) == 0);
 }
 
-TEST_CASE("what a kernel calls counts towards its spills") {
+TEST_CASE("functions that a kernel calls count towards its spills") {
   const auto report = read_assembler_log(
       "ptxas info    : Function properties for helper\n"
       "    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n"

@@ -64,7 +64,7 @@ TEST_CASE("others on the device, and clocks that are held back, are told one by 
   CHECK(told() == Lines{"its clock is at 1200 of 1980 MHz"});
 }
 
-TEST_CASE("what NVML does not support on a device is taken as quiet") {
+TEST_CASE("queries that NVML does not support on a device count as quiet") {
   auto& fake = fresh_fake();
   fake.processes = 5;
   fake.failing_call = "nvmlDeviceGetComputeRunningProcesses";

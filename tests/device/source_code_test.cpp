@@ -62,7 +62,7 @@ TEST_CASE("comments are no code") {
   REQUIRE(code("x = a / b; // c") == "x=a/b;");
 }
 
-TEST_CASE("what looks like a comment in a literal is kept") {
+TEST_CASE("text that looks like a comment in a literal is kept") {
   REQUIRE(code("f(\"a // b\");") == "f(\"a // b\");");
   REQUIRE(code("f(\"a /* b\"); g(\"*/\");") == "f(\"a /* b\");g(\"*/\");");
   REQUIRE(code("f('\"'); // '\"'") == "f('\"');");

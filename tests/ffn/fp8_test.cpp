@@ -46,7 +46,7 @@ TEST_CASE("the Hopper families take every form in fp8") {
       }
 }
 
-TEST_CASE("what the Hopper families save in fp8 is bf16, as what they add") {
+TEST_CASE("the Hopper families save and add bf16 in fp8") {
   const auto facts = facts_of_architecture("sm_90a");
   const Problem problem = problem_of(33, 272, 400, forms.back(), "tensor");
   const TensorPlaces places(ffn_op().tensors(problem));
@@ -55,7 +55,7 @@ TEST_CASE("what the Hopper families save in fp8 is bf16, as what they add") {
     const auto program = family.program(problem, facts, family.default_config(problem, facts));
     return tensor_maps_of(std::get<KernelLaunch>(program.steps.back()));
   };
-  // Of a tensor the launch's map.
+  // The launch's map of a tensor.
   const auto map_of = [&](const std::vector<TensorMapArgument>& maps, const char* name) {
     for (const TensorMapArgument& map : maps)
       if (std::get<TensorArgument>(map.matrix).tensor == places.at(name)) return map;
@@ -73,7 +73,7 @@ TEST_CASE("what the Hopper families save in fp8 is bf16, as what they add") {
   CHECK(map_of(down, "residual").dtype == DType::bf16);
 }
 
-TEST_CASE("what is saved in fp8 is held to the tolerance of bf16, unlike hidden") {
+TEST_CASE("tensors saved in fp8 are held to the tolerance of bf16, unlike hidden") {
   HostThreads threads;
   const Problem problem = problem_of(300, 272, 400, {{"save", "preact"}}, "tensor");
   Truth truth(ffn_op(), problem, 1, threads);

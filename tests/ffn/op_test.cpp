@@ -207,7 +207,7 @@ TEST_CASE("wgmma keeps the 128 features of a scale together") {
       CAPTURE(config.text());
       const bool swap_ab = config.word("schedule") == "swap_ab";
       if (swap_ab) {
-        // Of one or of two warpgroups, which find the scale together.
+        // One warpgroup, or two that compute the scale together.
         REQUIRE(config.get("bn") % 128 == 0);
         REQUIRE(config.get("bn") / config.get("mma_warpgroups") % 64 == 0);
       }

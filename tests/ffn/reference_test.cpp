@@ -46,6 +46,10 @@ TEST_CASE("bias and residual are added to y") {
       {"hidden", {3, 5}}, {"w_down", {7, -2}}, {"b_down", {100, 200}}, {"residual", {1, 2, 3, 4}}};
   ffn::reference(problem, ffn::stage_down, tensors, pool);
   REQUIRE(tensors.at("y") == std::vector<double>{122, 196, 138, 194});
+  problem.options["y-scale"] = "yes";
+  tensors["y_scale"] = {2, -1};
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
+  REQUIRE(tensors.at("y") == std::vector<double>{243, -192, 273, -186});
 }
 
 TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in units of its own") {
@@ -79,7 +83,7 @@ TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are fo
                            {"w_down_scale", {1, 2, 3, 4}}};
   for (std::size_t i = d; i < 2 * d; ++i) tensors["x"][i] = 2;
   ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
-  // Of 128 elements in the first block of d, and 2 in the second.
+  // The first block of d has 128 elements, the second 2.
   const double gate = 128 * 1 + 2 * 10 * 3, last_gate = 128 * 5 + 2 * 10 * 7, up = 128 + 2 * 10;
   const auto& scales = tensors.at("hidden_scale");
   REQUIRE(scales.size() == 4);

@@ -17,8 +17,8 @@ namespace fftune::test {
 struct GemmCase {
   std::string name;
   GemmProblem gemm;
-  /// With groups: how many tokens each has, and how many sorted rows come before those of group 0,
-  /// of no group. What is left of the tokens is of no group either.
+  /// With groups: the number of tokens of each, and of sorted rows that come before those of group
+  /// 0 and belong to no group. The remaining tokens belong to no group either.
   std::vector<std::int64_t> group_sizes = {};
   std::int64_t before_groups = 0;
 };
@@ -39,14 +39,14 @@ std::vector<TensorSpec> tensors_of(const GemmProblem& gemm);
 
 /// Their values in float64, inputs drawn and rounded to their types, outputs NaN.
 ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed);
-/// What the GEMM makes of them, before anything is rounded; what it leaves alone stays NaN.
-/// `magnitudes` are the sums of absolute products, of C's tensors: what errors are relative to.
+/// The GEMM's results before any rounding; elements that it does not write stay NaN. `magnitudes`
+/// are the sums of absolute products, of C's tensors: what errors are relative to.
 void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
                     ReferenceTensors& magnitudes);
 
-/// What is wrong with the outputs of an engine, one line; nothing if all are within rounding and
-/// `accumulation` times the magnitudes. `values` reads a tensor that the engine left behind; what
-/// the reference leaves alone has to hold the NaN that was there before.
+/// The error in the outputs of an engine, one line; nothing if all are within rounding and
+/// `accumulation` times the magnitudes. `values` reads a tensor that the engine left behind;
+/// elements that the reference does not write must still hold their NaN.
 std::optional<std::string> wrong_output(
     const GemmProblem& gemm, const ReferenceTensors& expected, const ReferenceTensors& magnitudes,
     const std::function<std::vector<double>(const std::string&)>& values,

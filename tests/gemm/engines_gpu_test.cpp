@@ -192,7 +192,7 @@ TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu
     one.gemm.k = ceil_div(one.gemm.k, 16) * 16;
   }
   check_all(*backend, sm90_engine(), quantised, quantised.size(), facts);
-  // Of groups whose tokens are scattered the space has more parameters.
+  // With scattered groups the space has more parameters.
   auto scattered = gemm_cases(DType::bf16, 8);
   std::erase_if(scattered, [](const GemmCase& one) { return !one.gemm.groups.any(); });
   for (GemmCase& one : scattered) one.gemm.groups.scattered = true;

@@ -321,7 +321,7 @@ TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gem
     gemm.groups.expected_rows = std::move(expected);
     return sm90::Workload(gemm).row_tiles(height);
   };
-  // Of 64 rows each, about half of the groups have more.
+  // At 64 rows each, about half of the groups have more.
   CHECK(tiles({}, 64) == Approx(64 * 1.48).margin(3));
   CHECK(tiles({{64, 64}}, 128) == 64);
   CHECK(tiles({{64, 64}}, 8) == Approx(64 * 8.5).margin(4));
@@ -331,10 +331,9 @@ TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gem
   CHECK(sm90::Workload(gemm).groups_with_rows() == 3);
 }
 
-TEST_CASE("of uneven groups the sm90 cost model counts what a few more tiles would cost",
-          "[gemm]") {
+TEST_CASE("with uneven groups the sm90 cost model adds the cost of a few more tiles", "[gemm]") {
   // Rows of eight experts by Zipf's law. Tiles of 160 rows should be 16, which fill two waves; with
-  // one more there is a third. Of 176 rows there are 15.
+  // one more there is a third. With tiles of 176 rows there are 15.
   GemmProblem gemm = grouped_rows(gemm_of(2048, 4096, 7168), 8);
   gemm.a_sorted = gemm.c_sorted = true;
   gemm.groups.scattered = false;

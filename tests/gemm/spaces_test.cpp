@@ -33,7 +33,7 @@ Problem problem_of(const std::string& pass, std::int64_t m, std::int64_t d, std:
                    DeviceKind::cuda);
 }
 
-/// Of ffn's forward pass: one GEMM of two B operands, and one of one.
+/// The GEMMs of ffn's forward pass: one of two B operands, and one of one.
 std::vector<GemmProblem> forward_gemms(std::int64_t m, std::int64_t d, std::int64_t h,
                                        DType dtype = DType::bf16, const char* scales = "tensor") {
   const Problem problem = dtype == DType::fp8

@@ -35,8 +35,8 @@ std::vector<int> swizzled_tile(int rows) {
   return shared;
 }
 
-/// ldmatrix.x4 as the PTX ISA defines it: lane 8 i + r points at row r of matrix i, and register i
-/// of a lane holds elements 2 (lane % 4) and the next of row lane / 4 of matrix i.
+/// Element of ldmatrix.x4 as the PTX ISA defines it. Lane 8 i + r points at row r of matrix i.
+/// Register i of a lane holds elements 2 (lane % 4) and the next of row lane / 4 of matrix i.
 template <class Address>
 int load_matrix_element(const std::vector<int>& shared, Address address, int lane, int matrix,
                         int element) {

@@ -22,7 +22,7 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in the mean") {
+TEST_CASE("the cost model's choice is within 7% of the fastest, and 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
   for (const auto& folder : landscape_folders()) {
@@ -38,8 +38,8 @@ TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in
       if (best == std::numeric_limits<double>::infinity()) continue;
       ++landscapes;
       INFO(landscape.problem.text() << ": " << landscape.stages);
-      // Of experts closer where a search went on until little was left to gain (chosen); those that
-      // were timed for a few seconds (searched) are noisier.
+      // Landscapes of experts are closer if a search went on until little was left to gain
+      // (chosen); those that were timed for a few seconds (searched) are noisier.
       const bool closer = landscape.problem.op == "moe-ffn" && folder == "chosen";
       CHECK(chosen <= (closer ? 1.03 : 1.07) * best);
       slower += chosen / best - 1;

@@ -1,4 +1,5 @@
-// What each strategy finds on landscapes that were recorded on an H200, and after how much.
+// Results of each strategy on landscapes that were recorded on an H200, and the number of variants
+// that it tried.
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -56,7 +57,7 @@ TEST_CASE("guided is within 1% of the best after 15% of what there is, on every 
   }
 }
 
-TEST_CASE("what guided says may be left seldom falls short of what is, at its end or before") {
+TEST_CASE("the remaining gain that guided states is seldom too small, at its end or before") {
   std::size_t ends = 0, ends_kept = 0, all = 0, all_kept = 0;
   std::vector<double> said;
   for (const auto& landscape : recorded_landscapes())
@@ -81,9 +82,9 @@ TEST_CASE("what guided says may be left seldom falls short of what is, at its en
   CHECK(said[said.size() / 2] < 0.05);
 }
 
-// For bench/strategies.py: strategy, problem, stages, seed, variants there, tried, what
-// the choice takes, as a multiple of the best there is, then what was said to be left and what was,
-// each time, and the best so far after each that was tried.
+// Output for bench/strategies.py: strategy, problem, stages, seed, variants there, tried, and the
+// time of the choice as a multiple of the best. Pairs of the stated and the real remaining gain
+// follow, then the best so far after each variant that was tried.
 TEST_CASE("the course of every strategy on every landscape", "[.courses]") {
   for (const auto& landscape : recorded_landscapes())
     for (const auto* strategy : strategies())

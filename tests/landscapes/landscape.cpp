@@ -16,7 +16,7 @@ namespace {
 
 const std::filesystem::path recorded_in = FFTUNE_SOURCE_DIR "/tests/data/landscapes";
 constexpr double infinity = std::numeric_limits<double>::infinity();
-/// What the tuner measures on the device itself: the ceilings of an H200.
+/// Ceilings of an H200; on the device itself the tuner measures them.
 constexpr double bytes_per_second = 4.2e12;
 constexpr double flops_per_second = 780e12;
 

@@ -41,7 +41,7 @@ std::vector<std::string> landscape_folders();
 /// Those of all files of a folder.
 std::vector<Landscape> recorded_landscapes(const std::string& folder = "");
 
-/// What a strategy said might be left to gain, and what was.
+/// The remaining gain that a strategy stated, and the real one.
 struct Statement {
   double said = 0;
   double left = 0;

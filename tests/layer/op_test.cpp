@@ -1,4 +1,4 @@
-// What layer is asked: its buffers, what it refuses, its models, and that its parts' records serve.
+// The op layer: its buffers, its refusals, its models, and that its parts' records serve.
 #include <algorithm>
 #include <set>
 #include <variant>
@@ -94,6 +94,43 @@ TEST_CASE("layer's buffers are in the order that the API promises") {
               "b_down", "y"});
 }
 
+TEST_CASE("layer's buffers of rarer forms are in the order that the API promises") {
+  CHECK(names_of(small(), {{"post-norms", "only"}}) ==
+        Names{"x", "positions", "slots", "lengths", "w_q", "w_k", "w_v", "k_cache", "v_cache",
+              "w_o", "attn_post_norm", "w_gate", "w_up", "w_down", "ffn_post_norm", "y"});
+  const Names parallel = names_of(small(), {{"block", "parallel-norms"}});
+  CHECK(parallel == names_of(small()));
+  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
+                 {{"ffn", "moe"},
+                  {"sinks", "yes"},
+                  {"router-bias", "yes"},
+                  {"choice-bias", "yes"},
+                  {"shared-gate", "yes"}}) == Names{"x",
+                                                    "positions",
+                                                    "slots",
+                                                    "lengths",
+                                                    "attn_norm",
+                                                    "w_q",
+                                                    "w_k",
+                                                    "w_v",
+                                                    "k_cache",
+                                                    "v_cache",
+                                                    "sinks",
+                                                    "w_o",
+                                                    "ffn_norm",
+                                                    "w_router",
+                                                    "b_router",
+                                                    "choice_bias",
+                                                    "w_gate",
+                                                    "w_up",
+                                                    "w_down",
+                                                    "w_shared_router",
+                                                    "w_shared_gate",
+                                                    "w_shared_up",
+                                                    "w_shared_down",
+                                                    "y"});
+}
+
 TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
   const Problem problem =
       layer_problem(DeviceKind::cuda, DType::bf16, small({{"layers", 4}, {"s", 3}}));
@@ -108,7 +145,7 @@ TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
     REQUIRE(places.size() == one.size());
     for (std::size_t i = 0; i < one.size(); ++i) CHECK(all[places[i]].shape == one[i].shape);
     weights.insert(places[tensor_index(one, "w_q")]);
-    // What a layer reads is what the one before wrote.
+    // A layer reads the previous layer's result.
     if (layer > 0)
       CHECK(places[tensor_index(one, "x")] ==
             repetition->places[layer - 1][tensor_index(one, "y")]);
@@ -127,6 +164,20 @@ TEST_CASE("layer refuses fields that do not go together") {
       contains(complaint(small(), {{"norm", "layer"}, {"convention", "gemma"}}), "is of norm=rms"));
   CHECK(contains(complaint(small(), {{"block", "parallel"}, {"post-norms", "yes"}}),
                  "both add to one residual"));
+  CHECK(contains(complaint(small(), {{"block", "parallel-norms"}, {"post-norms", "only"}}),
+                 "both add to one residual"));
+  CHECK(contains(complaint(small(), {{"norm", "layer"}, {"post-norms", "only"}}),
+                 "post-norms=only is of norm=rms"));
+  CHECK(contains(complaint(small(), {{"residual-scale", "yes"}, {"post-norms", "yes"}}),
+                 "residual-scale=yes with post-norms=yes"));
+  CHECK(contains(complaint(small(), {{"act", "swiglu-oai"}}), "swiglu-oai"));
+  CHECK(contains(complaint(small({{"groups", 4}})), "groups=4 is of ffn=moe"));
+  CHECK(contains(complaint(small(), {{"choice-bias", "yes"}}), "choice-bias=yes is of ffn=moe"));
+  CHECK(contains(
+      complaint(small({{"experts", 8}, {"top-k", 2}}), {{"ffn", "moe"}, {"shared-gate", "yes"}}),
+      "shared-gate=yes without shared-h"));
+  CHECK(contains(complaint(small({{"experts", 8}, {"top-k", 2}, {"groups", 3}}), {{"ffn", "moe"}}),
+                 "groups=3 does not divide experts=8"));
   CHECK(contains(complaint(small(), {{"ffn", "moe"}}), "ffn=moe without experts"));
   CHECK(contains(complaint(small({{"experts", 8}}), {{"ffn", "moe"}}), "ffn=moe without top-k"));
   CHECK(contains(complaint(small({{"experts", 8}, {"top-k", 9}}), {{"ffn", "moe"}}),
@@ -151,7 +202,7 @@ TEST_CASE("every model that layer knows is a problem of it") {
 namespace {
 
 /// Kernels of an untuned decode step of one layer of a known model on an H100: one cooperative
-/// launch, or several, each of which must be launched programmatically.
+/// launch, or several that must all be launched programmatically.
 std::size_t kernels_of_step(const std::string& model, std::int64_t batch) {
   const auto models = layer_op().known_models();
   const auto known = std::find_if(models.begin(), models.end(),

@@ -172,7 +172,7 @@ TEST_CASE(
     CHECK(near.recipe.front().family == persistent);
     CHECK(near.reason.find("one launch of the whole") != std::string::npos);
   }
-  // Of parts the estimates decide, but for the norms' and attention's, which have none.
+  // The estimates of the parts decide, except for the norms and attention, which have none.
   CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
   PresetRecord slow = recorded(200);

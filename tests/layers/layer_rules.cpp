@@ -121,6 +121,20 @@ const std::vector<Call>& calls_in_one_place() {
   return calls;
 }
 
+/// Code that opens a file, or maps one, has one of these; one file has them all. In a process that is
+/// between fork() and exec(), nothing but system calls may run.
+const Words& words_of_file_access() {
+  static const Words words{"O_RDONLY", "O_RDWR",   "O_WRONLY", "fopen",         "freopen",
+                           "ifstream", "ofstream", "fstream",  "basic_filebuf", "filebuf",
+                           "creat",    "mkstemp",  "mkostemp", "mmap",          "copy_file"};
+  return words;
+}
+
+bool may_access_files(std::string_view path) {
+  return starts_with(path, "lib/core/file_access.") || path == "tuning/worker/process.cpp" ||
+         path == "tuning/worker/in_flight_record.cpp";
+}
+
 bool is_device_source(std::string_view path) {
   return starts_with(path, "kernels/") && (path.ends_with(".cu") || path.ends_with(".cuh"));
 }
@@ -179,6 +193,13 @@ std::vector<std::string> broken_rules(const std::string& path, std::string_view 
     if (std::find(users.begin(), users.end(), path) == users.end() && calls(tokens, function))
       broken.push_back(path + ": calls " + std::string(function) + ", as " +
                        std::string(users.front()) + " alone may: " + std::string(instead));
+  if (!may_access_files(path))
+    for (const auto word : words_of_file_access())
+      if (std::any_of(tokens.begin(), tokens.end(),
+                      [&](const Token& token) { return token.text == word; }))
+        broken.push_back(path + ": has " + std::string(word) +
+                         ", as lib/core/file_access.cpp alone may: read, replace and keep files by "
+                         "core/file_access.hpp");
   if (starts_with(path, "lib/") && has_text(tokens, "\"ffn\""))
     broken.push_back(path + ": names the op \"ffn\", but lib is mechanism alone");
   return broken;

@@ -7,8 +7,8 @@
 
 namespace fftune::testing {
 
-/// What the file breaks, one line each: "lib/core/a.cpp: includes ...". `path` is relative to the
-/// root of the sources.
+/// The rules that the file breaks, one line each: "lib/core/a.cpp: includes ...". `path` is
+/// relative to the root of the sources.
 std::vector<std::string> broken_rules(const std::string& path, std::string_view source);
 
 }  // namespace fftune::testing

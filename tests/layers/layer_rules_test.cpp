@@ -115,6 +115,22 @@ TEST_CASE("the environment is read, and the process left, in one place") {
   }
 }
 
+TEST_CASE("files are opened in one place") {
+  for (const char* line :
+       {"std::ifstream in(path);", "int f = ::open(path, O_RDONLY | O_CLOEXEC);",
+        "openat(folder, name, O_RDWR);", "auto* f = std::fopen(path, \"rb\");",
+        "std::ofstream(path) << text;", "void* p = mmap(nullptr, n, PROT_READ, MAP_SHARED, f, 0);",
+        "mkstemp(name);", "std::filesystem::copy_file(a, b);"}) {
+    CAPTURE(line);
+    CHECK(broken("lib/store/a.cpp", line) == 1);
+    CHECK(broken("apps/fftune/a.cpp", line) == 1);
+    CHECK(broken("tuning/journal/a.cpp", line) == 1);
+    CHECK(broken("lib/core/file_access.cpp", line) == 0);
+  }
+  CHECK(broken("lib/store/a.cpp", "// an ifstream\nauto library = SharedLibrary::open(name);") ==
+        0);
+}
+
 TEST_CASE("the library names no op") {
   REQUIRE(broken("lib/runtime/a.cpp", "if (op == \"ffn\") return;") == 1);
   REQUIRE(broken("lib/runtime/a.cpp", "// the op \"ffn\"\n") == 0);

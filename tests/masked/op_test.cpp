@@ -188,7 +188,7 @@ TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the te
     }
 }
 
-TEST_CASE("of a mask's pattern a GEMM is told the share, and whether it scatters the tokens") {
+TEST_CASE("a GEMM gets the share of a mask's pattern, and whether it scatters the tokens") {
   struct Expected {
     const char* mask;
     double share;

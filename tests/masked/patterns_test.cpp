@@ -23,7 +23,7 @@ std::vector<std::string> masks_of(std::int64_t m) {
           "even:0.5", "random:0.02", "random:0.2",   "random:0.5",  "random:0.8", "random:0.98"};
 }
 
-/// Of masked-ffn's backward pass.
+/// Forms of masked-ffn's backward pass.
 const std::vector<Options> backward_forms{
     {}, {{"save", "input"}}, {{"accumulate", "yes"}, {"act", "gelu"}}};
 
@@ -93,7 +93,7 @@ int verify_masks(Backend& backend, const Op& op, Problem problem,
   return verified;
 }
 
-/// What a variant computes with is compiled once, whatever the mask.
+/// A variant's kernels are compiled once, whatever the mask.
 int verify_patterns(Backend& backend, const Op& op, DType dtype,
                     const std::vector<std::int64_t>& tokens, const std::vector<std::int64_t>& sizes,
                     int more, const std::string& pass = "fwd", const Options& options = {}) {

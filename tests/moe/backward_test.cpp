@@ -62,7 +62,7 @@ TEST_CASE("the gradients of a mixture are its central differences") {
       }
 }
 
-TEST_CASE("what swiglu-oai limits has no gradient by gate and up, but by the weight") {
+TEST_CASE("values limited by swiglu-oai have no gradient for gate and up, but one for the weight") {
   // gate and up are 1000 times x: beyond the limits, where the expert gives 7 sigmoid(7·1.702) · 8.
   for (const char* weigh : {"after", "before"}) {
     const std::map<std::string, std::string> options{{"act", "swiglu-oai"}, {"weigh", weigh}};

@@ -1,5 +1,5 @@
-// What a mixture's kernels read before they wait for the launch before them, and that they do not
-// where that launch writes it.
+// Tensors that a mixture's kernels read before they wait for the preceding launch, and that they do
+// not if that launch writes them.
 #include <cstddef>
 #include <string>
 #include <variant>

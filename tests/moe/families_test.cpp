@@ -106,7 +106,8 @@ std::vector<Options> backward_forms() {
           {{"bias", "all"}, {"weigh", "before"}, {"accumulate", "yes"}}};
 }
 
-/// Of one expert, of none that is here, of the last, all different, and some that are not here.
+/// Routings to one expert, to none that is here, to the last, all different, and to some that are
+/// not here.
 std::map<std::string, std::vector<float>> routings_of(const MoeSizes& sizes) {
   const auto rows = static_cast<std::size_t>(sizes.m * sizes.choices);
   const auto drawn = draw_routing({1}, sizes.m, sizes.experts, sizes.choices, 3);
@@ -308,8 +309,8 @@ TEST_CASE("experts that are not here add nothing to the router's gradient") {
 
 namespace {
 
-/// Ids of a file, some of which, or all, are of experts that are not here, or twice the same of a
-/// token: rows of the sorted order are of no expert then, and nobody writes them.
+/// Ids of a file: some, or all, are of experts that are not here, or twice the same for a token.
+/// Some rows of the sorted order then belong to no expert, and nobody writes them.
 void verify_recorded_ids(Backend& backend, DType dtype, const MoeSizes& sizes) {
   const testing::TemporaryFolder folder;
   std::mt19937_64 random(14);
@@ -390,7 +391,7 @@ TEST_CASE("the mixture in fp8 on a GPU", "[gpu]") {
            random, 0);
 }
 
-// What a sanitizer gets through in half a minute: each family's default, once.
+// A selection that a sanitizer gets through in half a minute: each family's default, once.
 TEST_CASE("every family of the mixture once on a GPU", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

@@ -214,7 +214,7 @@ TEST_CASE("the reference of packed weights, biases, limits and weights before is
   };
   Pool pool(1);
   for (const bool interleaved : {false, true}) {
-    // The other expert, which nobody has chosen, is of NaN. Of the shared one all weights are 0.
+    // The other expert, which nobody has chosen, is of NaN. All weights of the shared one are 0.
     const double nan = std::nan("");
     std::vector<double> w(4, nan), b(4, nan), d(2, nan), c{nan};
     for (const double* pair : {gates, ups}) w.insert(w.end(), pair, pair + 2);

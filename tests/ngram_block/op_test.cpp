@@ -46,7 +46,7 @@ TEST_CASE("ngram-block is in the catalog, and every source that its families nam
     REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
 }
 
-TEST_CASE("what followed the last ids before is blocked, by hand") {
+TEST_CASE("ids that followed the last ids before are blocked, by hand") {
   using Tokens = std::set<int>;
   CHECK(blocked({1, 2, 3, 1, 2, 4, 1, 2}).first == Tokens{3, 4});
   CHECK(blocked({1, 2, 3, 1, 2, 4, 1, 2}, {{"n", "4"}}).first == Tokens{});

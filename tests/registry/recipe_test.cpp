@@ -112,7 +112,7 @@ TEST_CASE("where no family serves, the error names the stage and every refusal")
   }
 }
 
-TEST_CASE("whatever the families cover, a recipe covers every stage once, or there is none") {
+TEST_CASE("a recipe covers every stage once for any families, or there is none") {
   std::mt19937 random(5);
   const Names stages{"a", "b", "c", "d"};
   for (int round = 0; round < 2000; ++round) {
@@ -128,7 +128,7 @@ TEST_CASE("whatever the families cover, a recipe covers every stage once, or the
       if (random() % 4 == 0) family.refuse(always);
       op.family(family);
     }
-    // What can be covered at all: reachable[i] says whether stages [0, i) can.
+    // Stages that can be covered at all: reachable[i] says whether stages [0, i) can.
     std::vector<bool> reachable(stages.size() + 1, false);
     reachable[0] = true;
     for (std::size_t end = 1; end <= stages.size(); ++end)

@@ -116,7 +116,7 @@ TEST_CASE("the backward reference is the derivative of the forward one") {
                             {"dy", draw(n)},
                             {"dsum", draw(n)}};
         const auto out = run(backward, in);
-        // What dy and dsum weigh, as a function of x and w.
+        // The sum of the outputs weighted by dy and dsum, as a function of x and w.
         const auto loss = [&](const ReferenceTensors& at) {
           const auto result = run(forward, at);
           double sum = 0;

@@ -49,7 +49,7 @@ TEST_CASE("llama3: long wavelengths are stretched, short ones are not, and betwe
       ++between;
     }
   }
-  // Of Llama 3.1's 64 pairs.
+  // For Llama 3.1's 64 pairs.
   CHECK(alone == 29);
   CHECK(between == 6);
   CHECK(stretched == 29);

@@ -1,4 +1,6 @@
 // The example gives the ids that plain loops in float64 give.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -110,7 +112,7 @@ TEST_CASE("a model in bf16 runs") {
   CHECK(ids_in(done.out).size() == 4);
 }
 
-TEST_CASE("what is wrong with a model is one line") {
+TEST_CASE("an error in a model is one line") {
   const TemporaryFolder folder;
   const auto check = [&](const std::string& words, const std::string& named) {
     const Finished done = run(folder.path(), words);
@@ -124,6 +126,9 @@ TEST_CASE("what is wrong with a model is one line") {
   check("", "usage:");
   check("model --prompt-ids", "usage:");
   check("none" + ids, "none/model.safetensors cannot be read");
+  std::filesystem::create_directory(folder.path() / "pipe");
+  REQUIRE(mkfifo((folder.path() / "pipe/model.safetensors").c_str(), 0600) == 0);
+  check("pipe" + ids, "pipe/model.safetensors cannot be read");
   const auto model = folder.path() / "model";
   SmallModel({}).write(model);
   check("model --prompt-ids 1,61 --tokens 2", "there is no id 61");

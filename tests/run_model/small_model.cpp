@@ -151,7 +151,7 @@ void SmallModel::rotate(std::vector<double>& head, int position) const {
   }
 }
 
-/// Of q, k or v, rotated but for v.
+/// Heads of q, k or v; those of q and k are rotated.
 std::vector<double> SmallModel::heads_of(const std::vector<double>& x, const std::string& start,
                                          const std::string& which, int position) const {
   auto all = product(x, start + "self_attn." + which + "_proj");

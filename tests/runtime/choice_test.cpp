@@ -74,7 +74,7 @@ TEST_CASE("tiles of another shape that fit a problem badly give way to the defau
   CHECK(choice.reason.find("times as long as the default: default of the op") != std::string::npos);
 }
 
-TEST_CASE("what was measured at the shape itself is served, whatever an estimate says") {
+TEST_CASE("a record of the shape itself serves, whatever an estimate says") {
   const auto asked = problem_of(4096, 11008, 700);
   const Choice choice = choice_of(record_of(asked), asked);
   REQUIRE(choice.preset);

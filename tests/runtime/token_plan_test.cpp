@@ -240,7 +240,7 @@ TEST_CASE(
   for (std::int64_t s = 1; s <= 9000; s += 13) CHECK_NOTHROW(plan.prepare(s));
 }
 
-TEST_CASE("what is far from its record says by which sizes") {
+TEST_CASE("a choice far from its record names the sizes") {
   const auto problem = [](std::int64_t m, std::int64_t d, std::int64_t h) {
     return Problem{"ffn", "fwd", DType::bf16, {{"m", m}, {"d", d}, {"h", h}}, {}};
   };

@@ -83,7 +83,7 @@ void repair_length(std::string& file, std::size_t data_bytes) {
 bool read_soundly(const std::string& file) {
   try {
     std::size_t covered = 0;
-    const auto tensors = read_safetensors_header(std::as_bytes(std::span(file)));
+    const auto tensors = read_safetensors_header(std::as_bytes(std::span(file)), file.size());
     for (const SavedTensor& tensor : tensors) {
       if (tensor.end < tensor.begin || tensor.end > file.size()) FAIL("out of the file");
       const auto bytes =

@@ -1,4 +1,4 @@
-// What a header may say, and each thing that it may not, as one line.
+// Valid contents of a header, and each invalid one, as one line.
 #include "safetensors/header.hpp"
 
 #include <span>
@@ -16,7 +16,7 @@ using fftune::testing::SafetensorsWriter;
 namespace {
 
 std::vector<SavedTensor> read(const std::string& bytes) {
-  return read_safetensors_header(std::as_bytes(std::span(bytes)));
+  return read_safetensors_header(std::as_bytes(std::span(bytes)), bytes.size());
 }
 
 std::string complaint(const std::string& bytes) {
@@ -28,7 +28,7 @@ std::string complaint(const std::string& bytes) {
   return "";
 }
 
-/// Of a header with data of this many bytes.
+/// The error of a header with data of this many bytes.
 std::string complaint(const std::string& header, std::size_t data) {
   return complaint(safetensors_bytes(header, std::string(data, '\0')));
 }

@@ -32,7 +32,9 @@ void write_shard(const fs::path& path, const std::string& name, float value) {
 double first_value(const SavedModel& model, const std::string& name) {
   double value = 0;
   const auto& tensor = model.at(name);
-  decode(tensor.saved.element, tensor.data, {&value, 1});
+  std::vector<std::byte> saved(element_bytes(tensor.saved.element));
+  model.read(tensor, 0, saved);
+  decode(tensor.saved.element, saved.data(), {&value, 1});
   return value;
 }
 
@@ -67,6 +69,19 @@ TEST_CASE("a model is a file, a folder, or an index of several files") {
   }
 }
 
+TEST_CASE("a file that is cut short while it is open is an error that names it") {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "a.safetensors";
+  write_shard(path, "one", 1);
+  const SavedModel model(path);
+  const auto whole = fs::file_size(path);
+  for (const std::uintmax_t left : {whole - 1, std::uintmax_t{0}}) {
+    fs::resize_file(path, left);
+    CHECK_THROWS_WITH(first_value(model, "one"),
+                      ContainsSubstring(path.string()) && ContainsSubstring("cut short"));
+  }
+}
+
 TEST_CASE("a missing tensor is named with the nearest") {
   const TemporaryFolder folder;
   write_shard(folder.path() / "a.safetensors", "model.layers.0.mlp.gate_proj.weight", 1);
@@ -76,7 +91,7 @@ TEST_CASE("a missing tensor is named with the nearest") {
   CHECK_THROWS_WITH(model.at("zzz"), ContainsSubstring("there is no tensor 'zzz'"));
 }
 
-TEST_CASE("what is wrong with a model's files is one line that names the file") {
+TEST_CASE("an error in a model's files is one line that names the file") {
   const TemporaryFolder folder;
   const auto check = [&](const fs::path& path, const std::string& what) {
     const std::string said = complaint(path);

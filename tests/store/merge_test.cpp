@@ -2,9 +2,13 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <fstream>
 #include <functional>
@@ -44,10 +48,25 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
   return names;
 }
 
+/// How many more folders can be synced; -1: any number.
+std::atomic<int> folder_syncs_before_failure{-1};
+
 }  // namespace
+
+/// The system's, unless a test has a folder's fail.
+extern "C" int fsync(int descriptor) {
+  struct stat status {};
+  if (folder_syncs_before_failure >= 0 && ::fstat(descriptor, &status) == 0 &&
+      S_ISDIR(status.st_mode) && folder_syncs_before_failure-- == 0) {
+    errno = EIO;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 TEST_CASE("records are added to the file, and replaced where the problem is the same") {
   const testing::TemporaryFolder folder;
@@ -283,8 +302,7 @@ TEST_CASE("a merge into several files that is refused at the last changes none")
                                {batch_of("aa", 1), batch_of("ffn", 2), batch_of("zz", 2)}, wait);
         }).find(".zz.lock") != std::string::npos);
   CHECK(read_whole_file(place / "ffn.json") == before);
-  for (const char* name : {"aa.json", ".aa.json.new", ".ffn.json.new", ".aa.lock"})
-    CHECK(!std::filesystem::exists(place / name));
+  CHECK(names_in(place) == std::vector<std::string>{".zz.lock", "ffn.json"});
 }
 
 TEST_CASE("a file that cannot be replaced midway leaves those before it as they were") {
@@ -306,11 +324,33 @@ TEST_CASE("a file that cannot be replaced midway leaves those before it as they 
               {batch_of("aa", 2), batch_of("bb", 2), batch_of("ffn", 2), batch_of("zz", 2)}, wait);
         }).find("cannot write") != std::string::npos);
   CHECK(read_whole_file(place / "aa.json") == before);
-  for (const char* name : {"bb.json", "zz.json", ".ffn.json.new", ".zz.json.new", ".zz.lock"})
-    CHECK(!std::filesystem::exists(place / name));
+  CHECK(names_in(place) == std::vector<std::string>{"aa.json", "ffn.json"});
 }
 
-TEST_CASE("of batches for one file, the later replace the records of the earlier") {
+TEST_CASE("a folder that cannot be synced leaves every file as it was, the last too") {
+  const testing::TemporaryFolder folder;
+  merge_preset_batches(folder.path(), {batch_of("aa", 1), batch_of("ffn", 1)});
+  const auto place = folder.path() / example::device().slug;
+  const auto before = names_in(place);
+  const auto aa = read_whole_file(place / "aa.json"), ffn = read_whole_file(place / "ffn.json");
+  for (int good = 0; good < 3; ++good) {
+    CAPTURE(good);
+    folder_syncs_before_failure = good;
+    const auto why = reason([&] {
+      merge_preset_batches(folder.path(),
+                           {batch_of("aa", 2), batch_of("bb", 2), batch_of("ffn", 2)});
+    });
+    folder_syncs_before_failure = -1;
+    CHECK(why.find("cannot sync the folder") != std::string::npos);
+    CHECK(names_in(place) == before);
+    CHECK(read_whole_file(place / "aa.json") == aa);
+    CHECK(read_whole_file(place / "ffn.json") == ffn);
+  }
+  merge_preset_batches(folder.path(), {batch_of("aa", 2), batch_of("bb", 2)});
+  CHECK(read_preset_file(place / "aa.json").records.size() == 2);
+}
+
+TEST_CASE("later batches for one file replace the records of earlier ones") {
   const testing::TemporaryFolder folder;
   auto later = batch_of("ffn", 2);
   later.records.front().verdict.median_us = 77;
@@ -350,7 +390,7 @@ TEST_CASE("records that differ in what is performance-neutral merge into the one
   const std::vector<Problem> both{newer.problem, other.problem};
   CHECK(left({{device, "ffn", {older, newer, other}}}) == both);
   CHECK(left({{device, "ffn", {newer, older, other}}}) == both);
-  // What is merged replaces what is there, whenever that was measured.
+  // A merged record replaces the present one, whenever either was measured.
   CHECK(left({{device, "ffn", {newer, other}}, {device, "ffn", {older}}}) ==
         std::vector<Problem>{older.problem, other.problem});
   // A file that has both is left with one, of whatever else it is given.

@@ -140,7 +140,7 @@ TEST_CASE("a number that is left out is no option of its own, a word is") {
   CHECK_FALSE(find(library, problem));
 }
 
-TEST_CASE("what is performance-neutral decides nothing about which record serves") {
+TEST_CASE("performance-neutral fields decide nothing about which record serves") {
   const Comparison neutral{"m", {}, {}, {"angles", "positions"}};
   const auto with = [](std::int64_t m, const char* angles) {
     auto problem = example::ffn(m);
@@ -271,7 +271,7 @@ TEST_CASE("a record that is illegal here is passed over, and the reason says so"
   REQUIRE(contains(absence, "all 2 presets for this are illegal here, the first "));
 }
 
-TEST_CASE("of many records few are asked whether they are legal") {
+TEST_CASE("few of many records are checked for legality") {
   const testing::TemporaryFolder folder;
   std::vector<PresetRecord> records;
   for (std::int64_t m = 1; m <= 300; ++m) records.push_back(example::record(example::ffn(m)));
@@ -317,8 +317,8 @@ TEST_CASE("a library of damaged files serves the good ones and keeps the complai
 
 TEST_CASE("finding what serves every record takes a time that grows with their number") {
   // `near`: of this device; `far`: of another of its architecture, none of the same shape, so that
-  // each of its problems is served by the nearest of this device's.
-  // Of the processor: how long it takes is others' matter too.
+  // each of its problems is served by the nearest of this device's. Time of this thread's
+  // processor, because elapsed time also depends on other processes.
   const auto now = [] {
     timespec time{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -88,7 +88,7 @@ TEST_CASE("a preset file is laid out for people to review") {
   REQUIRE(preset_text(example::device(), "ffn", {example::record(example::ffn(16))}) == expected);
 }
 
-TEST_CASE("what is written is what is read") {
+TEST_CASE("records are read as they were written") {
   const auto written = example::record(example::ffn(16));
   const auto text = preset_text(example::device(), "ffn", {written});
   const auto file = parse_preset_text(text, "a.json");

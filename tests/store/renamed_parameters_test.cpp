@@ -55,9 +55,9 @@ TEST_CASE("each old name is read as today's, and a number of a schedule as its w
       {"cpu_gate_up_blas/token_block=32,inter_block=64,threads=1,fused=0",
        "cpu_gate_up_blas/block_m=32,block_n=64,threads=1,fused=0"},
       {"cpu_dx_blas/token_block=128,feature_block=1024,threads=8",
-       "cpu_dx_blas/block_m=128,block_n=1024,threads=8,fused=0"},
+       "cpu_dx_blas/block_m=128,block_n=1024,threads=8"},
       {"cpu_dw_blas/rows=512,columns=64,threads=8",
-       "cpu_dw_blas/block_m=512,block_n=64,threads=8,fused=0"},
+       "cpu_dw_blas/block_m=512,block_n=64,threads=8"},
       {"norm_rows/vector=16,streams=0,keep=1,early=1",
        "norm_rows/vector=16,evict_first=0,keep=1,l2_prefetch=1"},
       {"rows/threads=128,early=0", "rows/threads=128,l2_prefetch=0"},
@@ -78,7 +78,7 @@ TEST_CASE("each old name is read as today's, and a number of a schedule as its w
     CHECK(renamed(Variant::parse(was)) == Variant::parse(is));
 }
 
-TEST_CASE("what has no new name stays as it is") {
+TEST_CASE("names without a new form stay as they are") {
   for (const char* id :
        {"gate_up_sm80/bm=16,bn=64,bk=64,warps_m=1,warps_n=4,stages=4,split_k=1,group_m=1",
         "gate_up_decode/rows=8,warps=4,unroll=1,split_k=2", "down_fallback",
@@ -90,10 +90,10 @@ TEST_CASE("what has no new name stays as it is") {
     CHECK(renamed_id(id) == id);
 }
 
-TEST_CASE("a record of schema 1 or 2 and the same one of schema 3 read alike") {
+TEST_CASE("a record with old names and the same one with new names read alike, in any schema") {
   const auto now = file_with(3, R"("bm": 128, "schedule": "pingpong", "mma_warpgroups": 2)");
   REQUIRE(now.complaints.empty());
-  for (const int schema : {1, 2}) {
+  for (const int schema : {1, 2, 3}) {
     const auto old = file_with(schema, R"("bm": 128, "schedule": 1, "consumers": 2)");
     CAPTURE(old.complaints);
     REQUIRE(old.complaints.empty());
@@ -101,12 +101,6 @@ TEST_CASE("a record of schema 1 or 2 and the same one of schema 3 read alike") {
     CHECK(preset_text(old.device, old.op, old.records) ==
           preset_text(now.device, now.op, now.records));
   }
-}
-
-TEST_CASE("old names in a file of schema 3 are not renamed: its family says what is wrong") {
-  const auto file = file_with(3, R"("bm": 128, "schedule": 1, "consumers": 2)");
-  REQUIRE(file.complaints.empty());
-  CHECK(file.records[0].stages[0].variant.id() == "gate_up_sm90/bm=128,schedule=1,consumers=2");
 }
 
 TEST_CASE("files of schema 2 are merged into files of schema 3 and lose nothing but old names") {

@@ -35,7 +35,7 @@ std::set<std::string> keys(const JsonValue& value, bool of_schema) {
 
 }  // namespace
 
-TEST_CASE("what is written fits the schema") {
+TEST_CASE("written files fit the schema") {
   const auto root = schema();
   REQUIRE(example::misfit(root, root, good_file()).empty());
   REQUIRE(
@@ -93,7 +93,8 @@ TEST_CASE("the schema refuses what the reader refuses, and the reader what the s
   agree(good_file(), "the good file");
   example::for_each_other_type(
       good_file(), [&](const JsonValue& document, const JsonValue& before, const JsonValue& now) {
-        // What no schema can say: interval_low_us <= interval_high_us, error <= tolerance.
+        // Rules that no schema can express: interval_low_us <= interval_high_us, error <=
+        // tolerance.
         const bool order = before.get_if<double>() && now.get_if<std::uint64_t>();
         if (!order) agree(document, json_line(before) + " as " + json_line(now));
       });

@@ -32,8 +32,8 @@ inline void run_reference(const Op& op, const Problem& problem, ReferenceTensors
   for (std::size_t stage = 0; stage < stages; ++stage) op.reference(problem, stage, tensors, pool);
 }
 
-/// Checks every element of every gradient {input, gradient} of the sum of dy ⊙ y. What the forward
-/// pass saves is handed to the backward pass. Inputs that are no noise are `given`.
+/// Checks every element of every gradient {input, gradient} of the sum of dy ⊙ y. Tensors that the
+/// forward pass saves are handed to the backward pass. Inputs that are no noise are `given`.
 inline void check_gradients(const Op& op, const Problem& forward, const Problem& backward,
                             const std::vector<std::pair<std::string, std::string>>& gradients,
                             std::mt19937_64& random, const ReferenceTensors& given = {}) {

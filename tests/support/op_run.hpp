@@ -1,4 +1,5 @@
-// An op's tensors on a device, to run programs on them and to look at what these wrote.
+// An op's tensors on a device, each between guards, to run programs on them and to look at what
+// these wrote.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "registry/catalog.hpp"
 #include "runtime/recipe_executables.hpp"
 #include "support/catch.hpp"
+#include "verify/guarded_buffer.hpp"
 
 namespace fftune::test {
 
@@ -23,6 +25,16 @@ class OpRun {
         const std::vector<TensorSpec>& extra = {}, std::uint64_t seed = 1)
       : backend_(&backend), specs_(op.tensors(problem)) {
     specs_.insert(specs_.end(), extra.begin(), extra.end());
+    for (const TensorSpec& spec : specs_) {
+      buffers_.push_back(std::make_unique<GuardedBuffer>(backend));
+      buffers_.back()->resize(spec.bytes());
+      addresses_.push_back(buffers_.back()->data());
+    }
+    draw(seed);
+  }
+
+  /// The random values of a seed in every tensor.
+  void draw(std::uint64_t seed) {
     std::mt19937_64 random(seed);
     for (const TensorSpec& spec : specs_) {
       std::normal_distribution<float> normal(static_cast<float>(spec.mean),
@@ -36,10 +48,23 @@ class OpRun {
       }
       std::vector<std::byte> bytes(spec.bytes());
       encode(spec.dtype, values, bytes.data());
-      buffers_.push_back(backend.allocate(bytes.size()));
-      backend.write(buffers_.back()->data(), bytes.data(), bytes.size());
-      addresses_.push_back(buffers_.back()->data());
+      write(spec.name, bytes);
     }
+  }
+
+  const std::vector<TensorSpec>& specs() const { return specs_; }
+
+  /// Which tensors' guards were written, for people; empty if none were.
+  std::string damage() const {
+    std::string all;
+    for (std::size_t i = 0; i < specs_.size(); ++i)
+      if (const std::string own = buffers_[i]->damage(); !own.empty())
+        all += specs_[i].name + ": " + own + "; ";
+    return all;
+  }
+
+  void write(const std::string& tensor, const std::vector<std::byte>& bytes) {
+    backend_->write(addresses_[tensor_index(specs_, tensor)], bytes.data(), bytes.size());
   }
 
   /// Makes `tensor` another name of `same`.
@@ -53,7 +78,7 @@ class OpRun {
     std::vector<std::byte> bytes(specs_[at].bytes());
     REQUIRE(values.size() == static_cast<std::size_t>(specs_[at].elements()));
     encode(specs_[at].dtype, values, bytes.data());
-    backend_->write(addresses_[at], bytes.data(), bytes.size());
+    write(tensor, bytes);
   }
 
   using Executables = std::vector<std::shared_ptr<const Executable>>;
@@ -73,13 +98,14 @@ class OpRun {
     return compile(programs);
   }
 
-  /// As a plan does: nothing waits between one stage and the next but the kernels themselves.
+  /// As a plan does: nothing waits between one stage and the next but the kernels themselves. Runs
+  /// share their workspace, as a plan's do.
   void run(const Executables& executables) {
     std::size_t bytes = 256;
     for (const auto& each : executables) bytes = std::max(bytes, each->workspace_bytes());
-    const auto workspace = backend_->allocate(bytes);
+    if (!workspace_ || workspace_->bytes() < bytes) workspace_ = backend_->allocate(bytes);
     for (const auto& each : executables)
-      each->enqueue(addresses_.data(), workspace->data(), backend_->stream());
+      each->enqueue(addresses_.data(), workspace_->data(), backend_->stream());
     backend_->synchronize();
   }
   void run(const Program& program) { run(compile(std::vector<Program>{program})); }
@@ -103,7 +129,8 @@ class OpRun {
  private:
   Backend* backend_;
   std::vector<TensorSpec> specs_;
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::unique_ptr<GuardedBuffer>> buffers_;
+  std::unique_ptr<Buffer> workspace_;
   std::vector<void*> addresses_;
 };
 

@@ -40,8 +40,8 @@ inline std::size_t first_stage_of(const Family& family, const std::vector<StageS
   return static_cast<std::size_t>(first - stages.begin());
 }
 
-/// Of every family that serves the problem on the stages that it covers, the default and `more`
-/// feasible configurations.
+/// The default and `more` feasible configurations of every family that serves the problem on the
+/// stages that it covers.
 template <typename Random>
 std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
                                         const Problem& problem, Random& random, int more) {

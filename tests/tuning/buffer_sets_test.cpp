@@ -53,7 +53,7 @@ TEST_CASE("the sets overflow the cache by the stage that touches least") {
   CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 11'000'000) == 0);
   CHECK(set_count(stages, std::size_t{3} << 30, gpu(50'000'000), free) == 5);
   CHECK(set_count(stages, std::size_t{9} << 30, gpu(50'000'000), free) == 2);
-  // What touches next to nothing needs no gigabytes.
+  // A stage that touches next to nothing needs no gigabytes.
   const std::vector<StageSpec> uneven{{"a", {}, {}, 1, 0, 8e8}, {"b", {}, {}, 1, 0, 4e6}};
   CHECK(set_count(uneven, 804'000'000, gpu(50'000'000), free) == 2);
 }

@@ -80,7 +80,7 @@ TEST_CASE("samples of one burst claim to know more than they do: what the bursts
   CHECK(apart > 400);
 }
 
-TEST_CASE("what is slowed down together is still compared") {
+TEST_CASE("candidates that slow down together are still compared") {
   auto evaluator = shared_machine(0);
   evaluator.stretch = [&](const std::string&) { return neighbour(evaluator.clock); };
   const auto timings = time_in_bursts(evaluator, {one, twice}, fifty(), plan_for(evaluator));
@@ -119,7 +119,7 @@ TEST_CASE("samples are divided among the bursts, which the pauses set apart") {
             .bursts.size() == 1);
 }
 
-TEST_CASE("what fails is left out of the bursts that follow, and the others go on") {
+TEST_CASE("a failed candidate is left out of later bursts, and the others go on") {
   auto evaluator = shared_machine(0);
   evaluator.misbehaving["f/p=142"] = Misbehaviour::launch;
   const auto timings = time_in_bursts(evaluator, {one, slower}, fifty(), plan_for(evaluator));

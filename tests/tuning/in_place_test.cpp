@@ -61,7 +61,7 @@ TEST_CASE("a part gets the variant that is fastest in the whole, not by itself")
   }
 }
 
-TEST_CASE("what a part should be depends on its neighbours: rounds go on until none changes") {
+TEST_CASE("the best variant of a part depends on its neighbours: rounds go on until none changes") {
   auto fake = three_stages();
   FakeEvaluator evaluator(alone);
   // The best p of f is that of g, whose best is 2 once h has 2.
@@ -132,7 +132,7 @@ TEST_CASE("a variant that cannot run in the whole loses its place, and the searc
   CHECK(winner(result, 2) == 2);
 }
 
-TEST_CASE("what is wrong as a whole is not chosen") {
+TEST_CASE("in place, a recipe that is wrong as a whole is not chosen") {
   auto fake = three_stages();
   FakeEvaluator evaluator(alone);
   evaluator.misbehaving["f/p=0 + g/p=0 + h/p=0"] = Misbehaviour::wrong;

@@ -1,9 +1,13 @@
 #include "tuning/journal/journal.hpp"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -53,7 +57,7 @@ void write(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("what is written is read back by --resume, the last line of a variant counting") {
+TEST_CASE("--resume reads back what was written, and the last line of a variant counts") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   std::filesystem::path path;
@@ -253,7 +257,7 @@ TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to 
     FakeEvaluator again(truth);
     INFO("cut after " << cut << " of " << text.size());
     CHECK(sweep(again, true).first == winner);
-    // Of what is known whole nothing is screened again: it is among the finalists or untouched.
+    // Known variants are not screened again: they are finalists or untouched.
     const auto kept = Journal::open(folder.path(), again.facts(), "fake", true);
     CHECK(kept.damaged_lines() == 0);
     CHECK(kept.known_count() == 12);
@@ -337,4 +341,64 @@ TEST_CASE("a resumed sweep measures only what was not, and finds the same winner
       if (id.starts_with("f/p=7") && id.find('+') == id.npos) CHECK(second.sampled[id] == 0);
     if (first.verified["f/p=9"]) CHECK(second.verified["f/p=9"] == 0);
   }
+}
+
+TEST_CASE("links and files that others planted are neither continued nor written") {
+  const TemporaryFolder folder;
+  const auto facts = facts_of_test();
+  const auto victim = folder.path() / "victim";
+  const std::string precious = "a line\nand a last one without an end";
+  write(victim, precious);
+  const auto own = Journal::open(folder.path() / "state", facts, "fake", false).path();
+  const auto place = own.parent_path();
+  std::filesystem::create_symlink(victim, place / "fake-29991231T000000Z-1.jsonl");
+  std::filesystem::create_hard_link(victim, place / "fake-29991231T000000Z-2.jsonl");
+  if (::geteuid() == 0) {
+    write(place / "fake-29991231T000000Z-3.jsonl", "{}\n");
+    REQUIRE(::chown((place / "fake-29991231T000000Z-3.jsonl").c_str(), 65534, 65534) == 0);
+  }
+  CHECK(Journal::open(folder.path() / "state", facts, "fake", true).path() == own);
+
+  // Every name that this process could give a journal within the next seconds is taken.
+  const std::time_t now = std::time(nullptr);
+  for (std::time_t later = 0; later < 60; ++later) {
+    const std::time_t then = now + later;
+    std::tm utc{};
+    gmtime_r(&then, &utc);
+    char stamp[sizeof "20261121T140322Z"];
+    std::strftime(stamp, sizeof stamp, "%Y%m%dT%H%M%SZ", &utc);
+    const auto name = place / fmt::format("fake-{}-{}.jsonl", stamp, ::getpid());
+    if (!std::filesystem::exists(name)) std::filesystem::create_symlink(victim, name);
+  }
+  {
+    auto journal = Journal::open(folder.path() / "state", facts, "fake", false);
+    CHECK(!std::filesystem::is_symlink(journal.path()));
+    journal.launch(Problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}}, {"f/p=1"});
+  }
+  CHECK(read(victim) == precious);
+}
+
+TEST_CASE("a journal is kept in no folder that others write to") {
+  const TemporaryFolder folder;
+  const auto complaint = [&] {
+    try {
+      Journal::open(folder.path() / "state", facts_of_test(), "fake", false);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(complaint().empty());
+  ::chmod((folder.path() / "state" / facts_of_test().slug()).c_str(), 0777);
+  CHECK_THAT(complaint(), ContainsSubstring("writable by others: chmod 700 it") &&
+                              ContainsSubstring("XDG_STATE_HOME"));
+}
+
+TEST_CASE("a journal that is too large to read is named") {
+  const TemporaryFolder folder;
+  const auto path = Journal::open(folder.path(), facts_of_test(), "fake", false).path();
+  std::filesystem::resize_file(path, std::uintmax_t{1} << 40);
+  CHECK_THROWS_WITH(Journal::open(folder.path(), facts_of_test(), "fake", true),
+                    ContainsSubstring(path.string()) && ContainsSubstring("larger than"));
+  CHECK_THROWS_WITH(read_journal(path), ContainsSubstring(path.string()));
 }

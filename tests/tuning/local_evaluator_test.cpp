@@ -101,7 +101,7 @@ class Toys final : public ToyOp {
 
 }  // namespace
 
-TEST_CASE("whatever a candidate does on a real backend is a value") {
+TEST_CASE("any outcome of a candidate on a real backend is a value") {
   const OddOp op;
   const Catalog catalog{{&op}, &no_sources};
   const auto backend = open_cpu();
@@ -240,7 +240,8 @@ TEST_CASE("a whole search on the CPU picks the only variant that is right and fa
   CHECK(result.record->error < result.record->tolerance);
   CHECK(result.record->verdict.unfused_ratio > 0.3);
   CHECK(result.baselines.size() == 1);
-  // Of the broken baseline; and of a decision that a busy machine may have made hard, as it says.
+  // Notes on the broken baseline, and on a decision that a busy machine may have made hard, are
+  // expected.
   CHECK(std::count_if(result.notes.begin(), result.notes.end(), [](const std::string& note) {
           return !note.starts_with("undecided: ") &&
                  !note.starts_with("measured while disturbed: ");

@@ -14,8 +14,8 @@ using namespace fftune;
 
 namespace {
 
-/// 200 variants: eight within 2% of the best, of which one has the fewest registers, a dozen from
-/// 4% on, then a long tail, in no order.
+/// 200 variants: eight within 2% of the best, one with the fewest registers among them, a dozen
+/// from 4% on, then a long tail, in no order.
 double crowded(const Variant& variant) {
   const auto p = variant.config.at("p");
   const auto place = static_cast<double>(p * 77 % 200);
@@ -63,7 +63,7 @@ TEST_CASE("ten sweeps pick the same, or one of the stated ties, under noise of 0
         CHECK(tie_set(result).contains(winner));
       }
     if (noise <= 0.002) CHECK(winners == std::set<std::string>{"f/p=13"});
-    // What was picked is in truth as good as the best, or no worse than the noise hides.
+    // The picked variant is in truth as good as the best, or no worse than the noise hides.
     for (const auto& id : winners) CHECK(crowded(Variant::parse(id)) <= 100 * (1.02 + noise / 2));
   }
 }
@@ -107,7 +107,8 @@ TEST_CASE(
   CHECK(said);
 }
 
-TEST_CASE("what the measurement cannot tell from the fastest is tied with it, behind the band") {
+TEST_CASE(
+    "variants that the measurement cannot tell from the fastest tie with it, behind the band") {
   const std::vector<Finalist> all{{"fastest", 100, 64, 98, 103},
                                   {"close", 101.5, 40, 100, 102},
                                   {"unsure", 105, 10, 102, 108},
@@ -119,7 +120,7 @@ TEST_CASE("what the measurement cannot tell from the fastest is tied with it, be
   CHECK(tied({{"a", 100, 1}, {"b", 103, 1}}, 0.02).unresolved == 0);
 }
 
-TEST_CASE("what slows the device all the while that the best is screened costs it nothing") {
+TEST_CASE("a disturbance during the whole screening of the best costs it nothing") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 200).default_value = 120;
   for (const std::string strategy : {"halving", "guided"})

@@ -88,7 +88,7 @@ TEST_CASE("a winner that has become slow, or wrong, is demoted for the best of t
   CHECK(refreshed(*result.record, recorded.record).stages[0].failed == 0);
 }
 
-TEST_CASE("what a person wrote among the ties and names no variant is left out") {
+TEST_CASE("a hand-written tie that names no variant is left out") {
   Recorded recorded;
   const auto count = stored_variants(recorded.record).size();
   recorded.record.stages[0].ties.push_back({"no=variant/at all", 1});

@@ -58,7 +58,7 @@ TEST_CASE("a search within the class of the present winner leaves it for nothing
       if (outcome.kind == OutcomeKind::measured) continue;
       CHECK(outcome.kind == OutcomeKind::other_bits);
       CHECK(outcome.reason.find("differ") != outcome.reason.npos);
-      // What may not win is not timed.
+      // A variant that may not win is not timed.
       CHECK(evaluator.sampled[outcome.id] == 0);
     }
   }

@@ -1,4 +1,4 @@
-// What the surrogate believes of variants whose parameters are words.
+// The surrogate's predictions for variants whose parameters are words.
 #include "tuning/strategies/surrogate.hpp"
 
 #include <cmath>

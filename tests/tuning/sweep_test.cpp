@@ -38,7 +38,7 @@ TEST_CASE("problems share a budget; each gets a part and the end is in time") {
   CHECK(evaluator.clock < 23);
 }
 
-TEST_CASE("of many problems that take all of their time the last one is not starved") {
+TEST_CASE("the last of many problems that use all of their time is not starved") {
   constexpr int problems = 12;
   constexpr double budget = 120;
   FakeCatalog fake(1);
@@ -59,7 +59,7 @@ TEST_CASE("of many problems that take all of their time the last one is not star
   CHECK(evaluator.clock < budget * 1.05);
 }
 
-TEST_CASE("what preparing small problems takes does not take the time from them") {
+TEST_CASE("preparation of small problems does not use up their time") {
   // Numbers of tokens, and seconds that a mixture of experts took to prepare on an H200.
   const std::map<std::int64_t, double> preparing{
       {1, 1.216},  {2, 0.154},   {4, 0.306},   {8, 0.376},    {16, 0.554},   {24, 0.612},

@@ -98,7 +98,7 @@ TEST_CASE("random tries a quarter and answers with the best of it") {
   auto options = evaluator.options();
   options.strategy = "random";
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
-  // And those of which the most is expected, which every search begins with.
+  // The variants with the largest expected gain, which every search begins with, are added.
   CHECK(result.record->stages[0].measured >= 50);
   CHECK(result.record->stages[0].measured <= 54);
   CHECK(result.record->stages[0].feasible == 200);
@@ -121,7 +121,7 @@ TEST_CASE("a few spilled words are no reason not to time a kernel, and many are"
   }
 }
 
-TEST_CASE("what misbehaves is an outcome with its cause, and the best of the rest wins") {
+TEST_CASE("misbehaviour is an outcome with its cause, and the best of the rest wins") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 200);
   for (const std::string strategy : {"halving", "exhaustive", "random"}) {
@@ -263,7 +263,8 @@ TEST_CASE("a search that hardly began says so, and decides nothing") {
   }));
 }
 
-TEST_CASE("what preparing takes is not the search's, unless the user gave a budget for all of it") {
+TEST_CASE(
+    "preparation does not count as search time, unless the user gave a budget for all of it") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 300);
   const auto tried = [&](double preparing, double budget) {

@@ -47,7 +47,7 @@ TEST_CASE("bits may differ where sums have any order, but no second run may be w
   CHECK_FALSE(verify(true, 0.1F).passed);
 }
 
-TEST_CASE("what was rounded before it was summed widens the tolerance in squares") {
+TEST_CASE("summands rounded before the sum widen the tolerance in squares") {
   HostThreads threads;
   const Problem problem = UnorderedToy::problem(DType::bf16, 40, 16, 16);
   const auto error = [&](int inner_roundings) {

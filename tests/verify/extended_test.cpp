@@ -110,7 +110,7 @@ void check_rows(const std::vector<const double*>& extended, const std::vector<co
   CHECK(std::sqrt(squares) <= 1e-13 * norm);
 }
 
-/// Of every output of every run of stages that ends with it.
+/// Checks every output of every run of stages that ends with it.
 void check_alike(Truth& extended, Truth& fresh) {
   for (std::size_t tensor = 0; tensor < fresh.tensors().size(); ++tensor) {
     INFO(fresh.tensors()[tensor].name);

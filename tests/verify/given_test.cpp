@@ -73,7 +73,7 @@ TEST_CASE("rows of tokens that are given stand for any number of tokens") {
   CHECK(std::equal(few.begin(), few.end(), many.begin()));
 }
 
-TEST_CASE("what is verified is computed from the given values") {
+TEST_CASE("verification computes from the given values") {
   const ToyOp op;
   HostBackend backend;
   const Problem problem = ToyOp::problem(DType::f32, 5, 8, 12);
@@ -106,7 +106,7 @@ class LargeRow final : public GivenTensors {
 
 }  // namespace
 
-TEST_CASE("of given values the elements of a row have a bound of its own rounding errors") {
+TEST_CASE("with given values the elements of a row have a bound from its own rounding errors") {
   const ToyOp op;
   HostThreads threads;
   const Problem problem = ToyOp::problem(DType::bf16, 40, 16, 24);

@@ -26,7 +26,7 @@ class SortedToy : public ToyOp {
   }
 };
 
-/// Of the second stage, whose y is spoilt from an element on, by another value in each run.
+/// Verifies the second stage, whose y is spoilt from an element on, by another value in each run.
 Verification spoilt_from(std::int64_t element) {
   HostBackend backend;
   const SortedToy op;

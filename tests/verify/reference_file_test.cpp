@@ -42,7 +42,7 @@ int computed(File& file, const Problem& problem, std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("what one process computed, the next one need not") {
+TEST_CASE("a reference that one process computed is not computed by the next") {
   File file;
   const auto problem = ToyOp::problem(DType::bf16, 100, 40, 24);
   CHECK(computed(file, problem, 7) > 0);
@@ -55,7 +55,7 @@ TEST_CASE("what one process computed, the next one need not") {
   CHECK(computed(file, problem, 7) == 0);
 }
 
-TEST_CASE("what is torn or was written over is computed again") {
+TEST_CASE("a torn or overwritten reference is computed again") {
   File file;
   const auto problem = ToyOp::problem(DType::f32, 10, 16, 8);
   CHECK(computed(file, problem, 1) > 0);
@@ -86,7 +86,7 @@ TEST_CASE("nothing is kept by what does not pass") {
   CHECK(file.size() == 0);
 }
 
-TEST_CASE("what is found is what was asked for, of the size asked for") {
+TEST_CASE("a reference that is found has the requested name and size") {
   File file;
   const std::vector<double> values(1000, 2.5);
   file.kept.keep("a", values, file.threads);

@@ -1,4 +1,4 @@
-// What is updated in place, drawn as a whole, of integers, or meant to be infinite.
+// Tensors that are updated in place, drawn as a whole, of integers, or meant to be infinite.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -138,7 +138,7 @@ class Append final : public Op {
   static constexpr std::size_t width = 64;
 };
 
-/// Of a run that is wrong by a factor in what it writes.
+/// Verifies a run whose written values are wrong by a factor.
 Verification append(std::int64_t m, float factor) {
   HostBackend backend;
   const Append op;
@@ -158,7 +158,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("what is updated in place passes, infinities and counts and all") {
+TEST_CASE("tensors updated in place pass, with infinities and counts") {
   for (const std::int64_t m : {1, 61, 62, 200}) CHECK(failure(m, true) == "");
 }
 

@@ -84,7 +84,7 @@ TEST_CASE("bf16 of a usual size errs as rounding does, and its tolerance is with
   CHECK(whole.tolerance <= 3.5e-3);
 }
 
-TEST_CASE("what passes between the stages of a run need not be written") {
+TEST_CASE("tensors between the stages of a run need not be written") {
   HostBackend backend;
   const ToyOp op;
   const auto problem = ToyOp::problem(DType::f32, 70, 8, 12);

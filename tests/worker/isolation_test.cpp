@@ -39,7 +39,7 @@ Candidate odd(int p) {
   return {0, {{"odd", {{"p", p}}}}, ""};
 }
 
-/// What the reason must name.
+/// The word that the reason must contain.
 std::string word_for(const std::string& way) {
   static const std::map<std::string, std::string> words{{"segfault", "SIGSEGV"},
                                                         {"abort", "SIGABRT"},
@@ -120,7 +120,7 @@ TEST_CASE("a batch goes on without the one that died, and a new worker is there 
   CHECK(evaluator.deaths() == 4);  // each is given a second chance
   CHECK(spent.count() < 8);
   CHECK(evaluator.lost().empty());
-  // What is known to kill is not run again.
+  // Variants that are known to kill are not run again.
   CHECK(evaluator.verify(odd(5)).fatal);
   CHECK(evaluator.deaths() == 4);
 }
@@ -169,7 +169,7 @@ TEST_CASE("a worker that is none, or speaks nonsense, is an error that says so")
   CHECK_THROWS_AS(WorkerEvaluator({"/bin/true"}), Error);
 }
 
-TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked for") {
+TEST_CASE("a variant that killed a worker is not run in later sweeps without a request") {
   const TemporaryFolder folder;
   const MisbehavingOp op("exit");
   const Catalog catalog{{&op}, &no_sources};

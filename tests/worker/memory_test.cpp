@@ -1,4 +1,4 @@
-// What a sweep of ten thousand variants does to the memory of its supervisor.
+// Memory of a supervisor during a sweep of ten thousand variants.
 #include <unistd.h>
 
 #include <fstream>

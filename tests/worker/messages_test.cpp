@@ -1,4 +1,4 @@
-// What goes between a supervisor and its worker comes out as it went in, or not at all.
+// Messages between a supervisor and its worker arrive as they were sent, or not at all.
 #include "tuning/protocol/messages.hpp"
 
 #include <sys/socket.h>

@@ -32,19 +32,19 @@ void segfault() {
   std::raise(SIGSEGV);
 }
 
-/// What the passes since the last reading took, by their own account.
+/// Time of the passes since the last reading, by their own account.
 std::atomic<int>& told_microseconds() {
   static std::atomic<int> value{0};
   return value;
 }
 
-/// Of one variant, in this process: how often it ran.
+/// Counts the runs of one variant in this process.
 int count_run(int p) {
   static std::atomic<int> runs[crowd_variants];
   return runs[p]++;
 }
 
-/// What it takes, and with it the true order: the best stands apart.
+/// Time of a variant, and with it the true order: the best stands apart.
 int microseconds(int p) {
   return p == misbehaving_best ? 290 : 600 + p;
 }

@@ -1,5 +1,5 @@
-// The toy op with one family of 200 variants, of which 40 misbehave in a way that the test chooses,
-// on the CPU's own backend.
+// The toy op with one family of 200 variants on the CPU's own backend; 40 of them misbehave in a
+// way that the test chooses.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace fftune::test {
 const std::vector<std::string>& ways();
 
 constexpr int misbehaving_variants = 200;
-/// As many as that in the way "crowd", of which none misbehaves.
+/// Number of variants in the way "crowd"; none of them misbehaves.
 constexpr int crowd_variants = 10000;
 /// The fastest that keeps its word.
 constexpr int misbehaving_best = 77;

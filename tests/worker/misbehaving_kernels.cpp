@@ -26,8 +26,8 @@ const std::vector<std::string>& kernel_ways() {
 }
 
 const SourceSet& misbehaving_sources() {
-  // One thread an element of y; `way` is a place in kernel_ways(), past its end for a good one.
-  // What it takes is told by `microseconds`, so that nothing but that decides the order.
+  // One thread an element of y; `way` is a place in kernel_ways(), past its end for a good one. Its
+  // time is given by `microseconds`, so that nothing else decides the order.
   static const std::map<std::string, std::string> files{{"test/odd.cu", R"(
 __device__ unsigned long long nanoseconds() {
   unsigned long long now;

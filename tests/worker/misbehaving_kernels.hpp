@@ -1,4 +1,4 @@
-// The toy op by CUDA kernels, of which every fifth misbehaves as only a kernel can.
+// The toy op by CUDA kernels; every fifth misbehaves as only a kernel can.
 #pragma once
 
 #include <string>

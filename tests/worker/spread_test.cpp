@@ -70,21 +70,21 @@ TEST_CASE("three workers find what one finds, and each variant its time") {
   CHECK(result.record->stages[0].variant.id() == "odd/p=" + std::to_string(misbehaving_best));
 }
 
-TEST_CASE("what a slow worker measured is scaled, and said to be") {
+TEST_CASE("times of a slow worker are scaled, and reported as such") {
   MultiDeviceEvaluator evaluator({device({"worker", "none"}), device({"slow", "none"})});
   const auto result = sweep(evaluator, "none");
   check_times(result);
   CHECK(noted(result, "slow takes 1.30 times as long as worker took"));
 }
 
-TEST_CASE("what a worker measured while its pace changed is measured again, and said to be") {
+TEST_CASE("times of a worker whose pace changed are measured again, and reported as such") {
   MultiDeviceEvaluator evaluator({device({"worker", "none"}), device({"throttled", "none"})});
   const auto result = sweep(evaluator, "none");
   check_times(result);
   CHECK(noted(result, "throttled changed its pace by +30%"));
 }
 
-TEST_CASE("what a worker that is gone had is left to the others, and said to be") {
+TEST_CASE("candidates of a lost worker go to the others, and the note says so") {
   const testing::TemporaryFolder folder;
   const auto flag = (folder.path() / "left").string();
   const bool first = GENERATE(true, false);  // the reference too

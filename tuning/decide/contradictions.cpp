@@ -41,7 +41,7 @@ std::vector<std::size_t> faster_outsiders(const Group& group,
 
 enum class Repeat { always, if_contradicted };
 
-/// The variants that decide about a group's winner, and what was faster, beside each other.
+/// The variants that decide about a group's winner, and the faster ones, beside each other.
 void repeat_finals_of(Session& session, Searched& searched, Repeat repeat) {
   if (!session.stop_reason().empty()) return;
   Group& group = *searched.group;

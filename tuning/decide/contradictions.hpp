@@ -17,9 +17,8 @@ void repeat_contradicted_finals(Session& session, std::vector<Searched>& groups)
 /// Measures the finals again, in any case.
 void repeat_finals(Session& session, std::vector<Searched>& groups);
 
-/// What contradicts itself in a record, one line each: a stage whose winner took longer than
-/// another variant of it, and a whole that took longer than its stages together, or a fraction of
-/// that.
+/// The contradictions in a record, one line each: a stage whose winner took longer than another
+/// variant of it, and a whole that took longer than its stages together, or a fraction of that.
 std::vector<std::string> contradictions(const PresetRecord& record);
 
 }  // namespace fftune

@@ -13,8 +13,9 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// A group's choices are its variants within this of its fastest, timed by themselves. What the
-/// neighbours change is the launch and what is in the caches, not the greater part of a time.
+/// A group's choices are its variants within this of its fastest, timed by themselves. The
+/// neighbours change the launch and the contents of the caches, which are the smaller part of a
+/// time.
 constexpr double choice_band = 1.3;
 constexpr std::size_t most_choices = 12;
 
@@ -149,7 +150,7 @@ class Descent {
     return candidate;
   }
 
-  /// Adds samples to each, in turn. What cannot be timed keeps no ratio.
+  /// Adds samples to each, in turn. Contenders that cannot be timed keep no ratio.
   void time(std::vector<Contender>& all, int count) {
     std::vector<Candidate> candidates;
     for (const auto& contender : all) candidates.push_back(candidate(contender.combination));

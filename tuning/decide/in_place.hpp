@@ -1,5 +1,5 @@
 // Tuning in place, for an op made of ops: choices of its stages are timed within the whole recipe.
-// What runs before a kernel and behind it changes its time: launches overlap, and results are still
+// The kernels before and behind a kernel change its time: launches overlap, and results are still
 // in the caches.
 #pragma once
 
@@ -16,13 +16,12 @@ bool is_tuned_in_place(const Session& session);
 
 /// The part of a search's time that stays for that and for the verdict.
 constexpr double in_place_share = 0.45;
-/// What are ties among whole recipes: a variant that is 10% slower may make less than 2% of a
-/// whole.
+/// Tie band of whole recipes: a variant that is 10% slower may make less than 2% of a whole.
 constexpr double in_place_tie_band = 0.005;
 
 /// Coordinate descent. It begins with the recipe of the variants that are fastest by themselves.
 /// Stage by stage, the best few variants of every group that begins there are timed in the recipe,
-/// in turn with the one that is there, which a faster one replaces; that goes on until a round
+/// interleaved with the present one, and a faster one replaces it. That goes on until a round
 /// changes nothing, or the time is spent.
 ///
 /// Returns what to decide among: the recipe, others that were about as fast, and last the one that

@@ -64,7 +64,7 @@ StageRecord stage_record(const Session& session, const Searched& searched, std::
   record.feasible = static_cast<int>(group.variants().size());
   for (std::size_t i = 0; i < group.variants().size(); ++i) {
     record.measured += group.outcome(i).kind == OutcomeKind::measured;
-    // What is right but has other bits than were asked for has not failed.
+    // A correct variant whose bits differ from the requested ones has not failed.
     record.failed += group.outcome(i).failed() && group.outcome(i).kind != OutcomeKind::other_bits;
   }
   return record;

@@ -46,7 +46,7 @@ void take_baselines(const std::vector<Candidate>& candidates,
     }
     result.baselines.push_back({candidates[i].baseline, median(timings[i].samples_us())});
   }
-  // "unfused" by name: what verdict.unfused_ratio speaks of.
+  // "unfused" by name: the baseline of verdict.unfused_ratio.
   for (const auto& baseline : result.baselines)
     if (baseline.id == "unfused") verdict.unfused_ratio = baseline.median_us / verdict.median_us;
 }

@@ -26,7 +26,7 @@ namespace {
 constexpr double combination_band = 1.25;
 constexpr std::size_t most_combinations = 16;
 
-/// Of what contradicts itself.
+/// Times the winner is chosen again because of a contradiction.
 constexpr int most_choices = 3;
 
 /// Adds the fastest variant of every family that has no choice yet: how stages affect each other
@@ -108,7 +108,7 @@ void take_stages(const Session& session, const std::vector<Searched>& groups,
     record.stages.push_back(stage_record(session, groups[part.group], part.variant));
 }
 
-/// The fastest sums of what was timed apart.
+/// The fastest sums of variants timed by themselves.
 std::vector<Combination> combinations_of(const Session& session,
                                          const std::vector<Searched>& groups,
                                          std::size_t stage_count) {
@@ -118,7 +118,7 @@ std::vector<Combination> combinations_of(const Session& session,
   return combine(choices, stage_count, combination_band, most_combinations);
 }
 
-/// What timing in place gained over the recipe `apart` of the variants that are fastest by
+/// Reports the gain of timing in place over the recipe `apart` of the variants that are fastest by
 /// themselves.
 void tell_gain(const Combination& apart, const std::vector<EndToEnd>& contenders,
                const EndToEnd& winner, TuneResult& result) {

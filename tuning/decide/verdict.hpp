@@ -9,7 +9,7 @@
 
 namespace fftune {
 
-/// Whether what was timed covers the op.
+/// Whether the timed variants cover the op.
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
 
 /// Verifies and times the best combinations and fills in result.record, the outcomes of

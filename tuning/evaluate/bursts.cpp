@@ -9,7 +9,8 @@ namespace {
 
 /// From six on the range of the bursts' medians covers 95%; of eight it covers more than 99%.
 constexpr int cpu_bursts = 8;
-/// Apart by more than a scheduler's or a quota's period, and in all by what others' work takes.
+/// Apart by more than a scheduler's or a quota's period, and in all by the usual length of other
+/// work.
 constexpr double longest_pause = 0.1;
 constexpr double warm_up = 0.01;
 constexpr int least_samples = 3;

@@ -20,7 +20,7 @@ struct BurstPlan {
 /// one process's, and says itself when it is disturbed: one burst.
 BurstPlan bursts_for(DeviceKind kind, double seconds);
 
-/// Of one candidate.
+/// The timing of one candidate.
 struct BurstTiming {
   std::vector<std::vector<double>> bursts;  // samples in µs
   Timing last;                              // its failure, if there was one

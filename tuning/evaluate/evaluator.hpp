@@ -17,7 +17,7 @@
 
 namespace fftune {
 
-/// What can be compiled, verified and timed: consecutive stages of the problem by one variant or
+/// A candidate to compile, verify and time: consecutive stages of the problem by one variant or
 /// several, or one of the op's baselines.
 struct Candidate {
   std::size_t first_stage = 0;
@@ -30,7 +30,7 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// What begin() made ready.
+/// The state that begin() prepared.
 struct Setup {
   int buffer_sets = 0;  // used in rotation, so that no pass finds its data in the cache
   std::size_t bytes_per_set = 0;

@@ -1,4 +1,5 @@
-// What a LocalEvaluator holds: the opened device, and all that was made ready for one problem.
+// The state of a LocalEvaluator: the opened device, and everything that was prepared for one
+// problem.
 #pragma once
 
 #include <functional>
@@ -33,7 +34,7 @@ struct LocalEvaluator::State {
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
   void make_verifier(const Problem& before);
 
-  /// Runs `body`; what it throws is a failure, and a device that stays broken is lost.
+  /// Runs `body`; an exception is a failure, and a device that stays broken is lost.
   template <typename Body>
   std::optional<Failure> attempt(Body&& body) {
     if (!lost.empty()) return Failure{"the device is lost: " + lost, true};
@@ -62,13 +63,14 @@ struct LocalEvaluator::State {
   const Baseline& baseline(const std::string& name) const;
   /// Everything the candidate consists of, in order. Throws nothing.
   std::vector<CompileResult> compile_all(const Candidate& candidate);
-  /// Throws Error(unavailable) for what does not compile.
+  /// Throws Error(unavailable) if compilation fails.
   Executables executables(const Candidate& candidate);
-  /// What a timing runs: where the problem is another several times, those of each time.
+  /// The executables of a timing: if the problem repeats another several times, those of every
+  /// repetition.
   Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
   void reserve_workspace(const Executables& all);
-  /// Realistic values for the intermediates: what the untuned recipe computes, if it is right.
+  /// Realistic values for the intermediates: the untuned recipe's results, if they are right.
   void compute_intermediates();
   bool is_avoided(const Candidate& candidate) const;
   std::vector<std::vector<void*>> tensors_of(const Candidate& candidate);
@@ -82,7 +84,7 @@ struct LocalEvaluator::State {
   CompileObserver compiling;
   std::set<std::string> avoided;  // ids of variants and of candidates
 
-  // Of the problem that was begun.
+  // State of the problem that begin() prepared.
   const Op* op = nullptr;
   Problem problem;
   std::vector<TensorSpec> tensors;

@@ -16,7 +16,7 @@ namespace {
 
 /// Candidates that a device tries between two timings of the sentinel.
 constexpr std::size_t interval = 12;
-/// A pace that changed by more over an interval spoils what was measured in it.
+/// A pace that changed by more over an interval spoils the times measured in it.
 constexpr double most_change = 0.04;
 /// How often the same candidate is measured again for that.
 constexpr int most_repeats = 2;
@@ -188,7 +188,7 @@ void MultiDeviceEvaluator::on_reference(const std::function<void(Evaluator&)>& w
     }
     const bool gone = !there.empty() && !member.evaluator->lost().empty();
     if (gone) retire_if_lost(member);
-    // What a device that goes says of it is no answer, while there is another to ask.
+    // A device that is being lost gives no valid answer, as long as there is another one to ask.
     if (gone && !live().empty()) continue;
     if (thrown) std::rethrow_exception(thrown);
     return;
@@ -262,7 +262,7 @@ std::vector<Compiled> MultiDeviceEvaluator::compile(const std::vector<Candidate>
       places.push_back(place);
     if (!places.empty()) compile(*member.evaluator, places);
   });
-  // What a device that was lost has left.
+  // The candidates that a lost device has left.
   std::vector<std::size_t> rest;
   for (std::size_t place = 0; place < candidates.size(); ++place)
     if (!done[place]) rest.push_back(place);

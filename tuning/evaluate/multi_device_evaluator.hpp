@@ -1,8 +1,8 @@
 // The evaluator of several devices of one kind: candidates are screened on all of them in parallel;
-// what must be compared closely is timed on the first device, the reference. A sentinel, one
-// candidate that works, is timed by every device before and after every few candidates: the times
-// of a device that is slower than the reference are divided by its slowdown, those taken while its
-// speed changed are taken again, and the candidates of a device that is lost go to the others.
+// close comparisons are timed on the first device, the reference. A sentinel, one candidate that
+// works, is timed by every device before and after every few candidates. The times of a device that
+// is slower than the reference are divided by its slowdown; times taken while its speed changed are
+// taken again; and the candidates of a lost device go to the others.
 #pragma once
 
 #include <deque>
@@ -38,7 +38,7 @@ class MultiDeviceEvaluator : public Evaluator {
   Verified verify(const Candidate& candidate) override;
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
                            const TimeRequest& request) override;
-  /// Of the reference: what is decided rests on it.
+  /// Disturbances of the reference, because decisions rest on its times.
   std::vector<std::string> disturbances() override;
   std::size_t workers() const override { return live().size(); }
   void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls) override;
@@ -63,7 +63,7 @@ class MultiDeviceEvaluator : public Evaluator {
   void remark(const std::string& text);
   void find_sentinel(Trials& trials);
   std::optional<double> time_sentinel(Member& member);
-  /// Tries what is left until nothing is.
+  /// Tries the remaining candidates until none is left.
   void try_on(Member& member, Trials& trials);
 
   DeviceFacts facts_;

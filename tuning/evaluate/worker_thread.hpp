@@ -15,7 +15,7 @@ namespace fftune {
 class WorkerThread {
  public:
   WorkerThread() : thread_([this] { serve(); }) {}
-  /// Ends after what was given to it.
+  /// Ends after the work that was given to it.
   ~WorkerThread() {
     {
       const std::lock_guard lock(mutex_);
@@ -26,7 +26,7 @@ class WorkerThread {
   WorkerThread(const WorkerThread&) = delete;
   WorkerThread& operator=(const WorkerThread&) = delete;
 
-  /// What the work throws comes out of the future.
+  /// An exception of the work is rethrown by the future.
   std::future<void> start(std::function<void()> work) {
     std::packaged_task<void()> task(std::move(work));
     auto future = task.get_future();

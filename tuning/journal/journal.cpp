@@ -8,52 +8,61 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <system_error>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 
 namespace fftune {
 namespace {
 
-std::string new_name(const std::string& op) {
+/// Where the clock and the number of the process have named one before, `attempt` tells them apart.
+std::string new_name(const std::string& op, int attempt) {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   gmtime_r(&now, &utc);
   char stamp[sizeof "20261121T140322Z"];
   std::strftime(stamp, sizeof stamp, "%Y%m%dT%H%M%SZ", &utc);
-  return fmt::format("{}-{}-{}.jsonl", op, stamp, getpid());
+  return fmt::format("{}-{}-{}{}.jsonl", op, stamp, getpid(),
+                     attempt == 0 ? "" : fmt::format("_{}", attempt));
 }
 
 /// The journals of the op by the time of their last line, the newest last: a name has the time by a
 /// clock that may have been wrong.
-std::vector<std::filesystem::path> journals_of(const std::filesystem::path& folder,
-                                               const std::string& op) {
-  std::vector<std::filesystem::path> all;
-  std::error_code ignored;  // no folder: no journal
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    const auto name = entry.path().filename().string();
+std::vector<std::string> journals_of(const OwnFolder& folder, const std::string& op) {
+  std::vector<std::tuple<std::time_t, long, std::string>> dated;
+  for (std::string& name : folder.names()) {
     // The stamp begins with a digit, so that op "ffn" does not take the journals of "ffn-x".
     const bool ours = name.starts_with(op + "-") && name.ends_with(".jsonl") &&
                       name[op.size() + 1] >= '0' && name[op.size() + 1] <= '9';
-    if (ours && entry.is_regular_file(ignored)) all.push_back(entry.path());
+    if (const auto file = ours ? folder.find(name) : std::nullopt)
+      dated.emplace_back(file->changed.tv_sec, file->changed.tv_nsec, std::move(name));
   }
-  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> dated;
-  for (auto& path : all) dated.emplace_back(std::filesystem::last_write_time(path, ignored), path);
   std::sort(dated.begin(), dated.end());
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = std::move(dated[i].second);
-  return all;
+  std::vector<std::string> names;
+  for (auto& [seconds, nanoseconds, name] : dated) names.push_back(std::move(name));
+  return names;
 }
 
 /// How many journals of each op and device are kept. A sweep that runs is among the newest; one
 /// whose journal is removed nevertheless goes on, and cannot be resumed.
 constexpr std::size_t most_journals = 32;
 
-void remove_oldest(const std::vector<std::filesystem::path>& journals,
-                   const std::filesystem::path& own) {
-  std::error_code ignored;  // another process may have been first
+void remove_oldest(const OwnFolder& folder, const std::vector<std::string>& journals,
+                   const std::string& own) {
   for (std::size_t i = 0; i + most_journals < journals.size(); ++i)
-    if (journals[i] != own) std::filesystem::remove(journals[i], ignored);
+    if (journals[i] != own) folder.remove(journals[i]);  // another process may have been first
+}
+
+/// A journal under a name that nobody has.
+std::pair<std::string, FileDescriptor> new_journal(const OwnFolder& folder, const std::string& op) {
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    std::string name = new_name(op, attempt);
+    if (auto file = folder.create(name)) return {std::move(name), std::move(*file)};
+  }
+  throw Error(ErrorKind::io, "has no name left for a journal: empty it");
 }
 
 }  // namespace
@@ -61,41 +70,44 @@ void remove_oldest(const std::vector<std::filesystem::path>& journals,
 Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& facts,
                       const std::string& op, bool resume, const std::string& data) {
   const JournalHeader header{FFTUNE_VERSION, facts.name, facts.driver, facts.toolkit, data};
-  const auto own_folder = folder / facts.slug();
-  const auto fail = [&](const std::filesystem::path& path, const std::string& why) {
-    throw Error(ErrorKind::io, fmt::format("cannot write the sweep's journal {}: {}; give another "
-                                           "state folder by XDG_STATE_HOME",
-                                           path.string(), why));
-  };
-  std::error_code error;
-  std::filesystem::create_directories(own_folder, error);
-  if (error) fail(own_folder, error.message());
-
   Journal journal;
-  const auto present = journals_of(own_folder, op);
-  if (resume && !present.empty()) {
-    journal.path_ = present.back();
-    journal.read_back(header);
-  } else {
-    journal.path_ = own_folder / new_name(op);
+  journal.path_ = folder;
+  try {
+    const OwnFolder state(folder, OwnFolder::Writers::group);
+    journal.path_ = folder / facts.slug();
+    const OwnFolder own_folder(state, facts.slug());
+    const auto present = journals_of(own_folder, op);
+    std::string name;
+    FileDescriptor file;
+    if (resume && !present.empty()) {
+      name = present.back();
+      journal.path_ = own_folder.path() / name;
+      file = own_folder.append(name);
+      journal.read_back(header, file.value());
+    } else {
+      std::tie(name, file) = new_journal(own_folder, op);
+      journal.path_ = own_folder.path() / name;
+    }
+    journal.file_.reset(::fdopen(file.value(), "ab"));
+    if (!journal.file_) throw Error(ErrorKind::io, std::strerror(errno));
+    file.release();
+    journal.write_line(journal_line(header));
+    remove_oldest(own_folder, journals_of(own_folder, op), name);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::io, fmt::format("the sweep's journal {} {}; give another state folder "
+                                           "by XDG_STATE_HOME",
+                                           journal.path_.string(), error.what()));
   }
-  journal.file_.reset(std::fopen(journal.path_.c_str(), "ab"));
-  if (!journal.file_) fail(journal.path_, std::strerror(errno));
-  journal.write_line(journal_line(header));
-  remove_oldest(journals_of(own_folder, op), journal.path_);
   return journal;
 }
 
-void Journal::read_back(const JournalHeader& own) {
-  JournalText text = read_journal(path_);
+void Journal::read_back(const JournalHeader& own, int descriptor) {
+  JournalText text =
+      parse_journal(InputFile(FileDescriptor(::dup(descriptor))).read_whole(most_journal_bytes));
   damaged_lines_ = text.damaged_lines;
-  if (text.whole_bytes < text.bytes) {
-    std::error_code error;
-    std::filesystem::resize_file(path_, text.whole_bytes, error);
-    if (error)
-      throw Error(ErrorKind::io,
-                  fmt::format("cannot repair {}: {}", path_.string(), error.message()));
-  }
+  if (text.whole_bytes < text.bytes &&
+      ::ftruncate(descriptor, static_cast<off_t>(text.whole_bytes)) != 0)
+    throw Error(ErrorKind::io, fmt::format("cannot be repaired: {}", std::strerror(errno)));
   bool ours = false;  // the lines after a header of this very device, driver, toolkit and data
   for (JournalEntry& entry : text.entries) switch (entry.kind) {
       case JournalEntry::Kind::header:

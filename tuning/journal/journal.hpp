@@ -24,12 +24,13 @@ class Journal {
  public:
   /// Starts <folder>/<device slug>/<op>-<UTC time>-<process>.jsonl; with `resume` continues the
   /// newest one of this device and op, if there is one, and repairs its last line if it was torn.
-  /// `data` names what the inputs hold. Throws Error(io).
+  /// The folders must be OwnFolders: journals that others wrote, or could write, do not count.
+  /// `data` identifies the contents of the inputs. Throws Error(io).
   static Journal open(const std::filesystem::path& folder, const DeviceFacts& facts,
                       const std::string& op, bool resume, const std::string& data = "");
 
-  /// What the resumed journal knows of a variant, if it was found with the same device, driver,
-  /// sources and data, of which errors and bits are; the last line of it counts.
+  /// The outcome of a variant in the resumed journal, if it was found with the same device, driver,
+  /// sources and data, on which errors and bits depend; its last line counts.
   std::optional<Outcome> known(const Problem& problem, const std::string& source_hash,
                                std::size_t first_stage, const std::string& id) const;
 
@@ -41,7 +42,8 @@ class Journal {
   void add(const Problem& problem, const std::string& source_hash, const Outcome& outcome);
 
   const std::filesystem::path& path() const { return path_; }
-  /// What was in flight when the resumed sweep was interrupted: launched last, without an outcome.
+  /// The variants in flight when the resumed sweep was interrupted: launched last, without an
+  /// outcome.
   const std::set<std::string>& interrupted() const { return interrupted_; }
   /// How many outcomes were read back, and how many lines could not be.
   std::size_t known_count() const { return known_.size(); }
@@ -53,7 +55,7 @@ class Journal {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  void read_back(const JournalHeader& own);
+  void read_back(const JournalHeader& own, int descriptor);
   void write_line(const std::string& line);
   void sync();
 

@@ -1,10 +1,11 @@
 #include "tuning/journal/journal_lines.hpp"
 
-#include <fstream>
-#include <iterator>
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "store/renamed_parameters.hpp"
 
 namespace fftune {
@@ -90,8 +91,14 @@ JournalEntry entry_of(const json& line) {
 }  // namespace
 
 JournalText read_journal(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  try {
+    return parse_journal(read_whole_file(path, most_journal_bytes));
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("the journal {} {}", path.string(), error.what()));
+  }
+}
+
+JournalText parse_journal(const std::string& text) {
   JournalText journal;
   journal.bytes = text.size();
   // Whatever follows the last newline was torn off in the middle of being written.

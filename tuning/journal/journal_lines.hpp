@@ -10,7 +10,7 @@
 
 namespace fftune {
 
-/// What a sweep began with. A resumed journal has one for each time that it was continued.
+/// The first line of a sweep. A resumed journal has one for each time that it was continued.
 struct JournalHeader {
   std::string fftune;  // version
   std::string device;  // DeviceFacts::name
@@ -40,7 +40,11 @@ struct JournalText {
   std::size_t bytes = 0;
 };
 
-/// A file that cannot be read has no lines.
+/// The most bytes of a journal that is read.
+constexpr std::size_t most_journal_bytes = std::size_t{256} << 20;
+
+JournalText parse_journal(const std::string& text);
+/// Throws Error(io) that names the file.
 JournalText read_journal(const std::filesystem::path& path);
 
 std::string journal_line(const JournalHeader& header);

@@ -1,4 +1,4 @@
-// The outcome of one candidate in a sweep, good or bad: what the journal and the reports hold.
+// The outcome of one candidate in a sweep, good or bad, for the journal and the reports.
 #pragma once
 
 #include <cstddef>
@@ -50,8 +50,8 @@ struct Outcome {
   bool failed() const { return kind != OutcomeKind::measured && kind != OutcomeKind::not_tried; }
 };
 
-/// Of a search without a result: the first failure among the variants of the first stage that none
-/// of them runs, or among all. Nothing if none failed.
+/// The failure to report for a search without a result: the first one among the variants of the
+/// first stage without a working variant, or among all. Nothing if none failed.
 std::optional<Outcome> first_failure(const std::vector<Outcome>& outcomes);
 
 /// "gate_up_sm80/bm=64: verify failed: y[3] is 0.5, expected 0.25".

@@ -1,10 +1,8 @@
 #include "tuning/journal/quarantine.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,7 +13,7 @@
 #include <system_error>
 
 #include "core/error.hpp"
-#include "store/file_access.hpp"
+#include "core/file_access.hpp"
 #include "store/renamed_parameters.hpp"
 
 namespace fftune {
@@ -32,38 +30,35 @@ std::string now_utc() {
   return text;
 }
 
-/// Appends the line whole, after the end of one that was torn. Returns errno's words, or nothing.
-std::string append_line(const std::filesystem::path& path, const std::string& line) {
-  const int file = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
-  if (file < 0) return std::strerror(errno);
-  struct stat status {};
-  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(file);
-    return "it is not a regular file";
-  }
-  std::string reason;
-  if (::flock(file, LOCK_EX) != 0) reason = std::strerror(errno);
-  const auto size = ::lseek(file, 0, SEEK_END);
+constexpr const char* file_name = "quarantine.jsonl";
+
+/// Appends the line whole, after the end of one that was torn. Throws Error(io) with the reason.
+void append_line(const OwnFolder& folder, const std::string& line) {
+  const auto check = [](int code) {
+    if (code != 0) throw Error(ErrorKind::io, std::strerror(code));
+  };
+  FileDescriptor file = folder.append(file_name);
+  while (::flock(file.value(), LOCK_EX) != 0)
+    if (errno != EINTR) check(errno);
+  const auto size = ::lseek(file.value(), 0, SEEK_END);
   char last = '\n';
-  if (size > 0 && ::pread(file, &last, 1, size - 1) != 1) last = '\n';
-  const std::string text = (last == '\n' ? "" : "\n") + line + "\n";
-  if (reason.empty() &&
-      ::write(file, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-    reason = errno != 0 ? std::strerror(errno) : "the disk is full";
-  ::fsync(file);
-  ::close(file);  // and so unlocked
-  return reason;
+  if (size > 0 && ::pread(file.value(), &last, 1, size - 1) != 1) last = '\n';
+  check(write_all(file.value(), (last == '\n' ? "" : "\n") + line + "\n"));
+  check(file.close());  // and so unlocked
 }
 
 }  // namespace
 
 Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& facts)
-    : path_(folder / facts.slug() / "quarantine.jsonl"), driver_(facts.driver) {
+    : folder_(folder),
+      slug_(facts.slug()),
+      path_(folder / slug_ / file_name),
+      driver_(facts.driver) {
   std::error_code error;
   if (!std::filesystem::exists(path_, error)) return;
   std::istringstream in;
   try {
-    in.str(read_whole_file(path_));
+    in.str(InputFile(own_folder().read(file_name)).read_whole());
   } catch (const Error& unreadable) {
     spdlog::warn("the quarantine {} {}", path_.string(), unreadable.what());
   }
@@ -83,9 +78,13 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
       else
         entries_[key] = std::move(entry);
     } catch (const json::exception&) {
-      // Torn, or not ours: what it said is lost, the rest is not.
+      // Torn, or not ours: this line is lost, the rest is not.
     }
   }
+}
+
+OwnFolder Quarantine::own_folder() const {
+  return OwnFolder(OwnFolder(folder_, OwnFolder::Writers::group), slug_);
 }
 
 std::optional<Quarantined> Quarantine::find(const Problem& problem, const std::string& id,
@@ -128,11 +127,11 @@ void Quarantine::append(const Quarantined& entry, bool released) {
                   {"id", entry.id},       {"sources", entry.source_hash},
                   {"driver", driver_},    {"date", entry.date},
                   {"cause", entry.cause}, {"released", released}};
-  std::error_code error;
-  std::filesystem::create_directories(path_.parent_path(), error);
-  const auto reason = append_line(path_, line.dump(-1, ' ', false, json::error_handler_t::replace));
-  if (!reason.empty())
-    spdlog::warn("the quarantine {} cannot be written: {}", path_.string(), reason);
+  try {
+    append_line(own_folder(), line.dump(-1, ' ', false, json::error_handler_t::replace));
+  } catch (const Error& error) {
+    spdlog::warn("the quarantine {} cannot be written: {}", path_.string(), error.what());
+  }
 }
 
 }  // namespace fftune

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/file_access.hpp"
 #include "core/problem.hpp"
 #include "device/facts.hpp"
 
@@ -54,6 +55,10 @@ class Quarantine {
 
   void append(const Quarantined& entry, bool released);
 
+  OwnFolder own_folder() const;
+
+  std::filesystem::path folder_;
+  std::string slug_;
   std::filesystem::path path_;
   std::string driver_;
   std::map<Key, Quarantined> entries_;

@@ -18,7 +18,7 @@ constexpr double cache_overflow = 2.5;
 /// round on the CPU is a list of calls, and its last-level cache may have hundreds of megabytes.
 constexpr int most_sets_cuda = 128;
 constexpr int most_sets_cpu = 4096;
-/// Beyond two sets, what they take together: filling more costs seconds. Where the cache is larger,
+/// Beyond two sets, the bytes of all sets: filling more costs seconds. Where the cache is larger,
 /// a few times the cache, as a stage reads only a part of each set.
 constexpr std::size_t most_bytes = std::size_t{1} << 30;
 constexpr std::size_t most_caches = 4;
@@ -27,7 +27,7 @@ constexpr std::size_t most_caches = 4;
 constexpr std::size_t most_bytes_of_parts = std::size_t{16} << 30;
 constexpr double of_weight = 1.0 / 16;  // of what all stages touch
 
-/// Values are drawn for this many elements; longer tensors repeat them. What a multiplier burns
+/// Values are drawn for this many elements; longer tensors repeat them. The power of a multiplier
 /// depends on the bits that toggle from one product to the next, not on so long a period.
 constexpr std::size_t drawn_elements = std::size_t{1} << 21;
 

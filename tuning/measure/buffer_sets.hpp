@@ -23,9 +23,9 @@ SetLayout layout_of(const std::vector<TensorSpec>& tensors);
 
 /// How many sets overflow the last-level cache (`facts.l2_bytes`) two and a half times, counting
 /// only the bytes of the stage that touches least. At least 2, unless `free_bytes` has room for one
-/// alone; at most 128 on a GPU and 4096 on a CPU, half of `free_bytes`, and 1 GiB or four times the
-/// cache; on a GPU 16 GiB where a stage with a 16th of all that is touched needs that. 0: not even
-/// one fits.
+/// alone. At most 128 on a GPU and 4096 on a CPU, half of `free_bytes`, and 1 GiB or four times the
+/// cache. A GPU has up to 16 GiB if a stage that touches at most a 16th of each set needs that. 0:
+/// not even one fits.
 int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
               const DeviceFacts& facts, std::size_t free_bytes);
 

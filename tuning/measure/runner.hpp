@@ -11,7 +11,7 @@
 
 namespace fftune {
 
-/// What one pass does: executables in order, on the tensors of a set.
+/// The work of one pass: executables in order, on the tensors of a set.
 struct Pass {
   std::vector<std::shared_ptr<const Executable>> executables;
   std::vector<std::vector<void*>> tensors;  // by set
@@ -51,9 +51,9 @@ class Runner {
   std::map<std::pair<int, int>, std::unique_ptr<Replay>> replays_;  // by first set and passes
 };
 
-/// How many passes make a sample: enough that it lasts 200 µs, so that the resolution of events
-/// (0.5 µs) and the gap before the first launch vanish; and whole rounds of the sets where that
-/// takes at most 2 ms, so that every sample is of the same work.
+/// Number of passes of a sample. A sample lasts at least 200 µs, so that the resolution of events
+/// (0.5 µs) and the gap before the first launch vanish. It has whole rounds of the sets if that
+/// takes at most 2 ms, so that every sample has the same work.
 int passes_per_sample(double pass_seconds, int sets);
 
 }  // namespace fftune

@@ -93,7 +93,7 @@ Ratio ratio_of(const std::vector<std::vector<double>>& one,
   std::vector<double> ratios;
   for (std::size_t i = 0; i < std::min(one.size(), other.size()); ++i)
     if (!one[i].empty() && !other[i].empty()) ratios.push_back(median(one[i]) / median(other[i]));
-  // Of a single burst only the samples' own spread is known.
+  // A single burst gives only the spread of its own samples.
   if (ratios.size() < 2)
     return {.median = a.median / b.median, .low = a.low / b.high, .high = a.high / b.low};
   const auto summary = summarise(ratios);

@@ -23,9 +23,9 @@ double median(std::vector<double> samples);
 /// of a clock that drifts do, so from sixteen on the interval takes in block_bootstrap() as well.
 Summary summarise(const std::vector<double>& samples);
 
-/// Of samples in bursts that lie apart in time. What lasts longer than a burst moves all of its
-/// samples alike, so the interval takes in that of the bursts' medians too: of five bursts or fewer
-/// the whole range.
+/// Summary of samples in bursts that lie apart in time. A disturbance longer than a burst moves all
+/// of its samples alike, so the interval also covers that of the bursts' medians: the whole range
+/// for five bursts or fewer.
 Summary summarise_bursts(const std::vector<std::vector<double>>& bursts);
 
 /// The middle 95% of the medians of resamples, which are put together from runs of consecutive
@@ -43,8 +43,8 @@ double noise_floor(const std::vector<double>& samples, int blocks = 4);
 /// The same of bursts: the range of their medians over the median of all.
 double noise_floor_of_bursts(const std::vector<std::vector<double>>& bursts);
 
-/// How long one takes in relation to another that was sampled in the same bursts, with the interval
-/// of that. What slows down a whole burst slows down both.
+/// Time of one relative to another that was sampled in the same bursts, with its interval. A
+/// disturbance that slows down a whole burst slows down both.
 struct Ratio {
   double median = 0;
   double low = 0;

@@ -15,11 +15,11 @@ struct Finalist {
   double high_us = 0;
 };
 
-/// The places of the finalists, most wanted first: those within the tie band of the fastest by
-/// fewer registers (more can be resident beside other work), then by id; then those that the
-/// measurement cannot tell from the fastest, their intervals meeting; then the rest; both by
-/// median, then id. So the same device gives the same answer twice, while the answer costs at most
-/// the band.
+/// The places of the finalists, most wanted first. First come those within the tie band of the
+/// fastest, by fewer registers (more blocks can be resident beside other work), then by id. Then
+/// come those that the measurement cannot tell from the fastest, because their intervals meet; then
+/// the rest; both by median, then id. So the same device gives the same answer twice, while the
+/// answer costs at most the band.
 std::vector<std::size_t> by_preference(const std::vector<Finalist>& finalists, double tie_band);
 
 /// How many of them, from the front of by_preference(), are tied with the fastest.

@@ -31,7 +31,7 @@ void require(bool holds, const char* what) {
 }
 
 int count_of(const json& message, const char* name) {
-  // Read wide: a narrow read would wrap what it cannot hold.
+  // Read wide: a narrow read would wrap large values.
   const auto value = message.at(name).get<double>();
   require(value >= 0 && value <= std::numeric_limits<int>::max() && value == std::floor(value),
           name);

@@ -1,5 +1,5 @@
 // The values that go between a supervisor and its worker, as JSON. A number that is not finite is
-// null. The readers check what they are given: they throw Error(invalid_input) or json::exception.
+// null. The readers check their input: they throw Error(invalid_input) or json::exception.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

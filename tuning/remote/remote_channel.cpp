@@ -38,7 +38,7 @@ void keep_alive(int descriptor) {
   ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-/// Of this host, the one that only it can reach last.
+/// Addresses of this host; those that only the host itself can reach come last.
 std::string own_addresses() {
   std::string all;
   ifaddrs* first = nullptr;

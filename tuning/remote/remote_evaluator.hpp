@@ -17,7 +17,7 @@ namespace fftune {
 
 class RemoteEvaluator : public Evaluator {
  public:
-  /// Waits for the device to be opened there; throws what that throws. `name`: of the rank and the
+  /// Waits for the device to be opened there; throws its errors. `name`: of the rank and the
   /// device, for people.
   RemoteEvaluator(std::unique_ptr<LineChannel> channel, std::string name);
 

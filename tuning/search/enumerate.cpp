@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "registry/added_parameters.hpp"
+
 namespace fftune {
 namespace {
 
@@ -66,7 +68,8 @@ Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& f
     Recipe wanted = first.on_record;
     for (const Recipe& rest : {defaults[span], first.others})
       wanted.insert(wanted.end(), rest.begin(), rest.end());
-    group.warm_starts = move_to_front(group.variants, wanted);
+    group.warm_starts =
+        move_to_front(group.variants, completed(op, problem, facts, std::move(wanted)));
     enumeration.groups.push_back(std::move(group));
   }
   return enumeration;
@@ -83,9 +86,10 @@ std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,
     else
       same->variants.insert(same->variants.end(), slow.variants.begin(), slow.variants.end());
   }
+  const Recipe wanted = completed(op, problem, facts, only);
   for (auto& group : groups) {
     std::erase_if(group.variants, [&](const Variant& variant) {
-      return std::find(only.begin(), only.end(), variant) == only.end();
+      return std::find(wanted.begin(), wanted.end(), variant) == wanted.end();
     });
     group.warm_starts = group.variants.size();
   }

@@ -14,7 +14,7 @@ struct Enumeration {
   std::vector<std::string> refusals;  // "family: why it cannot implement the problem"
 };
 
-/// What is tried first, beside the families' defaults. Variants that are not legal are skipped.
+/// Variants to try first, besides the families' defaults. Variants that are not legal are skipped.
 struct WarmStarts {
   Recipe on_record;  // before the defaults
   Recipe others;     // behind them

@@ -21,7 +21,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Samples are asked for in portions of about this long, so that an interruption is soon heard.
 constexpr double portion_seconds = 0.5;
-/// What a sample of a very short variant takes nevertheless.
+/// Shortest duration of a sample, even for a very short variant.
 constexpr double shortest_sample_us = 300;
 
 /// A variant is screened by at most this many samples, and by one if that takes this long.
@@ -32,7 +32,7 @@ constexpr double screening_seconds = 0.004;
 /// memory around the main loop cost nothing, and one of the fastest fp8 tiles has 40 bytes of them.
 constexpr int most_spill_bytes = 64;
 
-/// What is said of a candidate whose process died; nothing if it did not.
+/// The outcome of a candidate whose process died; nothing if it did not.
 template <typename Result>
 std::optional<OutcomeKind> died(const Result& result) {
   if (!result.fatal) return {};
@@ -66,14 +66,14 @@ Group::Group(Session& session, GroupSpec spec)
   }
 }
 
-/// Takes what earlier runs knew of it, from the journal and the quarantine.
+/// Takes its earlier outcomes from the journal and the quarantine.
 void Group::recall(std::size_t index) {
   auto& entry = entries_[index];
   const auto& options = session_.options();
   if (options.journal) {
     const auto known = options.journal->known(session_.problem(), entry.source_hash,
                                               spec_.span.first_stage, entry.outcome.id);
-    // What is quarantined may have been let out since, and there may be more memory.
+    // A quarantined variant may have been released since, and there may be more memory.
     const bool crashed = known && known->kind == OutcomeKind::crashed;
     // Whether its bits are the right ones is asked anew.
     const bool other = known && known->bits != required_bits_ && !required_bits_.empty();
@@ -238,7 +238,7 @@ std::vector<double> Group::traits(std::size_t index) const {
 
 void Group::screen(std::size_t index, double abandon_us) {
   auto& entry = entries_[index];
-  // Tried before, here or in the journal: what is known of it stands.
+  // Tried before, here or in the journal: the known outcome stands.
   const bool done = entry.outcome.kind != OutcomeKind::not_tried;
   if (!done && ready(index)) {
     TimeRequest request;

@@ -43,7 +43,7 @@ class Group : public Search {
   /// How many were tried, for people: "26 of 197 variants of gate_up".
   std::string extent() const;
   int count(OutcomeKind kind) const;
-  /// How many were tried and what its strategy still expects to gain; empty if it gave no
+  /// How many were tried and the gain that its strategy still expects; empty if it gave no
   /// expectation.
   std::string outlook() const;
   /// Marks them and writes their final times to the journal.

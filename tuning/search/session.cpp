@@ -83,7 +83,7 @@ double Session::floor_us(std::size_t first_stage, std::size_t stage_count) const
     cost.flops += stages[i].flops;
     cost.bytes += stages[i].bytes;
   }
-  // What goes from stage to stage need not leave the caches.
+  // Tensors between stages need not leave the caches.
   if (stage_count == stages.size()) cost = cost_of(op_, problem_);
   return floor_seconds(cost, limits_) * 1e6;
 }
@@ -107,7 +107,7 @@ std::string Session::stop_reason() const {
 }
 
 void Session::record(const std::string& source_hash, const Outcome& outcome) {
-  // What is right but has other bits than were asked for has not failed.
+  // A correct variant whose bits differ from the requested ones has not failed.
   if (outcome.failed() && outcome.kind != OutcomeKind::other_bits) ++progress_.failed;
   if (options_.journal) options_.journal->add(problem_, source_hash, outcome);
 }

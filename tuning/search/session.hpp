@@ -1,4 +1,4 @@
-// The session of one problem: what its groups share, that is clock, stop rules, counts and
+// The session of one problem: the state that its groups share: clock, stop rules, counts and
 // progress.
 #pragma once
 

@@ -8,7 +8,7 @@
 
 namespace fftune {
 
-/// What a search has spent so far.
+/// The resources that a search has spent so far.
 struct Spent {
   double seconds = 0;
   int tried = 0;  // variants verified and timed
@@ -17,7 +17,7 @@ struct Spent {
 /// The reason to stop, one line for the user; empty: go on.
 using StopRule = std::function<std::string(const Spent&)>;
 
-/// `all`: the budget of which these seconds are a part, if they are one.
+/// `all` is the budget that contains these seconds, if there is one.
 StopRule stop_after_seconds(double seconds, double all = 0);
 StopRule stop_after_variants(int variants);
 /// `flag` must outlive the rule; another thread or a signal handler sets it.

@@ -14,11 +14,11 @@ constexpr std::size_t compile_batch = 128;
 constexpr std::size_t first_batch = 16;
 constexpr double compile_share = 0.1;
 
-/// What shares a device with one other takes twice as long, or a little more.
+/// A process that shares a device with one other takes twice as long, or a little more.
 constexpr double suspect_band = 3;
 constexpr std::size_t most_suspects = 256;
 
-/// Of each finalist, and how many times as many again while some are not told apart.
+/// Samples of each finalist, and how many times as many again while some are not told apart.
 constexpr int final_samples = 21;
 constexpr int most_extensions = 2;
 
@@ -64,7 +64,8 @@ std::vector<std::size_t> about_to_be_timed(const Search& search,
 
 void look_again(Search& search, const std::vector<std::size_t>& indices, double band) {
   const double best = search.best_us();
-  // The first of several devices looks at all of them, and has to load what others tried.
+  // The first of several devices looks at all of them, and has to load the candidates that others
+  // tried.
   auto suspects = within(search, indices, suspect_band, most_suspects / search.workers());
   std::erase_if(suspects,
                 [&](std::size_t index) { return search.median_us(index) <= best * band; });
@@ -84,7 +85,7 @@ std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& 
   search.enter(Phase::finals, finalists.size());
   search.forget(finalists);
   search.measure(finalists, final_samples, seconds);
-  // More of the same tells apart what is close, up to what it is worth.
+  // More samples separate close candidates, up to a limit.
   for (int more = 0; more < most_extensions && search.undecided(finalists); ++more) {
     if (search.stopped()) break;
     search.measure(finalists, final_samples, std::min(search.seconds_left() * 0.3, 3.0));
@@ -120,7 +121,7 @@ std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_
       reached.insert(reached.end(), screened.begin(), screened.end());
       continue;
     }
-    // What has been compiled is worth a little more time than what has not.
+    // Compiled variants are worth a little more time than others.
     for (std::size_t i = begin; i < end && !ended(reserve / 2); ++i) {
       search.screen(order[i], search.best_us() * band);
       if (samples > 3) search.measure({order[i]}, samples, search.seconds_left());

@@ -1,4 +1,4 @@
-// What strategies share: batches, the survivors within a band of the best, and the finals.
+// Parts that strategies share: batches, the survivors within a band of the best, and the finals.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace fftune {
 std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> indices, double band,
                                 std::size_t count);
 
-/// The first of `indices` (fastest first) of which one sample each takes about `seconds`; at least
-/// three: a round is always finished, and must not take what the finals need.
+/// The first of `indices` (fastest first) that take about `seconds` for one sample each; at least
+/// three. A round is always finished, and must not take the time that the finals need.
 std::vector<std::size_t> affordable(const Search& search, std::vector<std::size_t> indices,
                                     double seconds);
 

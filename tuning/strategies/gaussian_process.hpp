@@ -1,5 +1,5 @@
-// A Gaussian process: what a few observations say of places that were not looked at, and how sure
-// they make one (Rasmussen, Williams 2006, Gaussian Processes for Machine Learning, algorithm 2.1).
+// A Gaussian process: predictions for other places from a few observations, with their
+// uncertainty (Rasmussen, Williams 2006, Gaussian Processes for Machine Learning, algorithm 2.1).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ struct Belief {
 
 class GaussianProcess {
  public:
-  /// The covariance of what is at two places, by their numbers; without the noise of looking.
+  /// The covariance of the values at two places, by their numbers; without the noise of
+  /// observation.
   using Covariance = std::function<double(std::size_t, std::size_t)>;
 
   /// `noise`: the standard deviation of an observation. The prior's mean is 0.
@@ -25,7 +26,7 @@ class GaussianProcess {
   /// Costs as many steps as the square of the observations, and the cube of them all together.
   void observe(std::size_t place, double value);
 
-  /// The logarithm of the density of what was observed.
+  /// The logarithm of the density of the observations.
   double log_likelihood() const;
 
   /// Beliefs about `places`, which observe() keeps up to date from now on.

@@ -18,26 +18,27 @@ namespace {
 
 /// A variant this much slower than the best, when briefly timed, is not timed further.
 constexpr double screening_band = 1.5;
-/// What is tried before anything is learned, as a part of all, and how much of that should be fast;
-/// the rest is from anywhere.
+/// Variants tried before anything is learned, as a part of all, and the part of them that should be
+/// fast; the rest is from anywhere.
 constexpr double first_part = 0.04;
 constexpr double promising_part = 0.7;
 constexpr std::size_t least_first = 6;
-/// What is tried between two lessons, as a part of all: the fewer, the better each is chosen; the
-/// more, the better they fill the cores that compile them.
+/// Variants tried between two fits of the model, as a part of all. Fewer are chosen better; more
+/// fill the cores that compile them better.
 constexpr double batch_part = 0.007;
 constexpr std::size_t least_batch = 2;
 /// So few leave most cores idle while they are compiled, and what is proposed now is likely to be
 /// proposed again: this many are compiled at a time.
 constexpr std::size_t compiled_ahead = 16;
-/// What may be tried before the descent, as a part of all, where a gain of one percent counts; with
-/// half the gain twice as much.
+/// Variants tried at most before the descent, as a part of all, if a gain of one percent counts;
+/// with half the gain twice as many.
 constexpr double most_part = 0.1;
 constexpr double usual_gain = 0.01;
 /// A neighbour that is faster by less may be so by noise.
 constexpr double step = 0.003;
-/// What the model proposes is tried until less than this part of the time is left, neighbours of
-/// the best until less than the other: however short the time, the descent is begun.
+/// The model's proposals are tried until less than `descent_reserve` of the time is left, then
+/// neighbours of the best until less than `reserve` is left: the descent begins however short the
+/// time is.
 constexpr double descent_reserve = 0.45;
 constexpr double reserve = 0.2;
 

@@ -31,7 +31,7 @@ class Search {
   /// Numbers by which candidates of all families can be compared: see launch_traits().
   virtual std::vector<double> traits(std::size_t index) const = 0;
 
-  /// Compiles in parallel; a failure or a spill is recorded. Cheap for what is known already.
+  /// Compiles in parallel; a failure or a spill is recorded. Cheap for known variants.
   virtual void compile(const std::vector<std::size_t>& indices) = 0;
   /// Verifies, then samples briefly, and stops early above `abandon_us`. Does nothing to a failed
   /// or known one.
@@ -55,7 +55,7 @@ class Search {
   /// The least median so far; infinity if there is none.
   virtual double best_us() const = 0;
 
-  /// The user or the budget wants an end: a strategy returns at once with what it has.
+  /// The user or the budget wants an end: a strategy returns at once with its results.
   virtual bool stopped() const = 0;
   /// As many variants were tried as were asked for: decide among them.
   virtual bool enough() const = 0;
@@ -64,7 +64,7 @@ class Search {
   /// The strategy expects that the best of those not tried is at most this much faster, a part of
   /// 1, than the best that was: for the user to see.
   virtual void expect_gain(double gain) = 0;
-  /// What a gain must be expected to reach for the search to go on for it, a part of 1.
+  /// The expected gain, as a part of 1, below which the search does not go on.
   virtual double least_gain() const = 0;
   /// Seconds until this group's share of the budget is spent; infinity without a budget.
   virtual double seconds_left() const = 0;

@@ -12,8 +12,8 @@ namespace {
 
 /// The scales are looked at again when this many times as much is known.
 constexpr double news = 1.25;
-/// Of more observations than this only the best and an even choice of the others are used: the
-/// steps grow with the cube.
+/// With more observations than this, only the best and an even choice of the others are used,
+/// because the cost grows with the cube.
 constexpr std::size_t most_known = 256;
 /// A parameter's own effect is correlated over about half of its values.
 constexpr double own_reach = 0.5;

@@ -13,8 +13,8 @@ namespace fftune {
 
 class Surrogate {
  public:
-  /// `estimates`: of each variant, in any unit, positive. `traits`: of each variant as many
-  /// numbers, by which variants of different families can be compared.
+  /// `estimates`: one per variant, in any unit, positive. `traits`: equally many numbers per
+  /// variant, by which variants of different families can be compared.
   Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates,
             const std::vector<std::vector<double>>& traits);
   Surrogate(const Surrogate&) = delete;
@@ -28,11 +28,11 @@ class Surrogate {
   /// It has no time: nothing is to be expected of it.
   void drop(std::size_t variant);
 
-  /// Which to try next, at most `count`: each time that of which most is to be gained, then as if
-  /// it had taken the time that was expected of it, so that they are not all neighbours.
+  /// Variants to try next, at most `count`. Each choice has the largest expected gain, and counts
+  /// as if it had taken its expected time, so that the choices are not all neighbours.
   std::vector<std::size_t> propose(std::size_t count);
   /// How much faster than the best known the best of the others is expected to be, as a part of 1:
-  /// no more than this, the sum of what each is expected to gain.
+  /// no more than this, the sum of the expected gains of all.
   double gain_expected() const;
   /// A bound for people, which is seldom exceeded: twice what the most promising of them is
   /// expected to gain, and twice the error of a time. The sum takes variants that are much alike
@@ -40,7 +40,7 @@ class Surrogate {
   double gain_likely() const;
 
  private:
-  /// What the covariance is made of, as standard deviations of the logarithm of a time.
+  /// Scales of the covariance, as standard deviations of the logarithm of a time.
   struct Scales {
     double estimate = 0.3;  // by how much the estimates tell variants apart
     double family = 0.3;    // families from each other
@@ -60,7 +60,7 @@ class Surrogate {
 
   GaussianProcess::Covariance covariance(const Scales& scales) const;
   GaussianProcess process(const Scales& scales) const;
-  /// How well the scales explain what is known, and how ordinary they are.
+  /// How well the scales explain the observations, and how ordinary they are.
   double merit(const Scales& scales) const;
   void improve_scales();
 

@@ -20,7 +20,7 @@ class CompileCall {
   std::vector<Compiled> run();
 
  private:
-  /// What is asked for next, by place: one suspect, or all that are left.
+  /// The places to request next: one suspect, or all that are left.
   std::vector<std::size_t> next();
   Ended ask(const std::vector<std::size_t>& places);
   void hear(const std::vector<std::size_t>& places, const nlohmann::json& message);

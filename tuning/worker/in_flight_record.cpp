@@ -1,5 +1,6 @@
 #include "tuning/worker/in_flight_record.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,8 +14,10 @@
 namespace fftune {
 
 InFlightRecord::InFlightRecord()
-    : descriptor_(::memfd_create("fftune in-flight record", MFD_CLOEXEC)) {
-  if (descriptor_ < 0 || ::ftruncate(descriptor_, sizeof(Page)) != 0)
+    : descriptor_(::memfd_create("fftune in-flight record", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+  // Sealed, it cannot be cut short under those who have it mapped.
+  if (descriptor_ < 0 || ::ftruncate(descriptor_, sizeof(Page)) != 0 ||
+      ::fcntl(descriptor_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
     throw Error(ErrorKind::unavailable,
                 fmt::format("no memory can be shared with a worker: {}", std::strerror(errno)));
   map();
@@ -22,7 +25,9 @@ InFlightRecord::InFlightRecord()
 
 InFlightRecord::InFlightRecord(int descriptor) : descriptor_(descriptor) {
   struct stat status {};
-  if (::fstat(descriptor, &status) != 0 || status.st_size < static_cast<off_t>(sizeof(Page)))
+  const int seals = ::fcntl(descriptor, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(descriptor, &status) != 0 ||
+      status.st_size < static_cast<off_t>(sizeof(Page)))
     throw Error(ErrorKind::invalid_input,
                 "a worker is started by its supervisor alone: start a search, as in fftune ffn");
   map();

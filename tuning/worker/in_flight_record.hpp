@@ -32,7 +32,7 @@ class InFlightRecord {
   void launch(std::size_t candidate, double expected_seconds);
   void land();
 
-  /// The latest launch, if it has not landed. What is read may be anything, should the worker have
+  /// The latest launch, if it has not landed. The record may hold any bytes if the worker has
   /// written over it: check the place against the request.
   std::optional<Launch> current() const;
 

@@ -27,7 +27,7 @@ namespace {
 constexpr double parting_seconds = 5;
 /// The process whose end closed the channel is collected this much later at most.
 constexpr double collecting_seconds = 2;
-/// What a worker printed is cut once it is this long: only its last line is of interest.
+/// A worker's output is cut once it is this long: only its last line is of interest.
 constexpr off_t most_printed_bytes = 1 << 20;
 
 [[noreturn]] void fail(const char* what) {

@@ -19,9 +19,9 @@ inline constexpr int worker_reference_descriptor = 5;
 
 class WorkerProcess {
  public:
-  /// Starts command[0] (a path) with the rest as its arguments. What it prints goes to a file
-  /// without a name, so that neither the protocol nor the user's terminal gets any of it.
-  /// `references` is the descriptor of its ReferenceFile. Throws Error(unavailable).
+  /// Starts command[0] (a path) with the rest as its arguments. Its output goes to a file without a
+  /// name, so that neither the protocol nor the user's terminal gets any of it. `references` is the
+  /// descriptor of its ReferenceFile. Throws Error(unavailable).
   WorkerProcess(const std::vector<std::string>& command, int references);
   /// Gives it a moment to end by itself, then kills it.
   ~WorkerProcess();

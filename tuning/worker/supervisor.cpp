@@ -100,7 +100,8 @@ bool Supervisor::make_ready() {
     if (!trying.empty()) faults_.add(trying, trouble->death);
     return false;
   }
-  // What had room before has it again once the driver has let go of the dead.
+  // A problem that fitted before fits again once the driver has released the memory of the dead
+  // worker.
   if (accepted_ && !setup_.refusal.empty()) {
     last_cause_ = setup_.refusal;
     discard(setup_.refusal);

@@ -24,8 +24,8 @@ using WorkerCommand = std::vector<std::string>;
 ///
 /// A launch may take 50 times its expected time, at least 5 s (a busy machine can stall a process
 /// that long) and at most 2 minutes, or three times the expected time if that is longer. The
-/// expected time of a sample is that of the previous passes; of a verification or a first pass, the
-/// time that preparing the problem took, which includes the reference and the verification of a
+/// expected time of a sample is that of the previous passes. For a verification or a first pass it
+/// is the preparation time of the problem, which includes the reference and the verification of a
 /// full recipe. Calls that are not launches have limits of their own.
 struct Watchdog {
   double multiple = 50;
@@ -54,7 +54,7 @@ class Supervisor {
   /// Reads the value of a message. If it throws, the message is invalid and the worker is replaced.
   using Take = std::function<void(const nlohmann::json&)>;
 
-  /// Starts a worker. Throws what the worker threw in opening its device, and Error(unavailable) if
+  /// Starts a worker. Throws the worker's error in opening its device, and Error(unavailable) if
   /// there is no worker.
   Supervisor(WorkerCommand command, const Watchdog& watchdog);
 

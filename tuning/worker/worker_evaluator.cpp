@@ -22,7 +22,7 @@ std::vector<std::string> ids_of(const std::vector<Candidate>& candidates,
   return ids;
 }
 
-/// What a death says of a candidate, where a verdict on it was asked for.
+/// The result of a candidate whose process died, for a call that must judge it.
 template <typename Result>
 Result failed_by(const Death& death, const std::string& what) {
   Result result;

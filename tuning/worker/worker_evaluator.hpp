@@ -14,7 +14,7 @@ namespace fftune {
 
 class WorkerEvaluator : public Evaluator {
  public:
-  /// Throws what opening the device throws in the worker.
+  /// Throws the errors of opening the device in the worker.
   explicit WorkerEvaluator(WorkerCommand command, const Watchdog& watchdog = {})
       : supervisor_(std::move(command), watchdog) {}
 

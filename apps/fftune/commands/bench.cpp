@@ -152,15 +152,17 @@ int code_of(const BenchResult& result) {
   return exit_good;
 }
 
-/// Says so where making the data and the float64 reference takes more than a minute.
+/// Says so where making the data and the float64 reference takes long enough to wonder.
 void announce(const Op& op, const Problem& problem) {
   constexpr double flops_of_core = 4e9, bytes_of_core = 2e8;  // in a second, at least
   const Cost cost = cost_of(op, problem);
   const double cores = std::max(1u, std::thread::hardware_concurrency());
   const double seconds = (cost.flops / flops_of_core + cost.bytes / bytes_of_core) / cores;
-  if (seconds > 60)
-    spdlog::warn("{}: its data and reference take about {:.0f} minutes before anything is timed",
-                 problem.text(), std::ceil(seconds / 60));
+  if (seconds > 10)
+    spdlog::warn("{}: its data and reference take about {} before anything is timed",
+                 problem.text(),
+                 seconds > 60 ? fmt::format("{:.0f} minutes", std::ceil(seconds / 60))
+                              : fmt::format("{:.0f} s", std::ceil(seconds)));
 }
 
 /// Seconds, roughly: the reference, and samples that last longer for larger problems.
@@ -274,19 +276,20 @@ void add_bench(CommandLine& line) {
     add_presets_option(command, options->presets);
     command
         .add_option("--samples", options->samples,
-                    "of each, interleaved; on the CPU in bursts apart in time (default: 50)")
+                    "samples of each contender, interleaved; on the CPU in bursts apart in time "
+                    "(default: 50)")
         ->type_name("N");
     command
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
-    command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command.add_option("--seed", options->seed, "seed of the data (default: 0)")->type_name("N");
     command.add_flag(
         "--stages", options->stages,
         "time each kernel of the plan by itself too, and the first ones in a row: where the "
         "time goes");
     command
         .add_option("--against", options->against,
-                    "compare with earlier times, what bench --json printed or presets, by their "
+                    "compare with earlier times (the output of bench --json, or presets) by their "
                     "intervals: FASTER, SLOWER, SAME or UNDECIDED; exit 1 if any is SLOWER")
         ->type_name("FILE");
     add_progress_option(command, options->progress);

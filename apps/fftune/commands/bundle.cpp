@@ -25,11 +25,12 @@
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
+#include "apps/fftune/shell_command.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "cuda/open.hpp"
-#include "store/file_access.hpp"
 
 namespace fftune::tool {
 
@@ -47,7 +48,7 @@ struct Options {
   std::string progress;
 };
 
-/// What is asked for, with problems in canonical form.
+/// The request, with problems in canonical form.
 struct Wanted {
   std::set<std::string> ops;  // empty: all
   std::vector<std::int64_t> tokens;
@@ -212,8 +213,8 @@ int run(const Options& options, const Session& session) {
                                   counted(builder->kernels(), "kernel"),
                                   counted(jobs.size(), "program"), fmt::join(archs, ", "),
                                   bytes_text(static_cast<double>(bytes.size()))));
-  session.output.line(
-      fmt::format("the library takes it by FFTUNE_BUNDLE={}, or through the API", options.out));
+  session.output.line(fmt::format("the library takes it by FFTUNE_BUNDLE={}, or through the API",
+                                  shell_word(options.out)));
   session.output.document({{"path", options.out},
                            {"kernels", builder->kernels()},
                            {"programs", programs},
@@ -233,20 +234,22 @@ void add_bundle(CommandLine& line) {
       .add_option("--arch", options->archs,
                   fmt::format("architectures, a list of {}", fmt::join(known_architectures(), ",")))
       ->type_name("LIST");
-  command.add_option("--op", options->ops, "of the presets of these ops alone")->type_name("LIST");
+  command.add_option("--op", options->ops, "only presets of these ops")->type_name("LIST");
   add_presets_option(command, options->presets);
   command
       .add_option(
           "--m", options->tokens,
-          "also what runs the presets' layers, and --problem's, with these numbers of tokens")
+          "also the kernels of the presets' layers, and --problem's, with these numbers of tokens")
       ->type_name("LIST");
   command
-      .add_option("--max-m", options->max_tokens,
-                  "also what plans for any number of tokens up to N run of the presets' layers")
+      .add_option(
+          "--max-m", options->max_tokens,
+          "also the kernels of plans for any number of tokens up to N of the presets' layers")
       ->type_name("N");
   command
-      .add_option("--problem", options->problems,
-                  "also what runs this problem, as fftune_plan_create takes it; may be repeated")
+      .add_option(
+          "--problem", options->problems,
+          "also the kernels of this problem, as fftune_plan_create takes it; may be repeated")
       ->type_name("JSON")
       ->allow_extra_args(false);
   command.add_option("-o,--out", options->out, "the file to write")->type_name("FILE");

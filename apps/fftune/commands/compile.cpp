@@ -187,9 +187,9 @@ void add_compile(CommandLine& line) {
                   fmt::format("architectures, a list (default: all: {})",
                               fmt::join(known_architectures(), ",")))
       ->type_name("LIST");
-  command.add_option("--op", options->ops, "of these ops alone")->type_name("LIST");
-  command.add_option("--family", options->family, "of this family alone")->type_name("NAME");
-  command.add_option("--dtype", options->dtypes, "in these element types alone")->type_name("LIST");
+  command.add_option("--op", options->ops, "only these ops")->type_name("LIST");
+  command.add_option("--family", options->family, "only this family")->type_name("NAME");
+  command.add_option("--dtype", options->dtypes, "only these element types")->type_name("LIST");
   command
       .add_option("--option", options->options,
                   "with these options of the op alone, a list of NAME=VALUE (default: the usual "

@@ -1,4 +1,5 @@
-// fftune devices: what is here, the facts that matter to tuning, and the presets that would load.
+// fftune devices: the devices here, the facts that matter to tuning, and the presets that would
+// load.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -162,10 +163,10 @@ int run(const Options& options, const Session& session) {
 
 void add_devices(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  CLI::App& command =
-      line.add(line.root(), "devices",
-               "what is here: facts that matter to tuning, and which presets would load",
-               [options](const Session& session) { return run(*options, session); });
+  CLI::App& command = line.add(
+      line.root(), "devices",
+      "the devices of this host: facts that matter to tuning, and which presets would load",
+      [options](const Session& session) { return run(*options, session); });
   command
       .add_option("--presets", options->presets,
                   "folder of presets (default: those in which the library looks)")

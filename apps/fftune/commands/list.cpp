@@ -40,7 +40,7 @@ struct Section {
   std::vector<FamilyView> families;
 };
 
-/// What of the op's variants is quarantined on the device for the sources as they are now.
+/// The op's variants that are quarantined on the device, for the present sources.
 std::vector<Quarantined> quarantined_of(const Op& op, const DeviceFacts& facts,
                                         const Session& session) {
   auto all = Quarantine(session.environment.state_folder, facts).of(std::string(op.name()));
@@ -105,7 +105,7 @@ bool is_for(const Family& family, const std::vector<StageSpec>& stages) {
                      [&](const StageSpec& stage) { return stage.name == family.stages().front(); });
 }
 
-/// What can run; --explain tells of the others.
+/// Prints the families that can run; --explain prints the others.
 void print_families(const Op& op, const std::vector<Section>& sections, const Output& output) {
   const std::string tokens(op.token_size());
   std::set<std::string_view> refused, served;
@@ -197,7 +197,7 @@ int run(const Op& op, const Options& options, const Session& session) {
     for (const Family* family : op.families())
       if (family->device_kind() == facts.kind)
         section.families.push_back(view_of(*family, problem, facts, options.explain));
-    // What can run first.
+    // Families that can run come first.
     std::stable_partition(section.families.begin(), section.families.end(),
                           [](const FamilyView& view) { return view.refusal.empty(); });
     sections.push_back(std::move(section));

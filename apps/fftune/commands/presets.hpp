@@ -1,4 +1,4 @@
-// The subcommands of fftune presets, and what they share.
+// The subcommands of fftune presets, and their common parts.
 #pragma once
 
 #include <string>

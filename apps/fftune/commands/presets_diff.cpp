@@ -1,4 +1,4 @@
-// fftune presets diff: what changed from one set of preset files to another.
+// fftune presets diff: the changes from one set of preset files to another.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>

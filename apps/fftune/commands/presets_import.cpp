@@ -9,6 +9,7 @@
 // of tensors, with a block_shape of 128 x 128 with scales of blocks.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -18,15 +19,17 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/presets.hpp"
 #include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/shell_command.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "registry/catalog.hpp"
-#include "store/file_access.hpp"
 
 namespace fftune::tool {
 
@@ -57,14 +60,16 @@ std::string field_of(const std::string& name, const std::string& field) {
   return name.substr(first, end == std::string::npos ? end : end - first + (is_list ? 1 : 0));
 }
 
+using Given = std::vector<std::pair<std::string, std::string>>;
+
 /// How a search says the element type of a table; nothing: moe-ffn has no such type.
-std::optional<std::string> dtype_options(const Table& table) {
-  if (table.dtype.empty() && table.block_shape.empty()) return "";
+std::optional<Given> dtype_options(const Table& table) {
+  if (table.dtype.empty() && table.block_shape.empty()) return Given{};
   if (table.dtype != "fp8_w8a8") return std::nullopt;
-  if (table.block_shape.empty()) return " --dtype fp8";
+  if (table.block_shape.empty()) return Given{{"dtype", "fp8"}};
   std::string shape = table.block_shape;
   std::erase(shape, ' ');
-  if (shape == "[128,128]") return " --dtype fp8 --scales block";
+  if (shape == "[128,128]") return Given{{"dtype", "fp8"}, {"scales", "block"}};
   return std::nullopt;
 }
 
@@ -119,10 +124,14 @@ std::vector<std::filesystem::path> table_paths(const std::vector<std::string>& p
       continue;
     }
     std::vector<std::filesystem::path> own;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      if (entry.path().extension() == ".json" &&
-          entry.path().filename().string().substr(0, 2) == "E=")
-        own.push_back(entry.path());
+    std::error_code error;
+    for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
+         entry.increment(error))
+      if (entry->path().extension() == ".json" &&
+          entry->path().filename().string().starts_with("E="))
+        own.push_back(entry->path());
+    if (error)
+      throw Error(ErrorKind::io, fmt::format("{}: cannot be listed: {}", path, error.message()));
     std::sort(own.begin(), own.end());
     found.insert(found.end(), own.begin(), own.end());
   }
@@ -166,13 +175,21 @@ int run(const Options& options, const Session& session) {
   const Op& op = builtin_catalog().op(op_name);
   Json document = Json::array();
   int searches = 0;
+  std::vector<std::string> broken;
   for (const auto& path : table_paths(options.paths)) {
-    const Table table = read_table(path);
     const std::string name = path.filename().string();
     const auto skip = [&](const std::string& why) {
       session.output.line(fmt::format("# {}: {}", name, why));
       document.push_back({{"table", name}, {"skipped", why}});
     };
+    Table table;
+    try {
+      table = read_table(path);
+    } catch (const Error& error) {
+      broken.emplace_back(error.what());
+      document.push_back({{"table", name}, {"broken", error.what()}});
+      continue;
+    }
     const auto dtype = dtype_options(table);
     if (!dtype) {
       skip(fmt::format(
@@ -196,17 +213,22 @@ int run(const Options& options, const Session& session) {
               ? ""
               : fmt::format("  # {}{}", layer.model,
                             layer.tp > 1 ? fmt::format(", {} devices", layer.tp) : "");
-      std::string words = *dtype;
+      ShellCommand command({"fftune", op_name});
+      for (const auto& [size, value] : {std::pair("d", layer.d),
+                                        {"h", table.h},
+                                        {"experts", table.experts},
+                                        {"top-k", layer.choices}})
+        command.option(size, fmt::format("{}", value));
+      command.option("m", fmt::format("{}", fmt::join(table.tokens, ",")));
       Json given = Json::object();
+      for (const auto& [option, value] : *dtype) command.option(option, value);
       for (const auto& [option, value] : layer.options) {
         // Interleaved gates have no scales.
         if (option == "gate-up" && !dtype->empty()) continue;
-        words += fmt::format(" --{} {}", option, value);
+        command.option(option, value);
         given[option] = value;
       }
-      session.output.line(fmt::format("fftune {} --d {} --h {} --experts {} --top-k {} --m {}{}{}",
-                                      op_name, layer.d, table.h, table.experts, layer.choices,
-                                      fmt::join(table.tokens, ","), words, why));
+      session.output.line(command.text() + why);
       document.push_back({{"table", name},
                           {"device", table.device},
                           {"model", layer.model},
@@ -224,22 +246,24 @@ int run(const Options& options, const Session& session) {
     }
   }
   session.output.document(document);
+  for (const std::string& each : broken) spdlog::warn("{}; it is left out", each);
   if (searches == 0)
     throw Error(ErrorKind::invalid_input,
-                document.empty() ? fmt::format("{}: there is no vLLM table, E=...,N=....json",
-                                               fmt::join(options.paths, ", "))
-                                 : "there is no table to search for: see the lines above");
-  return exit_good;
+                !broken.empty()    ? broken.front()
+                : document.empty() ? fmt::format("{}: there is no vLLM table, E=...,N=....json",
+                                                 fmt::join(options.paths, ", "))
+                                   : "there is no table to search for: see the lines above");
+  return broken.empty() ? exit_good : exit_check_failed;
 }
 
 }  // namespace
 
 void add_presets_import(CommandLine& line, CLI::App& group) {
   auto options = std::make_shared<Options>();
-  CLI::App& command =
-      line.add(group, "import-vllm",
-               "the searches of moe-ffn that cover what vLLM's tuned tables are for, as commands",
-               [options](const Session& session) { return run(*options, session); });
+  CLI::App& command = line.add(
+      group, "import-vllm",
+      "the searches of moe-ffn that cover the problems of vLLM's tuned tables, as commands",
+      [options](const Session& session) { return run(*options, session); });
   command
       .add_option("PATHS", options->paths,
                   "tables (E=...,N=...,device_name=....json), or folders of them")

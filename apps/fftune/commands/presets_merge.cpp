@@ -1,5 +1,6 @@
 // fftune presets merge and install: take the records of files into a folder of presets.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -28,8 +29,17 @@ struct Options {
 /// Into the folder `out`, which `where` names.
 int merge(const std::vector<std::string>& paths, const std::filesystem::path& out,
           const std::string& where, const Session& session) {
-  // All or nothing of what was given: a person merging by hand wants to know before, not after.
-  const std::vector<PresetFile> files = whole_preset_files(paths, "merged");
+  std::vector<PresetFile> files = preset_files(paths);
+  std::vector<std::string> left_out;
+  for (const PresetFile& file : files)
+    left_out.insert(left_out.end(), file.complaints.begin(), file.complaints.end());
+  // A file with a record that cannot be read is left out whole: it has to be repaired first.
+  std::erase_if(files, [](const PresetFile& file) { return !file.complaints.empty(); });
+  if (files.empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("{}; nothing was merged: repair that file", left_out.front()));
+  for (const std::string& complaint : left_out)
+    spdlog::warn("{}; the file is left out: repair it, and merge it again", complaint);
   const LockWait wait = lock_wait();
   std::vector<PresetBatch> batches;
   for (const PresetFile& file : files) {
@@ -48,7 +58,7 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
                         {"records", files[i].records.size()}});
   }
   session.output.document(document);
-  return exit_good;
+  return left_out.empty() ? exit_good : exit_check_failed;
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Options {
   std::vector<std::string> paths;
 };
 
-/// Of records before version 2 of the format nothing is known.
+/// Records before version 2 of the format do not say.
 std::string decided_text(const Verdict& verdict) {
   const std::string decided = !verdict.decided ? "-" : *verdict.decided ? "yes" : "no";
   return verdict.disturbances.empty() ? decided : decided + ", disturbed";
@@ -77,7 +77,9 @@ int run(const Options& options, const Session& session) {
                         {"complaints", file.complaints}});
   }
   session.output.document(document);
-  return exit_good;
+  const bool whole = std::all_of(files.begin(), files.end(),
+                                 [](const PresetFile& file) { return file.complaints.empty(); });
+  return whole ? exit_good : exit_check_failed;
 }
 
 }  // namespace

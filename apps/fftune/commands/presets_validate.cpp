@@ -58,7 +58,7 @@ void check_record(const PresetRecord& record, const PresetFile& file,
     findings.notes.push_back(where + ": its device is unknown here: only its form was checked");
     return;
   }
-  // A record of a file is a candidate: what is wrong with it is a finding, and the next follows.
+  // A record of a file is a candidate: an error in it is a finding, and the next follows.
   try {
     const Op& op = catalog.op(record.problem.op);
     const std::string illegal = canonical(op, record.problem, facts->kind) == record.problem

@@ -1,4 +1,4 @@
-// fftune refresh: times again what stale records hold, and keeps or replaces their winners.
+// fftune refresh: times the variants of stale records again, and keeps or replaces their winners.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
@@ -219,7 +219,7 @@ void add_refresh(CommandLine& line) {
   auto options = std::make_shared<Options>();
   CLI::App& command = line.add(
       line.root(), "refresh",
-      "time again what a device's stale records hold: the winners, their ties and runners-up; a "
+      "time the variants of a device's stale records again: winners, ties and runners-up; a "
       "record is stale when the kernel's sources, the driver or the toolkit are not those that it "
       "was made with",
       [options](const Session& session) { return run(*options, session); });
@@ -229,7 +229,7 @@ void add_refresh(CommandLine& line) {
       .add_option("--out", options->out,
                   "folder of presets that is read and written (default: presets)")
       ->type_name("DIR");
-  command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+  command.add_option("--seed", options->seed, "seed of the data (default: 0)")->type_name("N");
   command
       .add_option("--wait", options->wait,
                   "for a disturbed device to be left alone, for each problem; 0s: not at all "

@@ -1,5 +1,6 @@
 // fftune report: presets, journals and bench results as one page that opens offline.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -20,7 +21,7 @@
 #include "apps/fftune/report/report_page.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
-#include "store/file_access.hpp"
+#include "core/file_access.hpp"
 
 namespace fftune::tool {
 
@@ -40,7 +41,7 @@ std::string utc_now() {
   return text;
 }
 
-/// Whether the page would replace what it is made of, such as presets.
+/// Whether the page would overwrite one of its own inputs, such as presets.
 bool replaces_input(const std::string& out, const std::vector<std::string>& paths) {
   const std::filesystem::path file = out;
   std::error_code error;
@@ -58,10 +59,11 @@ int run(const Options& options, const Session& session) {
                             "such as report.html",
                             options.out));
   require_writable_file(options.out, "-o");
-  const ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
+  ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
   const Json data = report_data(input, session.catalog, utc_now());
   const std::string page = report_page(data);
   replace_file(options.out, page);
+  for (const std::string& one : input.left_out) spdlog::warn("{}; it is left out", one);
   session.output.line(fmt::format(
       "wrote {}: {}, {}, {} compared, {}", options.out, counted(data["records"].size(), "record"),
       counted(data["searches"].size(), "searched problem"), data["comparisons"].size(),
@@ -71,8 +73,9 @@ int run(const Options& options, const Session& session) {
                            {"records", data["records"].size()},
                            {"searches", data["searches"].size()},
                            {"benches", data["benches"].size()},
-                           {"comparisons", data["comparisons"].size()}});
-  return exit_good;
+                           {"comparisons", data["comparisons"].size()},
+                           {"left_out", input.left_out}});
+  return input.left_out.empty() ? exit_good : exit_check_failed;
 }
 
 }  // namespace
@@ -85,7 +88,7 @@ void add_report(CommandLine& line) {
                "of one problem from several devices or paths are compared with the first",
                [options](const Session& session) { return run(*options, session); });
   command.add_option("PATH", options->paths,
-                     "presets, journals, folders of either, or what fftune bench --json printed "
+                     "presets, journals, folders of either, or the output of fftune bench --json "
                      "(default: presets)");
   command.add_option("-o,--out", options->out, "the page (default: report.html)")
       ->type_name("FILE");

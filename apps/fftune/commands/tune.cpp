@@ -96,8 +96,8 @@ TuneOptions tune_options(const Options& options) {
   return tuning;
 }
 
-/// What the records that the library finds, and those of earlier searches, name for the parts of an
-/// op made of ops: in the whole they are among the first that are tried.
+/// The variants that the library's records, and those of earlier searches, name for the parts of an
+/// op made of ops. They are among the first variants that a search of the whole tries.
 Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
                             const std::string& out, const DeviceFacts& facts,
                             const Session& session) {
@@ -122,7 +122,8 @@ void require_winners(const std::map<Problem, Recipe>& on_record, const Op& op,
                               out, problem.text(), device.slug));
 }
 
-/// What the inputs hold, by name: what an earlier search knows of others is not known of these.
+/// Identifies the contents of the inputs: outcomes of an earlier search with other inputs do not
+/// apply.
 std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
   return fmt::format("seed {}{}{}", seed, saved ? " " : "",
                      fmt::join(saved ? saved->words() : std::vector<std::string>(), " "));
@@ -139,7 +140,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
-  // What a problem takes whatever the budget: its data, its reference, and a first variant.
+  // Time of a problem whatever the budget: its data, its reference, and a first variant.
   constexpr double least_seconds = 0.1;
   const auto least = least_seconds * static_cast<double>(problems.size());
   if (tuning.budget_seconds > 0 && least > tuning.budget_seconds)
@@ -201,8 +202,8 @@ int code_of(const std::vector<TuneResult>& results) {
   return code;
 }
 
-/// What the other ranks give, on rank 0, which keeps its own part of `devices`; nothing on those,
-/// once rank 0 has ended.
+/// The devices of the other ranks, on rank 0, which keeps its own part of `devices`; on the other
+/// ranks nothing, once rank 0 has ended.
 std::optional<std::vector<MultiDeviceEvaluator::Device>> other_devices(
     std::vector<std::string>& devices, const SweepData& data) {
   std::optional<Listener> listener;
@@ -301,17 +302,17 @@ void add_search_options(CLI::App& command, Options& options) {
                   "variants of each stage timed at most; 0 is no limit (default: 0)")
       ->type_name("N")
       ->group(group);
-  command.add_option("--seed", options.seed, "of the data and of random choices (default: 0)")
+  command.add_option("--seed", options.seed, "seed of the data and of random choices (default: 0)")
       ->type_name("N")
       ->group(group);
   command
       .add_flag("--resume", options.resume,
-                "go on with the newest journal of this device and op: what it knows, of the same "
-                "data, is not done again")
+                "go on with the newest journal of this device and op: its outcomes for the same "
+                "data are not measured again")
       ->group(group);
   command
       .add_flag("--retry-quarantined", options.retry_quarantined,
-                "try again what took a worker process down in an earlier sweep")
+                "try variants again that killed a worker process in an earlier sweep")
       ->group(group);
   command
       .add_option("--launcher", options.launcher,
@@ -326,10 +327,10 @@ void add_search_options(CLI::App& command, Options& options) {
                 "hangs takes the sweep with it")
       ->group(group);
   command
-      .add_flag(
-          "--same-bits", options.same_bits,
-          "only what agrees bit for bit with the winner on record in --out may win, so that a "
-          "faster preset changes no result")
+      .add_flag("--same-bits", options.same_bits,
+                "only variants that agree bit for bit with the winner on record in --out may win, "
+                "so that "
+                "a faster preset changes no result")
       ->group(group);
   command
       .add_option("--wait", options.wait,

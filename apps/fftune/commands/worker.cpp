@@ -1,4 +1,4 @@
-// fftune worker: what a sweep starts to work with a device in a process of its own. For no person.
+// fftune worker: the process that a sweep starts to work with a device. Not for users.
 #include <CLI/CLI.hpp>
 
 #include <memory>
@@ -41,8 +41,8 @@ void add_worker(CommandLine& line) {
                [options](const Session& session) { return run(*options, session); });
   command.group("");  // hidden
   command.add_option("--device", options->device, "the device to open")->required();
-  command.add_option("--seed", options->seed, "of the data");
-  command.add_option("--op", options->op, "of the saved values");
+  command.add_option("--seed", options->seed, "seed of the data");
+  command.add_option("--op", options->op, "op of the saved values");
   add_weight_options(command, options->weights);
 }
 

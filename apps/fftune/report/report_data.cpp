@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/fftune/comparison.hpp"
+#include "apps/fftune/shell_command.hpp"
 #include "core/error.hpp"
 
 namespace fftune::tool {
@@ -22,8 +23,8 @@ const Op* op_named(const std::string& name, const Catalog& catalog) {
   return found == catalog.ops.end() ? nullptr : *found;
 }
 
-/// The size that counts tokens; of an op that is not in the catalog any more its last, which "m" is
-/// for most.
+/// The size that counts tokens; for an op that is no longer in the catalog the last size, which is
+/// "m" for most.
 std::string token_size_of(const Problem& problem, const Catalog& catalog) {
   if (const Op* op = op_named(problem.op, catalog)) {
     const std::string name(op->token_size());
@@ -32,7 +33,7 @@ std::string token_size_of(const Problem& problem, const Catalog& catalog) {
   return problem.sizes.contains("m") || problem.sizes.empty() ? "m" : problem.sizes.rbegin()->first;
 }
 
-/// What all numbers of tokens of a layer share: "fwd bf16 act=silu d=1024 h=2048".
+/// The text that all numbers of tokens of a layer share: "fwd bf16 act=silu d=1024 h=2048".
 std::string layer_text(const Problem& problem, const std::string& token_size) {
   Problem layer = problem;
   layer.sizes.erase(token_size);
@@ -137,7 +138,7 @@ Json search_data(const SearchSummary& search) {
           {"groups", std::move(groups)}};
 }
 
-/// The rows of a bench document; one of another shape has none.
+/// Adds the rows of a bench document.
 void add_bench(const JsonValue& document, const Catalog& catalog, Json& benches) {
   const Json whole = Json::parse(json_line(document));
   const std::string device = whole["device"].value("name", "");
@@ -183,9 +184,9 @@ Json comparisons_of(const Json& records) {
 
 std::string search_command(const Problem& problem, const Verdict& verdict,
                            const Provenance& provenance, const Catalog& catalog) {
-  std::string command = "fftune " + problem.op;
-  if (problem.pass != "fwd") command += " --pass " + problem.pass;
-  command += fmt::format(" --dtype {}", dtype_name(problem.dtype));
+  ShellCommand command({"fftune", problem.op});
+  if (problem.pass != "fwd") command.option("pass", problem.pass);
+  command.option("dtype", std::string(dtype_name(problem.dtype)));
   const Op* op = op_named(problem.op, catalog);
   for (const auto& [name, value] : problem.options) {
     const auto usual = [&](const OptionField& field) {
@@ -193,30 +194,33 @@ std::string search_command(const Problem& problem, const Verdict& verdict,
              !field.choices.empty() && field.choices.front() == value;
     };
     const auto fields = op == nullptr ? std::vector<OptionField>() : op->options();
-    if (std::none_of(fields.begin(), fields.end(), usual))
-      command += fmt::format(" --{} {}", name, value);
+    if (std::none_of(fields.begin(), fields.end(), usual)) command.option(name, value);
   }
-  for (const auto& [name, value] : problem.sizes) command += fmt::format(" --{} {}", name, value);
-  if (!verdict.strategy.empty()) command += " --strategy " + verdict.strategy;
-  if (provenance.seed != 0) command += fmt::format(" --seed {}", provenance.seed);
-  return command;
+  for (const auto& [name, value] : problem.sizes) command.option(name, fmt::format("{}", value));
+  if (!verdict.strategy.empty()) command.option("strategy", verdict.strategy);
+  if (provenance.seed != 0) command.option("seed", fmt::format("{}", provenance.seed));
+  return command.text();
 }
 
-Json report_data(const ReportInput& input, const Catalog& catalog, const std::string& date) {
+Json report_data(ReportInput& input, const Catalog& catalog, const std::string& date) {
   Json records = Json::array(), searches = Json::array(), benches = Json::array();
   for (const ReportedFile& file : input.files)
     for (const PresetRecord& record : file.presets.records)
       records.push_back(record_data(record, file.presets, file.path, catalog));
   for (const SearchSummary& search : input.searches) searches.push_back(search_data(search));
   for (const ReportedBench& bench : input.benches) {
+    Json own = Json::array();
     try {
-      add_bench(bench.document, catalog, benches);
-    } catch (const Json::exception&) {
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("{}: a field has another type than in what `fftune bench --json` "
-                              "prints: make it again",
-                              input.paths.at(bench.path)));
+      add_bench(bench.document, catalog, own);
+    } catch (const std::exception& error) {
+      // The JSON library's words mean nothing to people.
+      const bool ours = dynamic_cast<const Error*>(&error) != nullptr;
+      input.left_out.push_back(fmt::format(
+          "{}: {}: make it again by `fftune bench --json`", input.paths.at(bench.path),
+          ours ? error.what() : "a field has another type than in what a bench prints"));
+      continue;
     }
+    benches.insert(benches.end(), own.begin(), own.end());
   }
   Json comparisons = comparisons_of(records);
   return {{"fftune", FFTUNE_VERSION},

@@ -14,9 +14,11 @@ namespace fftune::tool {
 ///   benches      of every bench document: the contenders
 ///   comparisons  of records of one problem that come from different devices or paths: the first is
 ///                the one before, each other one after
-Json report_data(const ReportInput& input, const Catalog& catalog, const std::string& date);
+/// A bench document that cannot be drawn is named in `input.left_out`.
+Json report_data(ReportInput& input, const Catalog& catalog, const std::string& date);
 
-/// "fftune ffn --d 1024 --h 2048 --m 64 --dtype bf16": what searches this problem again.
+/// "fftune ffn --d 1024 --h 2048 --m 64 --dtype bf16": the command that searches this problem
+/// again.
 std::string search_command(const Problem& problem, const Verdict& verdict,
                            const Provenance& provenance, const Catalog& catalog);
 

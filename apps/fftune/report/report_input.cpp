@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "store/file_access.hpp"
+#include "core/file_access.hpp"
 
 namespace fftune::tool {
 
@@ -20,38 +20,45 @@ bool is_journal(const fs::path& path) {
 }
 
 /// The newest journal of each device and op: "<op>-<UTC time>-<process>.jsonl" sorts by time.
-std::vector<fs::path> newest_journals(const fs::path& folder) {
+std::vector<fs::path> newest_journals(const fs::path& folder, ReportInput& input) {
   std::map<std::string, fs::path> newest;
   std::error_code error;
-  for (const auto& entry : fs::recursive_directory_iterator(folder, error)) {
-    const fs::path& path = entry.path();
-    if (!is_journal(path) || !entry.is_regular_file(error)) continue;
+  constexpr auto skip = fs::directory_options::skip_permission_denied;
+  for (fs::recursive_directory_iterator at(folder, skip, error), end; !error && at != end;
+       at.increment(error)) {
+    const fs::path& path = at->path();
+    std::error_code other;  // what is no file is no journal
+    if (!is_journal(path) || !at->is_regular_file(other)) continue;
     const std::string name = path.stem().string();
     const std::string op = name.substr(0, name.find_last_of('-', name.find_last_of('-') - 1));
     fs::path& kept = newest[(path.parent_path() / op).string()];
     if (kept.empty() || kept < path) kept = path;
   }
+  if (error)
+    input.left_out.push_back(
+        fmt::format("{}: cannot be listed: {}", folder.string(), error.message()));
   std::vector<fs::path> paths;
   for (auto& [key, path] : newest) paths.push_back(std::move(path));
   return paths;
 }
 
 void add_file(PresetFile file, std::size_t path, ReportInput& input) {
-  for (const std::string& complaint : file.complaints)
-    spdlog::warn("{}; it is left out", complaint);
+  for (const std::string& complaint : file.complaints) input.left_out.push_back(complaint);
   if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
   if (!file.records.empty()) input.files.push_back({path, std::move(file)});
 }
 
-void add_journal(const fs::path& journal, const Catalog& catalog, ReportInput& input) {
+void add_journal(const fs::path& journal, const Catalog& catalog, ReportInput& input) try {
   for (SearchSummary& summary : summarise_journal(journal, catalog))
     input.searches.push_back(std::move(summary));
+} catch (const Error& error) {
+  input.left_out.emplace_back(error.what());
 }
 
 void add_folder(const fs::path& folder, std::size_t path, const Catalog& catalog,
                 ReportInput& input) {
   std::vector<PresetFile> files = read_preset_folder(folder);
-  const std::vector<fs::path> journals = newest_journals(folder);
+  const std::vector<fs::path> journals = newest_journals(folder, input);
   if (files.empty() && journals.empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{} holds no <device>/<op>.json and no journal: give the folder that "
@@ -70,7 +77,8 @@ void add_json(const fs::path& file, std::size_t path, ReportInput& input) {
   try {
     value = parse_json(read_whole_file(file));
   } catch (const Error& error) {
-    throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", file.string(), error.what()));
+    input.left_out.push_back(fmt::format("{}: {}", file.string(), error.what()));
+    return;
   }
   if (is_bench(value))
     input.benches.push_back({path, std::move(value)});
@@ -100,7 +108,8 @@ ReportInput read_report_input(const std::vector<std::string>& paths, const Catal
   }
   if (input.files.empty() && input.searches.empty() && input.benches.empty())
     throw Error(ErrorKind::invalid_input,
-                "nothing of it can be read: there is nothing to report on");
+                fmt::format("{}there is nothing to report on",
+                            input.left_out.empty() ? "" : input.left_out.front() + ": "));
   return input;
 }
 

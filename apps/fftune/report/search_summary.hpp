@@ -1,5 +1,5 @@
-// What a journal tells of a search, short enough for a page: how the best time fell, what each
-// parameter is worth, and why variants failed.
+// Summary of a search's journal, short enough for a page: how the best time fell, the effect of
+// each parameter, and why variants failed.
 #pragma once
 
 #include <filesystem>
@@ -39,7 +39,7 @@ struct GroupSearch {
   std::vector<BestSoFar> best;
   double seconds = 0;  // of the last outcome
   int measured = 0;    // variants, each once
-  int cached = 0;      // of which nothing had to be compiled
+  int cached = 0;      // variants that needed no compilation
   double compile_seconds = 0;
   std::string winner;  // the fastest measured variant
   double winner_us = 0;

@@ -1,5 +1,5 @@
 // The backward pass on the CPU: the sums D, then blocks of queries for dq and blocks of keys for dk
-// and dv, each of which computes its scores again, so that no two threads add to one gradient. All
+// and dv. Each block computes its scores again, so that no two threads add to one gradient. All
 // products are OpenBLAS's.
 #include <algorithm>
 #include <cmath>

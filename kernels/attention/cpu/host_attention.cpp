@@ -30,7 +30,7 @@ HostAttention::HostAttention(const Problem& problem, const DeviceFacts& facts)
 Sequence HostAttention::sequence(const HostCall& call, std::int64_t index) const {
   Sequence sequence{index, index * layer.s, layer.s, index * layer.kv, layer.kv};
   if (layer.layout == Layout::thd) {
-    // What lies beyond the tokens that there are is not read.
+    // Memory beyond the existing tokens is not read.
     const auto set = [&](std::size_t tensor, std::int64_t tokens, std::int64_t& first,
                          std::int64_t& count) {
       const auto* const offsets = integers(call, tensor) + index;
@@ -146,7 +146,7 @@ std::int64_t HostAttention::key_token(const HostCall& call, const Sequence& sequ
   if (layer.page == 0) return sequence.first_key + key;
   const std::int64_t page =
       integers(call, at.pages)[sequence.index * layer.pages_of_sequence() + key / layer.page];
-  return page * layer.page + key % layer.page;
+  return page < 0 || page >= layer.pages ? -1 : page * layer.page + key % layer.page;
 }
 
 MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
@@ -161,8 +161,11 @@ MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   for (std::int64_t j = 0; j < keys.size(); ++j) {
     const std::int64_t token = key_token(call, sequence, keys.first + j);
-    converter.load(layer.dtype, data + (token * row + head * layer.dim) * bytes,
-                   room + j * layer.dim, layer.dim);
+    if (token < 0)
+      std::fill_n(room + j * layer.dim, layer.dim, 0.0f);
+    else
+      converter.load(layer.dtype, data + (token * row + head * layer.dim) * bytes,
+                     room + j * layer.dim, layer.dim);
   }
   return {room, layer.dim};
 }

@@ -95,6 +95,7 @@ class HostAttention {
     return layer.lengths ? layer.kv : sequence.keys;
   }
   std::int64_t row_of(std::size_t tensor) const;
+  /// A key's row of k and v; -1 where its page is not in the cache, so that it is all zeros.
   std::int64_t key_token(const HostCall& call, const Sequence& sequence, std::int64_t key) const;
 };
 

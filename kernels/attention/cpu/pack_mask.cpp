@@ -46,7 +46,7 @@ class CpuPack final : public StageFamily {
   }
 
  private:
-  /// Of rows from 64 * tile on: their words, and the flags of their tiles.
+  /// Packs the rows from 64 * tile on: their words, and the flags of their tiles.
   static void pack_tiles(const MaskShape& shape, std::int64_t matrix, std::int64_t tile,
                          const std::uint8_t* mask, std::uint32_t* bits, std::uint8_t* flags) {
     const std::int64_t across = quotient_up(shape.kv, mask_tile);

@@ -8,13 +8,13 @@
 namespace fftune {
 
 struct attention_decode_config {
-  int warps = 4;        // of a CTA; each takes a slice of the keys
-  int slice = 16;       // keys of a warp in a stage: 16 or 32
-  int stages = 3;       // slices of K and V of each warp in shared memory
-  int m_tiles = 1;      // 16-row tiles of queries of a CTA
-  int ctas_per_sm = 2;  // that shared memory and registers must allow
-  // KiB of keys and values of a CTA that go to L2 while the kernel before still runs, where the
-  // host knows which they are (contiguous, and all sequences of one length).
+  int warps = 4;        // Warps of a CTA; each takes a slice of the keys.
+  int slice = 16;       // Keys of a warp in a stage: 16 or 32.
+  int stages = 3;       // Slices of K and V of each warp in shared memory.
+  int m_tiles = 1;      // Tiles of 16 rows of queries of a CTA.
+  int ctas_per_sm = 2;  // CTAs per SM that shared memory and registers must allow.
+  // KiB of keys and values that a CTA prefetches to L2 during the preceding kernel, if the host
+  // knows their addresses (contiguous, and all sequences of one length).
   int prefetch = 64;
 
   constexpr int threads() const { return warps * 32; }
@@ -22,7 +22,7 @@ struct attention_decode_config {
   /// Keys of a CTA in a stage: the unit in which work is divided.
   constexpr int tile() const { return warps * slice; }
   /// Words of 16 bytes of a row's partial results: two columns each, then the softmax.
-  constexpr int partial_words(int dim) const { return dim / 2 + 1; }
+  constexpr int partial_words(int dim) const { return (dim + 3) / 4 * 2 + 1; }
 };
 
 struct attention_decode_plan {
@@ -68,7 +68,7 @@ struct attention_decode_grid {
   int heads;   // CTAs of a group: kv heads times blocks of query rows
   int groups;  // grid: (heads, groups)
 
-  /// Of the workspace: partial results [groups][2][heads][rows][partial_words].
+  /// Workspace layout: partial results [groups][2][heads][rows][partial_words].
   constexpr long long partial_bytes(const attention_form& form,
                                     const attention_decode_config& config) const {
     return 32ll * groups * heads * config.rows() * config.partial_words(form.dim);

@@ -69,8 +69,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
                                                      static_cast<int>(layer.s));
   const auto bytes = static_cast<double>(4 * layer.b * layer.kv_heads * keys * layer.dim);
   // Memory delivers at full speed with some 64 KiB of each SM in flight, and at a tenth less with
-  // half of that; warps wait for each other's arithmetic if there are few; several CTAs of an SM
-  // read from more places at once. The constants are those of searches on an H200.
+  // half of that. Warps wait for each other's arithmetic if there are few, and several CTAs of an
+  // SM read from more places at once. The constants are those of searches on an H200.
   const double in_flight =
       2.0 * config.ctas_per_sm * config.warps * (config.stages - 1) * plan.slice_bytes;
   const double halvings = std::log2(8.0 / std::min(8, config.warps * config.ctas_per_sm));
@@ -89,8 +89,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
   const double cut =
       cuts_sequences(layer, grid) ? 0.03e-6 * grid.groups / static_cast<double>(layer.b) : 0;
   const double fixed = 4e-6 + cut;
-  // Alone, a launch has nothing to prefetch beneath, and much of what it asks for arrives twice.
-  // What it gains behind another kernel is for a search in place to find.
+  // Alone, a launch has nothing to prefetch beneath, and much of its prefetch arrives twice. A
+  // search in place finds the gain behind another kernel.
   const double asked_twice = 0.4 * config.prefetch * 1024.0 * ctas / speed;
   return reads * bytes / speed * uneven * idle + 0.1 * in_flight * facts.multiprocessors / speed +
          fixed + asked_twice;
@@ -138,8 +138,9 @@ class Decode final : public StageFamily {
 Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
   const Layer layer = layer_of(problem);
   const attention_form form = form_of(layer);
-  const bool can_prefetch =
-      facts.compute_capability >= 90 && same_lengths(layer) && layer.page == 0;
+  // Bulk prefetches are of whole 16 bytes.
+  const bool can_prefetch = facts.compute_capability >= 90 && same_lengths(layer) &&
+                            layer.page == 0 && layer.dim % 8 == 0;
   return Space()
       .parameter("warps", "warps of a CTA, each with a slice of the keys", {2, 4, 8})
       .parameter("slice", "keys of a warp in a stage", {16, 32})
@@ -161,13 +162,13 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
           "more than half of the rows would be padding",
           [layer](const Config& c) { return c.at("m_tiles") == 1 || layer.group() * layer.s > 16; },
           {"m_tiles"})
-      .constraint(
-          "an SM has 65,536 registers, of which a thread needs some 80 and its accumulators",
-          [form](const Config& c) {
-            const std::int64_t needed = 80 + c.at("m_tiles") * attention_padded_dim(form.dim) / 2;
-            return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
-          },
-          {"warps", "m_tiles", "ctas_per_sm"})
+      .constraint("an SM has 65,536 registers, and a thread needs some 80 and its accumulators",
+                  [form](const Config& c) {
+                    const std::int64_t needed =
+                        80 + c.at("m_tiles") * attention_padded_dim(form.dim) / 2;
+                    return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
+                  },
+                  {"warps", "m_tiles", "ctas_per_sm"})
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
                     const auto config = config_of(c);
@@ -177,8 +178,9 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
                   },
                   {"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"})
       .constraint(
-          "the L2 prefetch needs programmatic dependent launch, contiguous keys, and one "
-          "length of all sequences",
+          "the L2 prefetch needs programmatic dependent launch, contiguous keys in rows of whole "
+          "16 "
+          "bytes, and one length of all sequences",
           [can_prefetch](const Config& c) { return c.at("l2_prefetch") == 0 || can_prefetch; },
           {"l2_prefetch"});
 }

@@ -19,8 +19,7 @@
 //   group of CTAs   tiles [begin, end) of the keys of all sequences, one after the other
 //   CTA             one kv head (and block of query rows) of its group's tiles
 //   warp            its slice of each tile, on its own: a pipeline of `stages` slices of K and V
-//   that
-//                   it fills by cp.async, its own accumulators, no barrier
+//                   that it fills by cp.async, its own accumulators, no barrier
 //
 //        keys of a sequence ->
 //        | warp 0 | warp 1 | warp 2 | warp 3 | warp 0 | warp 1 | ...      slices
@@ -54,6 +53,8 @@ class decode_kernel {
   static constexpr int threads = config.threads();
   using tile_of_rows = mma_tile<T, dim, m_tiles>;
   using layout = attention_row_layout<dim>;
+  using chunks_of_row = row_chunks<T, dim>;
+  static constexpr int quads = ceil_div(dim, 4);  // of columns, each a thread's of a row's result
   static constexpr int column_blocks = layout::padded / 8;
   static_assert(!form.packed_sequences() && !form.bias && form.mask != attention_mask::packed);
   static_assert(slice % 16 == 0 && rows <= slice && stages >= 2);
@@ -175,22 +176,20 @@ class decode_kernel {
     }
 
     __device__ __forceinline__ void list_pages() {
-      const int* const table =
-          p_.pages + static_cast<i64>(sequence_.index) * ceil_div(p_.kv_len, p_.page);
 #pragma unroll
       for (int part = 0; part < slice / 16; ++part) {
         const int key = first_key(tile_ + static_cast<int>(threadIdx.x) % 32) + part * 16;
-        page_[part] = key < sequence_.kv_len ? table[key / p_.page] : 0;
+        page_[part] = key < sequence_.kv_len ? page_of(p_, sequence_.index, key) : -1;
       }
       listed_ = tile_;
       list_end_ = tile_ + 32;
     }
 
-    // 16 rows, of which `count` exist.
+    // Copies 16 rows; `count` of them exist.
     static __device__ __forceinline__ void copy_rows(u32 to, const T* from, int stride, int count) {
       const int lane = threadIdx.x % 32;
       constexpr int copies = 16 * layout::chunks / 32;
-      if constexpr (32 % layout::chunks == 0) {
+      if constexpr (32 % layout::chunks == 0 && chunks_of_row::access == 16) {
         constexpr int step = 32 / layout::chunks;  // rows at once
         const int row = lane / layout::chunks, chunk = lane % layout::chunks;
         const bool exists = layout::padded == dim || chunk * 8 < dim;
@@ -207,14 +206,14 @@ class decode_kernel {
         for (int copy = 0; copy < copies; ++copy) {
           const int index = copy * 32 + lane;
           const int row = index / layout::chunks, chunk = index % layout::chunks;
-          copy_async(to + layout::offset(row, chunk), from + (row * stride + chunk * 8),
-                     row < count && (layout::padded == dim || chunk * 8 < dim));
+          chunks_of_row::copy(to + layout::offset(row, chunk), from + row * stride, chunk,
+                              row < count);
         }
       }
     }
 
    public:
-    // Of the tiles [begin, end), the last of which is in the sequence of `from`.
+    // Loads the tiles [begin, end); the last one is in the sequence of `from`.
     __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
                                       int begin, int end)
         : p_(p),
@@ -239,9 +238,11 @@ class decode_kernel {
 #pragma unroll
         for (int part = 0; part < slice / 16; ++part) {
           const int key = first + part * 16;
+          int count = sequence_.kv_len - key;
           i64 k_at, v_at;
           if constexpr (form.paged) {
             const i64 page = __shfl_sync(~0u, page_[part], tile_ - listed_);
+            if (page < 0) count = 0;
             const i64 row = page * p_.page + key % p_.page;
             k_at = row * p_.k_row;
             v_at = row * p_.v_row;
@@ -249,9 +250,9 @@ class decode_kernel {
             k_at = sequence_.index * p_.k_batch + static_cast<i64>(key) * p_.k_row;
             v_at = sequence_.index * p_.v_batch + static_cast<i64>(key) * p_.v_row;
           }
-          copy_rows(slot + part * 16 * layout::pitch, k_ + k_at, p_.k_row, sequence_.kv_len - key);
+          copy_rows(slot + part * 16 * layout::pitch, k_ + k_at, p_.k_row, count);
           copy_rows(slot + plan.slice_bytes + part * 16 * layout::pitch, v_ + v_at, p_.v_row,
-                    sequence_.kv_len - key);
+                    count);
         }
         --left_;
         if (++tile_ == last_ && left_ > 0) enter_previous();
@@ -315,8 +316,8 @@ class decode_kernel {
       const int row = index / layout::chunks, chunk = index % layout::chunks;
       vector16 value = {};
       if (row < queries.count && chunk * 8 < dim) {
-        value = load_dependent(q + static_cast<i64>(queries.query(row)) * p.q_row +
-                               queries.head(row) * dim + chunk * 8);
+        value = chunks_of_row::load(
+            q + static_cast<i64>(queries.query(row)) * p.q_row + queries.head(row) * dim, chunk);
       }
       store_shared(shared_q + layout::offset(row, chunk),
                    float4{__uint_as_float(value.word[0]), __uint_as_float(value.word[1]),
@@ -358,8 +359,14 @@ class decode_kernel {
     const float scale = result.factor;
     T* const out = static_cast<T*>(p.out) + sequence.index * p.out_batch +
                    static_cast<i64>(query) * p.out_row + head * dim + column;
-    *reinterpret_cast<uint2*>(out) = {pack<T>(value.o.x * scale, value.o.y * scale),
-                                      pack<T>(value.o.z * scale, value.o.w * scale)};
+    const uint2 words = {pack<T>(value.o.x * scale, value.o.y * scale),
+                         pack<T>(value.o.z * scale, value.o.w * scale)};
+    if constexpr (dim % 4 == 0) {
+      *reinterpret_cast<uint2*>(out) = words;
+    } else {
+      *reinterpret_cast<u32*>(out) = words.x;
+      if (column + 2 < dim) *reinterpret_cast<u32*>(out + 2) = words.y;
+    }
     if constexpr (form.lse) {
       if (column == 0) {
         p.lse[(static_cast<i64>(sequence.index) * p.heads + head) * p.q_len + query] =
@@ -368,13 +375,13 @@ class decode_kernel {
     }
   }
 
-  // --- Partial results in the workspace: for each row dim / 2 words of two columns, then one with
+  // --- Partial results in the workspace: for each row 2 quads words of two columns, then one with
   // the reference and the sum ---
 
   static constexpr int words_of_row = config.partial_words(dim);
   static constexpr u64 is_written = 0x9b1d5c37e6f2a84bull;
 
-  // Of number `part` (0, or 1 of a group's last sequence) of a group's partial results.
+  // Words of a group's partial result number `part` (0, or 1 for a group's last sequence).
   static __device__ __forceinline__ unsigned char* partial_words(const attention_params& p,
                                                                  int group, int part) {
     const i64 number = (static_cast<i64>(group) * 2 + part) * gridDim.x + blockIdx.x;
@@ -414,7 +421,7 @@ class decode_kernel {
               others.words(p, smaller(base + i, others.count - 1)) + row * words_of_row * 16;
           word[i][0] = load_flagged(words + column / 2 * 16);
           word[i][1] = load_flagged(words + column / 2 * 16 + 16);
-          word[i][2] = load_flagged(words + dim / 2 * 16);
+          word[i][2] = load_flagged(words + quads * 32);
         }
         ready = true;
 #pragma unroll
@@ -572,10 +579,10 @@ class decode_kernel {
       const bool finishes = group == last_group;
       const other_groups others{first_group, last_group - first_group,
                                 shares.begin(first_group) < before ? 1 : 0};
-      // Of a group's sequences only the first and the last can be cut.
+      // Only the first and the last sequence of a group can be split.
       unsigned char* const words = partial_words(p, group, before > begin ? 1 : 0);
-      for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
-        const int row = item / (dim / 4), column = item % (dim / 4) * 4;
+      for (int item = threadIdx.x; item < queries.count * quads; item += threads) {
+        const int row = item / quads, column = item % quads * 4;
         softmax_row softmax_of[warps];
         float4 o_of[warps];
 #pragma unroll
@@ -595,7 +602,7 @@ class decode_kernel {
           store_partial(to + column / 2 * 16, value.o.x, value.o.y);
           store_partial(to + column / 2 * 16 + 16, value.o.z, value.o.w);
           if (column == 0) {
-            store_partial(to + dim / 2 * 16, value.softmax.reference, value.softmax.sum);
+            store_partial(to + quads * 32, value.softmax.reference, value.softmax.sum);
           }
         }
       }

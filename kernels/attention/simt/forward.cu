@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     float power = minus_infinity();
     if (key < keys.last && rows::allowed(p, sequence, head, query.place, key)) {
       const float product =
-          rows::product(q, query.k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
+          rows::key_product(q, query.k, rows::key_at(p, sequence, key, p.k_batch, p.k_row));
       power = rows::scale(p, scaling, sequence, head, query.place, key, product).power;
     }
     const float rescale = softmax.rescale(rows::warp_max(power));
@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     for (int i = 0; i < smaller(32, keys.last - first); ++i) {
       const float of_key = __shfl_sync(~0u, probability, i);
       if (of_key == 0) continue;  // not allowed, so that its values may be anything
-      rows::add_row(out, of_key,
-                    query.v + rows::key_at(p, sequence, first + i, p.v_batch, p.v_row));
+      const i64 at = rows::key_at(p, sequence, first + i, p.v_batch, p.v_row);
+      if (form.paged && at < 0) continue;
+      rows::add_row(out, of_key, query.v + at);
     }
   }
   const softmax_result result =

@@ -1,5 +1,5 @@
-// What the simt attention kernels share: where rows of the tensors are, which pairs of a query and
-// a key are allowed, and products of rows with one key, or query, a lane.
+// Common parts of the simt attention kernels: where rows of the tensors are, which pairs of a query
+// and a key are allowed, and products of rows with one key, or query, a lane.
 #pragma once
 
 #include "attention/mask.cuh"
@@ -42,15 +42,18 @@ struct simt_rows {
           last = middle;
         }
       }
-      return {sequence_of<form>(p, first), index - offsets[first],
-              index >= offsets[first] && index < offsets[first + 1]};
+      const attention_sequence sequence = sequence_of<form>(p, first);
+      const int place = index - (of_keys ? sequence.kv_first : sequence.q_first);
+      const int length = of_keys ? sequence.kv_len : sequence.q_len;
+      return {sequence, place, place >= 0 && place < length};
     } else {
       const int length = of_keys ? p.kv_len : p.q_len;
       return {sequence_of<form>(p, index / length), index % length, true};
     }
   }
 
-  // What a warp of a kernel of queries has: a query of a head, and the keys and values of the head.
+  // The work of a warp of a kernel of queries: a query of a head, and the keys and values of the
+  // head.
   struct query_of_head {
     bool is_valid = false;
     int head;
@@ -80,19 +83,19 @@ struct simt_rows {
     return static_cast<i64>(sequence.q_first + query) * row_stride +
            (form.packed_sequences() ? 0 : sequence.index * batch_stride);
   }
+  // The same of a key's; negative where its page is not in the cache, so that it is all zeros.
   static __device__ __forceinline__ i64 key_at(const attention_params& p,
                                                const attention_sequence& sequence, int key,
                                                i64 batch_stride, int row_stride) {
     if constexpr (form.paged) {
-      const int* const table =
-          p.pages + static_cast<i64>(sequence.index) * ceil_div(p.kv_len, p.page);
-      return (static_cast<i64>(table[key / p.page]) * p.page + key % p.page) * row_stride;
+      const i64 page = page_of(p, sequence.index, key);
+      return page < 0 ? -1 : (page * p.page + key % p.page) * row_stride;
     } else {
       return static_cast<i64>(sequence.kv_first + key) * row_stride +
              (form.packed_sequences() ? 0 : sequence.index * batch_stride);
     }
   }
-  // Of lse and delta.
+  // Place of a value of lse and delta.
   static __device__ __forceinline__ i64 statistic_at(const attention_params& p,
                                                      const attention_sequence& sequence, int query,
                                                      int head) {
@@ -144,6 +147,15 @@ struct simt_rows {
 #pragma unroll 8
     for (int column = 0; column < dim; ++column) sum += staged[column] * to_float(row[column]);
     return sum;
+  }
+
+  // The same of a key's row, where key_at() has it.
+  static __device__ __forceinline__ float key_product(const float (&staged)[dim], const T* k,
+                                                      i64 at) {
+    if constexpr (form.paged) {
+      if (at < 0) return 0;
+    }
+    return product(staged, k + at);
   }
 
   // Adds a row, which all lanes share, times a factor.

@@ -57,8 +57,8 @@ class Sm80Backward final : public StageFamily {
     if (layer.b > most_sequences)
       return fmt::format("{} sequences: a grid has {} places for them", layer.b, most_sequences);
     if (space(problem, facts).feasible().empty())
-      return fmt::format("tiles of dim={} do not fit in the shared memory of {}", layer.dim,
-                         facts.name);
+      return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
+                         layer.dim, facts.name);
     return std::nullopt;
   }
 
@@ -91,7 +91,7 @@ Space Sm80Backward::space(const Problem& problem, const DeviceFacts& facts) cons
                   },
                   {"warps", "block", "stages", "ctas_per_sm"})
       .constraint(
-          "an SM has 65,536 registers, of which a thread needs some 70, its gradients and "
+          "an SM has 65,536 registers, and a thread needs some 70, its gradients and "
           "scores",
           [form](const Config& c) {
             const std::int64_t padded = attention_padded_dim(form.dim);

@@ -10,8 +10,8 @@
 //                       S^T = K Q^T, dV += P^T dO, dP^T = V dO^T, dK += dS^T Q
 //
 // In both, the CTA's own rows are the A operands, and the accumulators of scores become A operands
-// in registers. What a step loads is used twice: as rows of the other factor of scores (ldmatrix),
-// and as rows that are added up (ldmatrix.trans).
+// in registers. The loaded rows of a step are used twice: as rows of the other factor of scores
+// (ldmatrix), and as rows that are accumulated (ldmatrix.trans).
 //
 //   shared memory   the CTA's rows of two tensors, which the results pass through at the end;
 //                   [stage] blocks of two tensors, and of queries their lse and delta
@@ -40,6 +40,7 @@ class sm80_attention_backward {
   static constexpr bool packed = form.mask == attention_mask::packed;
   using products = mma_tile<T, dim, 1>;
   using layout = attention_row_layout<dim>;
+  using chunks_of_row = row_chunks<T, dim>;
   using gradient = typename products::output;
   using scores = float[1][block / 8][4];
   static_assert(!form.paged && stages >= 2 && block % 16 == 0);
@@ -66,8 +67,8 @@ class sm80_attention_backward {
       const int index = copy * threads + static_cast<int>(threadIdx.x);
       if (copies % threads != 0 && index >= copies) break;
       const int row = index / layout::chunks, chunk = index % layout::chunks;
-      copy_async(to + layout::offset(row, chunk), from + static_cast<i64>(row) * stride + chunk * 8,
-                 row < exist && (layout::padded == dim || chunk * 8 < dim));
+      chunks_of_row::copy(to + layout::offset(row, chunk), from + static_cast<i64>(row) * stride,
+                          chunk, row < exist);
     }
   }
 
@@ -91,7 +92,7 @@ class sm80_attention_backward {
     return static_cast<const T*>(p.v) + kv_head * dim +
            token_at(sequence, sequence.kv_first + key, p.v_batch, p.v_row);
   }
-  // Of lse and delta.
+  // Place of a value of lse and delta.
   __device__ __forceinline__ i64 statistic_at(const attention_sequence& sequence, int head,
                                               int row) const {
     const i64 matrix =
@@ -111,8 +112,8 @@ class sm80_attention_backward {
     return form.softcap ? 1.0f - capped * capped : 1.0f;
   }
 
-  // Stores accumulators by way of the warp's own rows of shared memory at `at`, 16 bytes at a time:
-  // rows of which `exist` are in the tensor, `to` is the warp's first.
+  // Stores accumulators by way of the warp's own rows of shared memory at `at`, 16 bytes at a time.
+  // `exist` of these rows are in the tensor, and `to` is the warp's first.
   static __device__ __forceinline__ void store(const gradient& from, float factor, u32 at, T* to,
                                                int stride, int exist) {
 #pragma unroll
@@ -125,13 +126,13 @@ class sm80_attention_backward {
       }
     }
     __syncwarp();
-    constexpr int chunks = dim / 8;
+    constexpr int chunks = chunks_of_row::count;
 #pragma unroll 4
     for (int index = lane(); index < 16 * chunks; index += 32) {
       const int row = index / chunks, chunk = index % chunks;
       if (row < exist) {
-        *reinterpret_cast<float4*>(to + static_cast<i64>(row) * stride + chunk * 8) =
-            load_shared(at + layout::offset(row, chunk));
+        chunks_of_row::store(to + static_cast<i64>(row) * stride, chunk,
+                             load_shared(at + layout::offset(row, chunk)));
       }
     }
     __syncwarp();
@@ -184,7 +185,7 @@ class sm80_attention_backward {
       copy_async_wait<stages - 2>();
       __syncthreads();
 
-      // Of this thread's two rows.
+      // Statistics of this thread's two rows.
       float lse[2], delta[2] = {};
       const int first_row = tile.first_row + warp() * 16;
       for (int row = 0; row < 16 && first_row + row < sequence.q_len; ++row) {
@@ -192,8 +193,8 @@ class sm80_attention_backward {
             static_cast<const T*>(p.out) + tile.head * dim +
             token_at(sequence, sequence.q_first + first_row + row, p.out_batch, p.out_row);
         float sum = 0;
-        if (lane() < dim / 8) {
-          const vector16 of_out = load_dependent(out + lane() * 8);
+        if (lane() < chunks_of_row::count) {
+          const vector16 of_out = chunks_of_row::load(out, lane());
           const float4 of_gradient =
               load_shared(own + plan.tile_bytes + layout::offset(row, lane()));
           const u32 gradients[4] = {__float_as_uint(of_gradient.x), __float_as_uint(of_gradient.y),
@@ -286,16 +287,13 @@ class sm80_attention_backward {
     }
   }
 
-  // Of dk, dv, or both.
+  // Computes dk, dv, or both.
   template <bool makes_dk, bool makes_dv>
   __device__ __forceinline__ void dkv(int kv_head) const {
     const attention_sequence sequence = sequence_of<form>(p, static_cast<int>(blockIdx.z));
     const int first_key = static_cast<int>(blockIdx.x) * rows;
     // The keys of the tensor that belong to the sequence; those beyond kv_len have gradients of 0.
-    int length = p.kv_len;
-    if constexpr (form.packed_sequences()) {
-      length = p.kv_offsets[sequence.index + 1] - p.kv_offsets[sequence.index];
-    }
+    const int length = form.packed_sequences() ? sequence.kv_len : p.kv_len;
     if (first_key >= length) return;
 
     const u32 own = shared + warp() * 16 * layout::pitch;

@@ -54,8 +54,8 @@ class Sm80Forward final : public StageFamily {
       return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
                          most_beside_wgmma);
     if (space(problem, facts).feasible().empty())
-      return fmt::format("tiles of dim={} do not fit in the shared memory of {}", layer.dim,
-                         facts.name);
+      return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
+                         layer.dim, facts.name);
     return std::nullopt;
   }
 
@@ -90,14 +90,13 @@ Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const
                     return bm <= least || bm < 2 * layer.s;
                   },
                   {"warps", "m_tiles"})
-      .constraint(
-          "an SM has 65,536 registers, of which a thread needs some 60 and its accumulators",
-          [form](const Config& c) {
-            const std::int64_t needed =
-                60 + c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) / 2;
-            return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
-          },
-          {"warps", "m_tiles", "bn", "ctas_per_sm"})
+      .constraint("an SM has 65,536 registers, and a thread needs some 60 and its accumulators",
+                  [form](const Config& c) {
+                    const std::int64_t needed =
+                        60 + c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) / 2;
+                    return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
+                  },
+                  {"warps", "m_tiles", "bn", "ctas_per_sm"})
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
                     return fits_shared_memory(

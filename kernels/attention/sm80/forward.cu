@@ -1,5 +1,5 @@
 // The attention forward by mma.sync, for sm_80 and newer: out = softmax(q k^T) v without the scores
-// ever being in memory. Head dims that are multiples of 8, and every form.
+// ever being in memory. Even head dims, and every form.
 //
 //   CTA             bm queries of a head; each warp has 16 m_tiles rows of them, and all keys
 //   cp.async        Q once, and `stages` - 1 blocks of keys and values ahead of the products
@@ -32,6 +32,7 @@ class sm80_attention {
   static constexpr int warp_rows = m_tiles * 16;
   static constexpr bool packed = form.mask == attention_mask::packed;
   using products = mma_tile<T, dim, m_tiles>;
+  using chunks_of_row = row_chunks<T, dim>;
   using layout = attention_row_layout<dim>;
   using scheduler = attention_tile_scheduler<form, bm, 1>;
   using walk = key_walk<form, bm, bm, bn>;
@@ -59,10 +60,9 @@ class sm80_attention {
 #pragma unroll 4
     for (int index = threadIdx.x; index < bm * layout::chunks; index += threads) {
       const int row = index / layout::chunks, chunk = index % layout::chunks;
-      const bool valid =
-          tile.first_row + row < tile.sequence.q_len && (layout::padded == dim || chunk * 8 < dim);
-      copy_async(shared + layout::offset(row, chunk),
-                 q + row_at(tile, tile.first_row + row, p.q_batch, p.q_row) + chunk * 8, valid);
+      chunks_of_row::copy(shared + layout::offset(row, chunk),
+                          q + row_at(tile, tile.first_row + row, p.q_batch, p.q_row), chunk,
+                          tile.first_row + row < tile.sequence.q_len);
     }
   }
 
@@ -81,22 +81,21 @@ class sm80_attention {
       if (copies % threads != 0 && index >= copies) break;
       const int row = index / layout::chunks, chunk = index % layout::chunks;
       const int key = block * bn + row;
-      const bool exists = key < tile.sequence.kv_len;
+      bool exists = key < tile.sequence.kv_len;
       i64 token = key, k_at = 0, v_at = 0;
       if constexpr (form.paged) {
-        const int* const table =
-            p.pages + static_cast<i64>(tile.sequence.index) * ceil_div(p.kv_len, p.page);
-        token = exists ? static_cast<i64>(table[key / p.page]) * p.page + key % p.page : 0;
+        const int page = exists ? page_of(p, tile.sequence.index, key) : -1;
+        exists = page >= 0;
+        token = static_cast<i64>(page) * p.page + key % p.page;
       } else if constexpr (form.packed_sequences()) {
         token += tile.sequence.kv_first;
       } else {
         k_at = tile.sequence.index * p.k_batch;
         v_at = tile.sequence.index * p.v_batch;
       }
-      const bool valid = exists && (layout::padded == dim || chunk * 8 < dim);
       const u32 at = to + layout::offset(row, chunk);
-      copy_async(at, k + k_at + token * p.k_row + chunk * 8, valid);
-      copy_async(at + plan.block_bytes, v + v_at + token * p.v_row + chunk * 8, valid);
+      chunks_of_row::copy(at, k + k_at + token * p.k_row, chunk, exists);
+      chunks_of_row::copy(at + plan.block_bytes, v + v_at + token * p.v_row, chunk, exists);
     }
   }
 
@@ -202,14 +201,13 @@ class sm80_attention {
     }
     __syncwarp();
     T* const out = static_cast<T*>(p.out) + tile.head * dim;
-    constexpr int chunks = dim / 8;
+    constexpr int chunks = chunks_of_row::count;
 #pragma unroll 4
     for (int index = lane(); index < warp_rows * chunks; index += 32) {
       const int row = warp() * warp_rows + index / chunks, chunk = index % chunks;
       if (tile.first_row + row < tile.sequence.q_len) {
-        *reinterpret_cast<float4*>(
-            out + row_at(tile, tile.first_row + row, p.out_batch, p.out_row) + chunk * 8) =
-            load_shared(shared + layout::offset(row, chunk));
+        chunks_of_row::store(out + row_at(tile, tile.first_row + row, p.out_batch, p.out_row),
+                             chunk, load_shared(shared + layout::offset(row, chunk)));
       }
     }
   }

@@ -37,9 +37,9 @@ std::string template_argument(const sm90_backward_config& config) {
       config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead);
 }
 
-/// Cycles of the launch: key blocks, of which each SM has its share, and the query blocks that see
-/// them: the MMAs, the softmax that they do not hide, and what the barriers of a block cost
-/// whatever its size.
+/// Cycles of the launch: each SM has its share of the key blocks and the query blocks that see
+/// them. A block costs its MMAs, the part of the softmax that they do not hide, and a fixed cost
+/// for barriers.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
   const sm90_backward_config config = config_of(values);
   const sm90_backward_plan plan = sm90_backward_plan_of(form_of(layer), config);
@@ -106,11 +106,10 @@ class Sm90Backward final : public StageFamily {
         .parameter("do_stages", "blocks of d_out in shared memory", {1, 2, 3})
         .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory",
                    {1, 2})
-        .parameter(
-            "dq",
-            "how dq is added up: bulk: TMA adds what is in shared memory; direct: reductions "
-            "from registers",
-            {"bulk", "direct"})
+        .parameter("dq",
+                   "reduction of dq: bulk: TMA adds from shared memory; direct: reductions "
+                   "from registers",
+                   {"bulk", "direct"})
         .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
                    {0, 1})
         .parameter("group", "heads of k and v whose blocks of keys are scheduled together",

@@ -212,6 +212,7 @@ struct attention_backward {
     return params.turns + number(visit) * warpgroups + warpgroup;
   }
   __device__ __forceinline__ void wait_turn(const visit& visit, int warpgroup) const {
+    if (!work.in_turns) return;
     const int* const at = turn_of(visit, warpgroup);
     const int turn = work.turn(attention, visit.block);
     int now;
@@ -227,7 +228,7 @@ struct attention_backward {
 
   // --- Warp 1 of the producers: has TMA add the warpgroups' dq to memory ---
 
-  // A stage of dq of each MMA warpgroup, and in `buffer` of which visit it is.
+  // A stage of dq of each MMA warpgroup; `buffer` gives its visit.
   using dq_stage = pipeline<1, 0>;
   __device__ __forceinline__ dq_stage dq_stage_of(int warpgroup) const {
     const u32 visit = base + plan.dq_visits_at + warpgroup * plan.dq_visit_bytes;
@@ -572,7 +573,7 @@ struct attention_backward {
     return next;
   }
 
-  // What is in registers between S and dS.
+  // Register state between S and dS.
   struct query_state {
     scores s, dp;  // S, then P; and dP
     fragments p;   // Pᵀ

@@ -119,7 +119,7 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   if (plan.splits_dq_rows ? config.bm % (config.mma_warpgroups * 8) != 0
                           : plan.slabs % config.mma_warpgroups != 0)
     return "the warpgroups split dq evenly";
-  // By how the operand that crosses slabs lies.
+  // Limits by the layout of the operand that crosses slabs.
   if (plan.splits_dq_rows && plan.dq_columns % 8 != 0) return "wgmma has n in steps of 8";
   // dk, dv, scores, d_p and what the MMAs in flight hold, of a thread; the rest, addresses and the
   // like, is 16 at least.
@@ -134,8 +134,8 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   return nullptr;
 }
 
-/// Rows of a head in what the backward keeps of each query: each sequence begins at a query block.
-/// Of sequence i in thd that is block offsets[i] / bm + i.
+/// Rows of a head in the backward's statistics of each query: each sequence begins at a query
+/// block. In thd, sequence i begins at block offsets[i] / bm + i.
 constexpr long long sm90_backward_padded_rows(const attention_form& form, int batch, int q_len,
                                               int bm) {
   return form.packed_sequences() ? (static_cast<long long>(q_len / bm) + batch) * bm

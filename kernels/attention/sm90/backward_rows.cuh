@@ -21,7 +21,7 @@ struct backward_preparation {
   using T = element_type<form.type>;
   static constexpr sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   static constexpr int bm = config.bm;
-  // Lanes of a row: a power of two, of which each has 8 elements.
+  // Lanes of a row: a power of two; each has 8 elements.
   static constexpr int lanes = form.dim <= 64 ? 8 : form.dim <= 128 ? 16 : 32;
   static constexpr int rows = backward_row_threads / lanes;  // of a pass
 

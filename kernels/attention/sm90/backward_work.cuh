@@ -7,21 +7,33 @@
 
 namespace fftune {
 
-// The sequence whose blocks, of `size` rows each, include number `block`: where several begin
-// inside one block, each has blocks of its own, so sequence i begins at block offsets[i] / size +
-// i. A sequence's last block may be followed by one that is nobody's; it counts as the sequence's.
-__device__ __forceinline__ int sequence_of_block(const int* offsets, int batch, int size,
-                                                 int block) {
+// The sequence of `tokens` rows whose blocks, of `size` rows each, include number `block`: where
+// several begin inside one block, each has blocks of its own, so sequence i begins at block
+// offsets[i] / size + i. A sequence's last block may be followed by one that is nobody's; it counts
+// as the sequence's. A block before the first sequence counts as that one's.
+__device__ __forceinline__ int sequence_of_block(const int* offsets, int tokens, int batch,
+                                                 int size, int block) {
   int first = 0, last = batch;
   while (last - first > 1) {
     const int middle = (first + last) / 2;
-    if (offsets[middle] / size + middle <= block) {
+    if (bounded(offsets[middle], 0, tokens) / size + middle <= block) {
       first = middle;
     } else {
       last = middle;
     }
   }
   return first;
+}
+
+// Whether sequences follow each other. Where they do not, key blocks that wait for each other might
+// do so for ever. All lanes of a warp.
+__device__ __forceinline__ bool are_ordered(const int* offsets, int batch, int tokens) {
+  bool ordered = true;
+  for (int i = threadIdx.x % 32; i <= batch; i += 32) {
+    const int before = i > 0 ? offsets[i - 1] : 0;
+    ordered &= before <= offsets[i] && offsets[i] <= tokens;
+  }
+  return __all_sync(~0u, ordered) != 0;
 }
 
 // A query block of one head, by its number among those of all sequences.
@@ -33,16 +45,17 @@ struct query_block {
 template <attention_form form, int bm>
 __device__ __forceinline__ query_block query_block_of(const attention_params& params, int block) {
   if constexpr (form.packed_sequences()) {
-    const int index = sequence_of_block(params.offsets, params.batch, bm, block);
+    const int index = sequence_of_block(params.offsets, params.q_len, params.batch, bm, block);
     const attention_sequence sequence = sequence_of<form>(params, index);
-    return {sequence, (block - sequence.q_first / bm - index) * bm};
+    const int in_sequence = block - sequence.q_first / bm - index;
+    return {sequence, in_sequence < 0 ? sequence.q_len : in_sequence * bm};
   } else {
     const int blocks = ceil_div(params.q_len, bm);
     return {sequence_of<form>(params, block / blocks), block % blocks * bm};
   }
 }
 
-// A key block, and of which query blocks it is seen: [first, last).
+// A key block, and the query blocks that see it: [first, last).
 template <attention_form form, sm90_backward_config config>
 struct key_block_work {
   static constexpr int bm = config.bm, bn = config.bn;
@@ -52,6 +65,7 @@ struct key_block_work {
   int kv_rows;     // the sequence's rows of dk and dv: with lengths more than it has keys
   int first_rows;  // its first query block, times bm, among those of all sequences
   int first, last;
+  bool in_turns = form.deterministic;
 
   // CTAs begin in the order of their numbers. The heads of `group` have their queries in L2
   // together; among these, key blocks come in order: with a causal mask those with the most work
@@ -65,8 +79,7 @@ struct key_block_work {
     int head = first_head + in_group % together, block = in_group / together, index = 0;
     if constexpr (form.packed_sequences()) {
       kv_head = head;
-      index = sequence_of_block(params.kv_offsets, params.batch, bn, block);
-      block -= params.kv_offsets[index] / bn + index;
+      index = sequence_of_block(params.kv_offsets, params.kv_len, params.batch, bn, block);
     } else {
       kv_head = head % params.kv_heads;
       index = head / params.kv_heads;
@@ -75,8 +88,14 @@ struct key_block_work {
     kv_rows = params.kv_len;
     first_rows = index * ceil_div(params.q_len, bm) * bm;
     if constexpr (form.packed_sequences()) {
-      kv_rows = params.kv_offsets[index + 1] - params.kv_offsets[index];
+      kv_rows = sequence.kv_len;
       first_rows = (sequence.q_first / bm + index) * bm;
+      block -= sequence.kv_first / bn + index;
+      if (block < 0) block = ceil_div(kv_rows, bn);
+      if constexpr (form.deterministic) {
+        in_turns = are_ordered(params.offsets, params.batch, params.q_len) &&
+                   are_ordered(params.kv_offsets, params.batch, params.kv_len);
+      }
     }
     first_key = block * bn;
     first = 0;

@@ -20,20 +20,20 @@ struct attention_sm90_config {
   /// Two MMA warpgroups have the same 64 queries and take blocks of keys in turn; what they have is
   /// added up at the end of a tile. For tiles that are too few, or too long, for the SMs.
   bool split_keys = false;
-  /// Under a causal mask two MMA warpgroups have queries as far from the first as from the last,
-  /// so that all tiles are of one length. For tiles of which each SM has one.
+  /// Under a causal mask two MMA warpgroups have queries as far from the first as from the last, so
+  /// that all tiles are equally long. For problems with one tile per SM.
   bool paired = false;
 };
 
 struct attention_sm90_plan {
-  int q_parts;       // of 64 queries, of a work tile
+  int q_parts;       // parts of 64 queries of a work tile
   int bm;            // queries of a work tile
-  int slab_columns;  // of a row of q, k or v in shared memory: 128 bytes, or 64 with 64-byte
-                     // swizzle
-  int row_bytes;     // of a slab
-  int slabs;         // of a head
-  int q_bytes;       // of a part
-  int kv_bytes;      // of a stage of keys, or of values
+  int slab_columns;  // columns of a row of q, k or v in shared memory: 128 bytes, or 64 with
+                     // 64-byte swizzle
+  int row_bytes;     // bytes of a slab's row
+  int slabs;         // slabs of a head
+  int q_bytes;       // bytes of a part
+  int kv_bytes;      // bytes of a stage of keys, or of values
   int score_registers, out_registers;  // accumulators of a thread
   int threads;
   bool reallocates_registers;
@@ -79,7 +79,7 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.k_at = plan.q_parts * plan.q_bytes;
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
   plan.exchange_at = plan.v_at + config.stages * plan.kv_bytes;
-  // Of every thread half of a row, and its reference and sum.
+  // Each thread exchanges half of a row, and its reference and sum.
   plan.exchange_bytes = config.split_keys ? 128 * (form.dim + 8) : 0;
   plan.q_barriers_at = plan.exchange_at + 2 * (plan.exchange_bytes + (config.split_keys ? 16 : 0));
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * plan.q_parts;

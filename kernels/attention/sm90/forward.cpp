@@ -86,8 +86,8 @@ double last_of_tiles(const std::vector<double>& cycles, std::int64_t matrices, s
   return last;
 }
 
-/// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs
-/// and exponentials of the warpgroups of an SM, and what a block costs whatever its size.
+/// Cycles of the launch: each SM has its share of the tiles. A block of keys costs the MMAs and
+/// exponentials of the warpgroups of an SM, and a fixed cost whatever its size.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
   const attention_sm90_config config = config_of(values);
   const attention_form form = form_of(layer);
@@ -115,7 +115,7 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double short_of_registers = std::max(0, config.bn - 128) * dim / 16;
   constexpr double fixed_alone = 1300;  // of a warpgroup that overlaps no other's MMAs
   const double fixed = (warpgroups == 1 ? fixed_alone : 600) + (config.ordered ? 0 : 40) +
-                       // Of divided keys a warpgroup has half of the stages.
+                       // With divided keys a warpgroup has half of the stages.
                        (config.stages > 2   ? 0
                         : config.split_keys ? 800
                                             : 30) +
@@ -128,7 +128,8 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const std::string& scheduler = values.word("scheduler");
   const double of_tile = (share > 1 && scheduler == "single" ? 2500 : 1500) +
                          (config.split_keys ? 2100 : 0) +
-                         // Of the only tile the first loads wait for those of all stages.
+                         // With a single tile per CTA, the first loads wait for those of all
+                         // stages.
                          (share > 1 ? 0 : 350 * config.stages);
   const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
@@ -162,8 +163,9 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
   const bool unbalanced = has_unlike_tiles(layer) && scheduler == "static";
   const double balance = !unbalanced ? 1 : values.at("group") < kv_matrices(layer) ? 1.2 : 1.03;
-  // Unlike tiles even out among the tiles of many heads. Of like ones the SMs do a few heads' at a
-  // time whatever the order, and the fewer keys and values these read the better.
+  // Unlike tiles even out among the tiles of many heads. With tiles of equal length, the SMs
+  // process a few heads at a time in any order, and the fewer keys and values these read the
+  // better.
   const bool unlike = has_unlike_tiles(layer);
   const double best_group = unlike ? static_cast<double>(usual_group(layer, facts)) : 1;
   const double locality =

@@ -92,7 +92,7 @@ struct attention_forward {
   using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
   using tile_slots = pipeline<1, plan.tile_bytes>;
   using exchange_slot = pipeline<1, plan.exchange_bytes>;
-  // Of a pair the part with the last queries sees what the other one sees.
+  // The part of a pair with the last queries sees every key that the other part sees.
   using walk = key_walk<form, pairs ? 64 : plan.bm, 64, bn>;
 
   const attention_sm90_params& maps;
@@ -120,8 +120,8 @@ struct attention_forward {
   static __device__ __forceinline__ int part_of(int warpgroup) { return splits ? 0 : warpgroup; }
 
   // Under a causal mask tiles end with the last row instead of beginning with the first one, so
-  // that the one whose rows are not all there is the shortest: its first row is negative. Of a pair
-  // it is the first row of the part with the last queries.
+  // that the partial tile is the shortest: its first row is negative. For a pair it is the first
+  // row of the part with the last queries.
   static __device__ __forceinline__ attention_tile placed(attention_tile tile) {
     if constexpr (form.mask == attention_mask::causal) {
       const int rows = tile.sequence.q_len, tiles = ceil_div(rows, plan.bm);
@@ -133,8 +133,8 @@ struct attention_forward {
     }
     return tile;
   }
-  // Of a part of a tile. The parts of a pair are as far from the first row as from the last one:
-  // as long together as those of every other pair.
+  // First row of a part of a tile. The parts of a pair are as far from the first row as from the
+  // last one, so every pair has the same total length.
   static __device__ __forceinline__ int first_row_of(const attention_tile& tile, int part) {
     if constexpr (pairs) {
       const int rows = tile.sequence.q_len, parts = ceil_div(rows, plan.bm) * 2;
@@ -178,9 +178,10 @@ struct attention_forward {
       }
     };
     if constexpr (form.paged) {
-      // Beyond the last key, any page: these are masked.
-      const int* const table =
-          params.pages + tile.sequence.index * ceil_div(params.kv_len, params.page);
+      // Beyond the last key, any page: these are masked. TMA fills what is outside the cache, as a
+      // page that it does not have, with zeros.
+      const int* const table = params.pages + static_cast<i64>(tile.sequence.index) *
+                                                  ceil_div(params.kv_len, params.page);
       const int last = larger(tile.sequence.kv_len - 1, 0) / params.page;
       for (int at = 0; at < bn; at += smaller(params.page, bn)) {
         const int key = block * bn + at;
@@ -214,10 +215,11 @@ struct attention_forward {
   __device__ __forceinline__ u64 ask() const {
     return threadIdx.x % 32 == 0 ? atomicAdd(maps.next_tile, u64{1}) : 0;
   }
-  // A warp: loads of a tile in the order of their use, so that none waits for the release of a
-  // stage that the MMA warpgroups get to only after it. Returns the answer to ask(), which comes
-  // before the last block's loads: while there are tiles left, a CTA has no more than it is about
-  // to begin, and the MMA warpgroups have the blocks of some stages to do until it knows.
+  // One warp loads a tile in the order of use, so that no load waits for the release of a stage
+  // that the MMA warpgroups reach only after it. Returns the next work tile from ask(), which is
+  // claimed before the last block's loads. While tiles are left, a CTA holds no more than the one
+  // that it is about to begin, and the MMA warpgroups have the blocks of some stages to do until
+  // the claim returns.
   __device__ __forceinline__ u64 load_tile(const attention_tile& tile, int column, stages& k,
                                            stages& v, u32& q_phase) const {
     const bool loads = threadIdx.x % 32 == 0;
@@ -290,7 +292,7 @@ struct attention_forward {
     stages k = k_pipe(), v = v_pipe();
     tile_slots tiles = tile_pipe();
     u32 q_phase = 0;
-    // What needs no memory comes before the wait.
+    // Work that reads no memory runs before the wait.
     constexpr bool reads = form.packed_sequences() || form.lengths;
     if constexpr (reads) wait_for_dependencies();
     scheduler work(params);
@@ -326,7 +328,7 @@ struct attention_forward {
     u32 row[2][packed ? bn / 32 : 1];
   };
 
-  // What an MMA thread keeps of its two rows of a tile.
+  // State of an MMA thread for its two rows of a tile.
   struct tile_rows {
     softmax_row softmax[2];
     u32 exchange_phase = 0;
@@ -589,7 +591,7 @@ struct attention_forward {
     }
   }
 
-  // Of one of a thread's two rows: pairs of neighbouring columns, 8 columns apart.
+  // Values of one of a thread's two rows: pairs of neighbouring columns, 8 columns apart.
   using row_values = float[form.dim / 4];
   static __device__ __forceinline__ float value_of(const out_accumulators& out, int i, int at) {
     return out[at / 2 * 4 + i * 2 + at % 2];

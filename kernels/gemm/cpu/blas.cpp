@@ -2,9 +2,9 @@
 // and finishes each while it is in the cache. Operands of bf16, and rows that a group gathers, are
 // copied by slices of k.
 //
-// A chain of two runs one after the other; or fused: for a block of rows and a block of the
-// intermediate's columns, gate and up, their activation, and at once their share of y, so that the
-// intermediate never leaves the cache.
+// A chain runs as two GEMMs one after the other, or fused. A fused task takes a block of rows and a
+// block of the intermediate's columns: it computes gate and up, their activation, and at once their
+// share of y, so that the intermediate never leaves the cache.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Blocks {
   }
 };
 
-/// Of one group and output of C, these rows and columns: with grouped rows, rows in sorted order.
+/// These rows and columns of one group and output of C; with grouped rows, rows in sorted order.
 struct Block {
   std::int64_t group = 0;
   int output = 0;

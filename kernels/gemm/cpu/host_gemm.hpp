@@ -92,7 +92,7 @@ class HostGemm {
 
   /// Bytes of scratch that sort() takes.
   std::size_t order_bytes() const;
-  /// Sorts the tokens, of a mask into `scratch`.
+  /// Sorts the tokens; those of a mask into `scratch`.
   SortedGroups sort(const HostCall& call, std::byte* scratch) const;
 
   /// Whether blocks of the operands are copied: widened, or gathered.
@@ -101,16 +101,16 @@ class HostGemm {
   /// to `room` [rows.count * k.count].
   MatrixView a_view(const HostCall& call, int index, Selection of_rows, Selection of_k,
                     float* room) const;
-  /// The heads of a QKV product: columns of all parts, of which one view has those of one.
+  /// The heads of a QKV product: columns of all parts. One view has the columns of one part.
   MatrixView b_view(const HostCall& call, int index, std::int64_t group, Selection of_columns,
                     Selection of_k, float* room) const;
   /// Elements of k of one row of A: out [k.count].
   void load_a(const HostCall& call, int index, std::int64_t row, Selection of_k, float* out) const;
 
   /// Finishes `count` neighbouring accumulators, from (row, column) of output `output` on, and
-  /// stores what becomes of them: `second` are those of a second B operand. Both are overwritten.
-  /// With block scales that are found, `column` is a multiple of scale_block, and `count` too
-  /// unless the row ends. Of a QKV product they are whole heads.
+  /// stores the results: `second` are the accumulators of a second B operand. Both are overwritten.
+  /// If this op computes block scales, `column` is a multiple of scale_block, and `count` too
+  /// unless the row ends. For a QKV product they are whole heads.
   void finish(const HostCall& call, std::int64_t group, int output, std::int64_t row,
               std::int64_t column, float* first, float* second, std::int64_t count) const;
   /// Stores the pre-activations of a gated epilogue where they are asked for.

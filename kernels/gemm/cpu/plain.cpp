@@ -26,7 +26,7 @@ float dot(const float* a, const float* b, std::int64_t count) {
   return sum;
 }
 
-/// What a task computes: columns of one row of C, of all its accumulators.
+/// The work of a task: columns of one row of C, with all accumulators.
 struct Part {
   std::int64_t group = 0;
   int output = 0;
@@ -105,7 +105,7 @@ void run(const HostGemm& host, const HostCall& call, std::byte* order) {
   const GemmProblem& gemm = host.gemm;
   const SortedGroups groups = host.sort(call, order);
   const bool by_k = gemm.groups.by == Grouping::reduction;
-  // Of heads whole ones.
+  // A QKV product is divided at whole heads.
   const std::int64_t head =
       gemm.epilogue.kind == EpilogueKind::qkv ? gemm.epilogue.qkv.form.dim : 1;
   const std::int64_t width = most_columns / head * head;

@@ -150,7 +150,7 @@ class Task {
   }
 
  private:
-  /// What comes after the columns below k: the next columns, or probably the worker's next task.
+  /// The columns after those below k: the next ones, or probably those of the worker's next task.
   Ahead after(std::int64_t k) const;
   float* packed_tile(std::int64_t tile) const {
     return packed_ + (tile - tiles_.first) * plan_.rows * plan_.packed_stride();
@@ -399,8 +399,8 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
-  // f32 is read in place, as deep as its sums need no second visit for most layers. What is
-  // copied anyway is copied in blocks that leave the L1 cache to the panels.
+  // f32 is read in place, with blocks so deep that most layers need no second pass over their sums.
+  // Operands that are copied anyway are copied in blocks that leave the L1 cache to the panels.
   const bool is_copied = chain[0].dtype != DType::f32;
   const std::int64_t deepest = std::max(chain[0].k, chain[0].n);
   const auto tokens = up_to(std::min<std::int64_t>(chain[0].m, 512), token_blocks);

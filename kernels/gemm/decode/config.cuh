@@ -7,12 +7,12 @@
 namespace fftune {
 
 struct decode_config {
-  int tokens = 8;  // rows of A in the tensor core's operand: 8 or 16
-  int rows = 16;   // of each B that a block takes
-  int warps = 8;   // of a block, which share k
-  int unroll = 4;  // 16-byte loads of a row that a thread issues at once
-  /// How much of its weights, in percent, a block asks L2 for before the kernels before are
-  /// complete, beside its first loads.
+  int tokens = 8;  // Rows of A in the tensor core's operand: 8 or 16.
+  int rows = 16;   // Rows of each B that a block takes.
+  int warps = 8;   // Warps of a block, which share k.
+  int unroll = 4;  // Number of 16-byte loads of a row that a thread issues at once.
+  /// Percentage of its weights that a block prefetches to L2 before the preceding kernels are
+  /// complete, besides its first loads.
   int l2_prefetch = 0;
 
   constexpr int threads() const { return warps * 32; }
@@ -21,9 +21,8 @@ struct decode_config {
   constexpr int blocks_of_head(const gemm_form& form) const {
     return form.is_qkv() ? form.qkv.dim / rows : 1;
   }
-  /// Which feature of its head row `i` of block `part` of them is. Of heads that are rotated by
-  /// halves a block that has no whole one has as many features of the first half as of the second:
-  /// those of the same pairs.
+  /// The feature of its head that row `i` of block `part` of the head computes. A block with a
+  /// partial head that is rotated by halves takes matching features from both halves.
   constexpr bool has_pairs(const gemm_form& form, int part) const {
     return form.qkv.rotation == head_rotation::halves && blocks_of_head(form) > 1 &&
            part * rows < form.qkv.rotary;
@@ -50,7 +49,7 @@ struct decode_config {
     const int of_fragment = warps * values() * 128;
     return form.b_operands() * n_fragments() * (of_fragment > 512 ? of_fragment : 512);
   }
-  /// Of rotated heads also a cosine and a sine of each token and pair.
+  /// Rotated heads add a cosine and a sine of each token and pair.
   constexpr int shared_bytes(const gemm_form& form) const {
     return reduction_bytes(form) + (form.qkv.rotates() ? tokens * rows * 4 : 0);
   }

@@ -1,4 +1,4 @@
-// What the decode engine and the fused decode engine share.
+// Definitions that the decode engine and the fused decode engine share.
 #pragma once
 
 #include <optional>

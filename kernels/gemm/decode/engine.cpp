@@ -1,4 +1,4 @@
-// The decode engine: what it can implement, its space, which configuration to use untuned, and how
+// The decode engine: can_implement, its space, which configuration to use untuned, and how
 // its kernel is launched.
 #include <fmt/format.h>
 
@@ -34,7 +34,7 @@ struct Block : decode_config {
   std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows) * split_k; }
   /// 16-byte loads of weights that a thread has in flight.
   int loads(const GemmProblem& gemm) const { return gemm.b_operands() * rows / 8 * unroll; }
-  /// What a thread holds: weights and tokens in flight, accumulators, and about 28 for addresses
+  /// Registers of a thread: weights and tokens in flight, accumulators, and about 28 for addresses
   /// and loops.
   int registers(const GemmProblem& gemm) const {
     return 4 * loads(gemm) + tokens / 2 * unroll + gemm.b_operands() * rows / 2 + 28;
@@ -47,7 +47,7 @@ struct Block : decode_config {
   double blocks_of_processor(const GemmProblem& gemm, const DeviceFacts& facts) const {
     return std::ceil(static_cast<double>(blocks(gemm)) / std::max(facts.multiprocessors, 1));
   }
-  /// Of those of a multiprocessor how many are there at once.
+  /// Blocks of an SM that are resident at the same time.
   double resident(const GemmProblem& gemm, const DeviceFacts& facts) const {
     const double most = std::min(2048 / threads(), 65536 / (threads() * registers(gemm)));
     return std::clamp(most, 1.0, blocks_of_processor(gemm, facts));
@@ -58,8 +58,8 @@ bool is_qkv(const GemmProblem& gemm) {
   return gemm.epilogue.kind == EpilogueKind::qkv;
 }
 
-/// Rows of each weight that a block may take: of a product of heads a whole one, or a part of one
-/// in which both features of every pair are.
+/// Rows of each weight that a block may take; in a product of heads a whole head, or a part of one
+/// with both features of every pair.
 std::vector<std::int64_t> row_choices(const GemmProblem& gemm, const DeviceFacts& facts) {
   if (!is_qkv(gemm)) return {8, 16, 32};
   const qkv_form& heads = gemm.epilogue.qkv.form;
@@ -140,9 +140,9 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
   return space;
 }
 
-/// By what part a norm of A makes the kernel longer. Until a block has the rows' deviations, and
-/// while its warps add up what they have, it has no more than its first loads in flight; others of
-/// the multiprocessor fill that in.
+/// Relative slowdown from fusing A's RMSNorm. Until a block has the rows' reciprocal root mean
+/// squares, and while its warps reduce their accumulators, it has no more than its first loads in
+/// flight; other blocks of the SM fill that gap.
 double longer_by_norm(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
   if (!gemm.norm_of_a.any()) return 0;
   constexpr double idle_seconds = 2e-6;
@@ -240,8 +240,11 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(gemm.dtype));
-  if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
-    return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
+  const bool widens = gemm.c_dtype == DType::f32 && gemm.epilogue.kind == EpilogueKind::linear;
+  if ((gemm.c_dtype != gemm.dtype && !widens) || gemm.wide_dtype != gemm.dtype ||
+      gemm.quantisation.any())
+    return fmt::format("it stores what it multiplies, {}, or f32, without scales",
+                       dtype_name(gemm.dtype));
   if (gemm.groups.any()) return "it reads each weight once for all tokens: no groups";
   if (gemm.form != GemmForm::single && gemm.form != GemmForm::dual_b)
     return "it has one A and one output";

@@ -10,10 +10,11 @@
 //
 //   all threads    load W_gate, W_up (and W_down, unless late_down) into registers
 //                  griddepcontrol.wait; MMA with x
-//   shared memory  accumulators [warp][group][token][8], first of gate and up, then of y
-//   L2             hidden [m, h / 4] flagged words: written by the block that computes the feature,
+//   shared memory  Accumulators [warp][group][token][8], first of gate and up, then of y.
+//   L2             Flagged words of hidden [m, h / 4]: written by the block that computes the
+//   feature,
 //                  read by all; polled until a word has the flag of this run
-//   barriers       __syncthreads after the accumulators are in shared memory, before they are
+//   barriers       `__syncthreads` after the accumulators are in shared memory, before they are
 //                  written over, and none between blocks
 //
 // Grid: enough blocks for h / rows and d / out_rows. Block: config.threads(). Shared memory:

@@ -7,11 +7,11 @@
 namespace fftune {
 
 struct fused_decode_config {
-  int tokens;            // rows of A in the tensor core's operand: 8 or 16
-  int rows;              // hidden features of a block
-  int out_rows;          // features of y of a block
-  int warps;             // of a block, which split k
-  int steps, out_steps;  // of 32 elements of k a warp: of d, and of h
+  int tokens;            // Rows of A in the tensor core's operand: 8 or 16.
+  int rows;              // Hidden features of a block.
+  int out_rows;          // Features of y of a block.
+  int warps;             // Warps of a block, which split k.
+  int steps, out_steps;  // Steps of 32 elements of k per warp, over d and over h.
   /// A thread polls one word of a batch before it loads the others: less traffic while blocks are
   /// still writing, but one more round trip.
   bool poll_first;

@@ -2,10 +2,10 @@
 // reading B once. K-major 16-bit matrices, 16-byte aligned rows and pointers.
 //
 // The weights B are most of the bytes, and each is needed once: they go from memory straight into
-// the registers of mma.sync, 16 bytes a load, without shared memory or ldmatrix. That works because
-// a sum over k may be taken in any order as long as both operands agree: a thread loads eight
-// consecutive k of its row and treats the first four elements "k 2*pair..+1 and k+8..+9" of one
-// m16n8k16 and the last four those of the next.
+// the registers of mma.sync, 16 bytes per load, without shared memory or ldmatrix. That works
+// because a sum over k may be taken in any order as long as both operands agree. A thread loads
+// eight consecutive k of its row. It uses the first four as elements "k 2*pair..+1 and k+8..+9" of
+// one m16n8k16, and the last four as those of the next.
 //
 //   block          `rows` rows of each B; blockIdx.y: which share of k (split_k)
 //
@@ -21,8 +21,8 @@
 //                  still write A, so the first load of A waits (griddepcontrol)
 //
 // A norm of A's rows (norm_of_a): every block computes the deviations of all rows, which are few
-// and in L2, and normalises what it loads of them. Its warps share the rows; where there are more
-// warps than rows, several warps share a row.
+// and in L2, and normalises the elements that it loads. Its warps share the rows; where there are
+// more warps than rows, several warps share a row.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/rms_norm.cuh"
@@ -59,7 +59,8 @@ class decode_kernel {
   static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
   static constexpr int k_group = config.k_group(), values = config.values();
   static constexpr int head_blocks = config.blocks_of_head(form);
-  static_assert(form.c == form.ab && form.wide == form.ab);
+  static constexpr bool widens = form.c != form.ab;  // C is float32
+  static_assert(form.wide == form.ab && (!widens || (form.c == element::f32 && !form.is_qkv())));
   static_assert(tokens == 8 || tokens == 16);
   static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
 
@@ -213,7 +214,7 @@ class decode_kernel {
     }
   }
 
-  // Which rows of B the block has; of a product of heads those of one head, or of a part of one.
+  // Which rows of B the block has; in a product of heads those of one head, or of a part of one.
   struct block_rows {
     int first;       // row of B; of the head if there is one
     int matrix = 0;  // of B, where q, k and v have weights of their own
@@ -332,8 +333,12 @@ class decode_kernel {
       if constexpr (form.adds_source) {
         add_pair<T>(value, next, *reinterpret_cast<const u32*>(ops::source(p, 0) + at));
       }
-      *reinterpret_cast<u32*>(static_cast<T*>(ops::destination(p, index, 0)) + at) =
-          pack<T>(value, next);
+      void* const to = ops::destination(p, index, 0);
+      if constexpr (widens) {
+        *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = {value, next};
+      } else {
+        *reinterpret_cast<u32*>(static_cast<T*>(to) + at) = pack<T>(value, next);
+      }
     }
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }

@@ -20,6 +20,7 @@
 #include "common/quantise.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/group_terms.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/simt/config.cuh"
 #include "gemm/tile_scheduler.cuh"
@@ -192,7 +193,7 @@ class simt_kernel {
     operand b[b_operands];
 #pragma unroll
     for (int index = 0; index < b_operands; ++index) {
-      // Of a head, columns past it are computed for nothing, and may be past the weight's end.
+      // Columns past the end of a head are computed but not used, and may be past the weight's end.
       b[index] = operand_b(p, tile.group, form.k_pairs() == 2 ? pair : index, end_n);
     }
     accumulators part = {};  // of a block of 128 of k
@@ -394,7 +395,7 @@ class simt_kernel {
       __syncwarp();
       i64 to_row = at_m;
       if constexpr (form.qkv.caches) {
-        if (part > 0) to_row = slot_of(all.qkv, at_m);
+        if (part > 0) to_row = slot_of<form.qkv>(all.qkv, at_m);
       }
       if (line < tile.rows && to_row >= 0) {
         out* const to = static_cast<out*>(all.gemm.c[part / 2][part % 2]) + to_row * width + first;
@@ -419,21 +420,13 @@ class simt_kernel {
     }
   }
 
-  static __device__ __forceinline__ i64 slot_of(const qkv_params& qkv, i64 row) {
-    if constexpr (form.qkv.wide_slots) {
-      return static_cast<const i64*>(qkv.slots)[row];
-    } else {
-      return static_cast<const int*>(qkv.slots)[row];
-    }
-  }
-
   static __device__ __forceinline__ void put_c(const gemm_params& p, const work_tile& tile, i64 at,
                                                float value) {
     static_cast<out*>(ops::destination(p, 0, tile.output, tile.group))[at] = from_float<out>(value);
   }
 
-  // What an element of C is, in the units of its scale where that is given. Stores it, unless its
-  // scale is found from it, and the values that are stored beside it.
+  // An element of C, in the units of its scale if the scale is given. Stores it, unless its scale
+  // is computed from it, and the additional stored values.
   static __device__ __forceinline__ float finish(float (&sum)[b_operands], const gemm_params& p,
                                                  const work_tile& tile, i64 at_m, i64 at_n) {
     const i64 at = at_m * p.n + at_n;

@@ -1,4 +1,4 @@
-// The sm80 engine: what it can implement, and how its kernel is launched.
+// The sm80 engine: can_implement, and how its kernel is launched.
 #include <fmt/format.h>
 
 #include <algorithm>

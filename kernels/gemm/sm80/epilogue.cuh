@@ -22,8 +22,8 @@ class sm80_epilogue {
   static_assert(form.c == form.ab && form.wide == form.ab);
 
  public:
-  // What the epilogue needs of a tile. It waits in shared memory, since the main loop needs every
-  // register.
+  // The tile's data that the epilogue needs. It is kept in shared memory, because the main loop
+  // needs every register.
   struct tile_addresses {
     T* stored[form.stored_values()];  // the tile's first element of each
     const void* broadcasts[row_broadcasts];

@@ -25,9 +25,9 @@
 //   split-K        the split_k blocks of a tile (blockIdx.y) are a cluster from sm_90 on, and add
 //                  their accumulators up through its shared memory; elsewhere through a workspace
 //
-// load.cuh: what the copies read. mainloop.cuh: the loop over K blocks. epilogue.cuh: what becomes
-// of the accumulators, heads_epilogue.cuh: of those of heads. tile_scheduler.cuh: which tile a
-// block has.
+// load.cuh: the copies' sources. mainloop.cuh: the loop over K blocks. epilogue.cuh: the epilogue
+// of the accumulators, heads_epilogue.cuh: that of heads. tile_scheduler.cuh: which tile a block
+// has.
 #include "common/dependency.cuh"
 #include "gemm/sm80/epilogue.cuh"
 #include "gemm/sm80/heads_epilogue.cuh"
@@ -56,7 +56,7 @@ class sm80_kernel {
     return p.gemm;
   }
 
-  // Of grouped rows: the tile's rows of A and of C.
+  // The tile's rows of A and of C, for grouped rows.
   static __device__ __forceinline__ void list_rows(const groups& from, const work_tile& tile,
                                                    u32* rows_of_a, u32* rows_of_c) {
     const u32 rank = static_cast<u32>(tile.first_m);

@@ -64,7 +64,7 @@ struct mn_major_chunks {
   }
 };
 
-// Of a matrix whose k is contiguous.
+// Copies a matrix whose k is contiguous.
 template <int rows, int bk, int threads>
 struct k_major_copy : k_major_chunks<rows, bk, threads> {
   using own = k_major_chunks<rows, bk, threads>;
@@ -108,7 +108,7 @@ struct k_major_copy : k_major_chunks<rows, bk, threads> {
   }
 };
 
-// Of a matrix [k, pitch] whose rows are contiguous.
+// Copies a matrix [k, pitch] whose rows are contiguous.
 template <int rows, int bk, int threads>
 struct mn_major_copy : mn_major_chunks<rows, bk, threads> {
   using own = mn_major_chunks<rows, bk, threads>;

@@ -2,7 +2,7 @@
 // accumulators.
 //
 // The fragments of the next k16 step are loaded while the tensor cores work on the current one,
-// across the K block's boundary too, so there is one barrier per K block: it both publishes the
+// across the K block's boundary too. So there is one barrier per K block: it both publishes the
 // next stage and frees the previous one's.
 #pragma once
 

@@ -15,8 +15,8 @@
 namespace fftune::sm80 {
 namespace {
 
-/// What the space and the cost model look at: the results of m x n x k that a launch computes. Of
-/// groups, as if each had its equal share of the tokens; two groups of rows by a mask count as one.
+/// Input of the space and the cost model: the results of m x n x k that a launch computes. Groups
+/// count as if each had its equal share of the tokens; two groups of rows by a mask count as one.
 struct Shape {
   std::int64_t m, n, k;  // k of one K-concatenated pair
   int b_operands, k_pairs;
@@ -73,8 +73,7 @@ void add_tile_constraints(Space& space, const Shape& shape, const DeviceFacts& f
         {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
           return t.warps() == 4 || t.warps() == 8 || (t.warps() == 2 && t.bm * t.bn <= 512);
         });
-  limit(space,
-        "128 fp32 accumulators and two sets of fragments are what 255 registers a thread hold",
+  limit(space, "255 registers a thread hold 128 fp32 accumulators and two sets of fragments",
         {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
           return t.accumulators(b_operands) <= 128 && t.warp_m() <= 64 &&
                  t.warp_n() * b_operands <= 128;

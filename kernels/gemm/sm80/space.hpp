@@ -1,4 +1,4 @@
-// The sm80 engine's parameters: what limits them for a GEMM on a device, which to use untuned, and
+// The sm80 engine's parameters: their constraints for a GEMM on a device, which to use untuned, and
 // the cost model that ranks them.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace fftune::sm80 {
 
-/// A configuration: the kernel's template argument, and what it is passed at run time.
+/// A configuration: the kernel's template argument, and its run-time arguments.
 struct Tile : sm80_config {
   int split_k, group_m;
 

@@ -1,8 +1,8 @@
 // Tiles of 16-bit elements in shared memory, swizzled so that no access conflicts. K-major: [rows,
 // bk], k contiguous.
 //
-// A row is bk/8 chunks of 16 bytes. ldmatrix reads one chunk column of eight consecutive rows in
-// one phase, and the 32 banks hold eight chunks: the chunk index is XORed with the row so that
+// A row is bk/8 chunks of 16 bytes. An ldmatrix reads one chunk column of eight consecutive rows in
+// one phase, and the 32 banks hold eight chunks. The chunk index is XORed with the row so that
 // those eight rows hit eight different bank groups. Rows of 128 bytes or more: chunk ^ (row & 7).
 // Rows of 64 bytes share a bank line in pairs, so the pair index decides: chunk ^ ((row >> 1) & 3).
 // The pattern repeats every eight rows.

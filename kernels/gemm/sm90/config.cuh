@@ -18,12 +18,12 @@ struct sm90_config {
   int bm = 128, bn = 128;  // tile of C; n of each B operand
   sm90_schedule schedule = sm90_schedule::cooperative;
   int mma_warpgroups = 2;
-  int cluster_m = 1, cluster_n = 1;  // CTAs that share B, and A, by multicast
-  int split_k = 1;                   // CTAs of a cluster that share the k of one tile
-  int stages = 4;                    // K blocks in shared memory
-  int epilogue_stages = 1;           // subtile buffers of each warpgroup, registers to memory
-  int a_reuse = 1;       // grouped rows: tiles along n that use the A rows gathered for the first
-  int gather_warps = 2;  // grouped reduction: producer warps that gather; four are a warpgroup more
+  int cluster_m = 1, cluster_n = 1;  // CTAs that share B, and A, by multicast.
+  int split_k = 1;                   // CTAs of a cluster that share the k of one tile.
+  int stages = 4;                    // K blocks in shared memory.
+  int epilogue_stages = 1;           // Subtile buffers of each warpgroup, registers to memory.
+  int a_reuse = 1;       // Grouped rows: tiles along n that use the A rows gathered for the first.
+  int gather_warps = 2;  // Grouped reduction: producer warps that gather; 4 add a warpgroup.
 
   constexpr bool pingpong() const { return schedule == sm90_schedule::pingpong; }
   constexpr bool swap_ab() const { return schedule == sm90_schedule::swap_ab; }
@@ -47,17 +47,17 @@ constexpr int sm90_element_bytes(element type) {
 struct sm90_plan {
   // Tiles. wgmma's 64-row side is m, or n with swap-AB; its columns are the other.
   int rows, columns;
-  int bk;                // elements of a K block: rows of 128 bytes, the widest swizzle
-  int warpgroup_rows;    // of an MMA warpgroup
-  int m64_tiles;         // wgmma row tiles of a warpgroup
-  int accumulators;      // of a thread, for each m64 tile and B operand
-  bool fused_b;          // both B operands in one wgmma: they are neighbours in shared memory
-  int wgmma_columns;     // n of one wgmma
-  int a_bytes, b_bytes;  // of a stage; b of each operand
+  int bk;                // Elements of a K block: rows of 128 bytes, the widest swizzle.
+  int warpgroup_rows;    // Rows of an MMA warpgroup.
+  int m64_tiles;         // Row tiles of wgmma per warpgroup.
+  int accumulators;      // Accumulators of a thread, for each m64 tile and B operand.
+  bool fused_b;          // Both B operands in one wgmma: they are neighbours in shared memory.
+  int wgmma_columns;     // The n of one wgmma.
+  int a_bytes, b_bytes;  // Bytes of a stage; b of each operand.
   int stage_bytes;
-  int b_scale_blocks;  // where scales are of blocks, those of B that a tile's columns lie in
-  int scale_bytes;     // of a stage, beside it: scales of A's rows, then those of each B's blocks
-  int promotions;      // fp8: accumulators of a K block that a warpgroup has at once
+  int b_scale_blocks;  // With block scales, the blocks of B that contain a tile's columns.
+  int scale_bytes;     // Bytes next to a stage: scales of A's rows, then those of each B's blocks.
+  int promotions;      // Fp8: accumulators of a K block that a warpgroup has at once.
   int cluster_ctas;
 
   // DSMEM split-K reduction: each CTA finishes a share of the columns if these are whole subtiles,
@@ -95,10 +95,9 @@ struct sm90_plan {
   }
 };
 
-/// Whether the tiles of a routed group have about as many rows each, and the MMAs of a tile are
-/// only as wide as its rows need: with swap-AB, where these are the side of wgmma that comes in
-/// steps of
-/// 8. Lower tiles are for so few rows that loads of B are all that counts.
+/// Whether the tiles of a routed group have nearly equal rows, and the MMAs of a tile are only as
+/// wide as its rows need. This requires swap-AB, where the rows are the side of wgmma that comes in
+/// steps of 8. Lower tiles are for so few rows that loads of B are all that counts.
 constexpr bool sm90_levels_tiles(const gemm_form& form, const sm90_config& config) {
   return form.groups == grouping::rows && form.source == group_source::routed &&
          form.scales == scaling::none && config.swap_ab() && config.bm > 64;
@@ -183,8 +182,8 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
 
   plan.producer_warpgroups = form.groups == grouping::reduction && config.gather_warps == 4 ? 2 : 1;
   plan.threads = (config.mma_warpgroups + plan.producer_warpgroups) * 128;
-  // fp8 has the accumulators of the current K block in addition: of one m64 tile and operand, or
-  // where registers allow of the next one too, whose MMAs run while those are promoted.
+  // fp8 adds the accumulators of the current K block: one m64 tile and operand, and if registers
+  // allow the next one too, whose MMAs run during the promotion.
   const int one_operand = plan.m64_tiles * plan.accumulators;
   const bool promotes = form.scales != scaling::none;
   const bool overlaps =
@@ -229,8 +228,8 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
   return plan;
 }
 
-/// CTAs of a persistent grid on an SM. Of experts' small tiles in fp8 most of the time goes into
-/// what comes before and after their MMAs, which the MMAs of another CTA's tile hide.
+/// CTAs of a persistent grid on an SM. An expert's small fp8 tile spends most of its time before
+/// and after its MMAs; the MMAs of another CTA's tile hide that.
 constexpr int sm90_resident_ctas(const gemm_form& form, const sm90_plan& plan) {
   constexpr int half_of_sm = 233472 / 2 - 1024;  // bytes of shared memory
   const bool expert_rows = form.groups == grouping::rows && form.source == group_source::routed &&

@@ -1,10 +1,10 @@
 // The cost model of the sm90 engine.
 //
 // The constants were fitted to the times of 3,200 variants of ffn's and masked-ffn's stages on an
-// H200 (tests/data/landscapes) and of the records of its presets, and those of sorted groups to
-// 1,000 variants of moe-ffn's: the cheapest of those of a landscape is within 1% of the fastest in
-// the mean, and within 7%. Those of experts in fp8 were fitted to 100 variants on an H100
-// (tests/data/landscapes-h100).
+// H200 (tests/data/landscapes) and of the records of its presets. Those of sorted groups were
+// fitted to 1,000 variants of moe-ffn's. The predicted fastest variant of a landscape is within 1%
+// of the real one in the mean, and within 7% in the worst case. Those of experts in fp8 were fitted
+// to 100 variants on an H100 (tests/data/landscapes-h100).
 #include <algorithm>
 #include <cmath>
 
@@ -27,7 +27,7 @@ double overlapped(double first, double second, double sharpness) {
   return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1 / sharpness);
 }
 
-/// Of the memory of the whole device.
+/// Memory bandwidth of the whole device.
 double bytes_a_clock(const DeviceFacts& facts) {
   const double clock = facts.clock_hz > 0 ? facts.clock_hz : 1.7e9;
   const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
@@ -40,9 +40,9 @@ bool starts_lines(std::int64_t extent) {
   return extent % 64 == 0;
 }
 
-/// Rows of 128 bytes that a CTA requests from L2 for each K block. What is multicast is asked for
-/// once. A row that begins within a line touches two, whose requests do not join those of the rows
-/// beside it as whole lines' do.
+/// Rows of 128 bytes that a CTA requests from L2 for each K block. Multicast rows are requested
+/// once. A row that begins within a line touches two lines, and its requests are not merged with
+/// those of neighbouring rows as whole lines' are.
 double rows_asked(const Candidate& c) {
   const auto& [work, t, plan] = c;
   const auto cost = [](std::int64_t extent) { return starts_lines(extent) ? 1 : 1.9; };
@@ -62,8 +62,8 @@ double wgmma_columns(const Candidate& c) {
   return std::min(rows + steps / 2, widest);
 }
 
-/// Clocks of promoting the accumulators of fp8, of one k16 step: a warpgroup waits for its MMAs, an
-/// m64 tile and an operand at a time, and only another one has the tensor cores meanwhile.
+/// Clocks of promoting fp8 accumulators, per k16 step: a warpgroup waits for its MMAs, an m64 tile
+/// and an operand at a time, and only another one has the tensor cores meanwhile.
 double promotion_cycles(const Candidate& c) {
   if (!c.work.promotes()) return 0;
   const bool shares_tiles = !c.t.pingpong() && c.t.mma_warpgroups > 1;
@@ -100,10 +100,10 @@ double intake_cycles(const Candidate& c, double busy) {
   return overlapped(intake, latency, 4);
 }
 
-/// How much longer a step takes where few CTAs ask for the same lines at about the same time: those
-/// with a share of k each, unless they have the tiles of two groups (grouped reductions), and those
-/// of a group with a single row of tiles, whose B no other row reads. The more of the device is
-/// busy, the more the others wait for these.
+/// Relative slowdown of a step if few CTAs request the same lines at about the same time. This
+/// concerns CTAs with a share of k each, unless they have the tiles of two groups (grouped
+/// reductions), and CTAs of a group with a single row of tiles, whose B no other row reads. The
+/// more of the device is busy, the more the others wait for these.
 double unshared(const Candidate& c, double busy) {
   constexpr double longer = 0.3;
   if (c.t.split_k > 1) return c.work.grouped_reduction() ? 1 : 1 + longer;
@@ -123,7 +123,7 @@ double step_cycles(const Candidate& c, double busy) {
       double(plan.rows) / 64 * b_operands * plan.columns / plan.wgmma_columns;
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = intake_cycles(c, busy);
-  // What the L2 delivers takes power from the MMAs.
+  // Data delivered by the L2 takes power from the MMAs.
   return unshared(c, busy) * (overlapped(instructions * wgmma, intake, 8) + 0.02 * intake) +
          promotion_cycles(c);
 }
@@ -134,7 +134,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   // Weight gradients gather two operands, and more neighbouring bytes of each row.
   const bool reduction = work.a_mn_major() && work.b_mn_major();
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
-  // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
+  // Each 32 bytes take a cycle of shared memory; the MMAs leave about half of these.
   // The rows of sorted groups are listed, and not searched for.
   const double gathering = c.work.sorted_rows()  ? 0.1
                            : t.gather_warps == 4 ? 0.26
@@ -175,10 +175,9 @@ std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
   return std::max<std::int64_t>(t.cluster_ctas() > 2 ? whole * 91 / 100 : whole, 1);
 }
 
-/// How much longer reading B takes where the two K blocks of 256 bytes that memory delivers
-/// together are asked for with an epilogue between them: a stage is asked for when the one that is
-/// as many before it as there are stages has been read. Measured on experts' products with two K
-/// blocks.
+/// Relative slowdown of reading B if an epilogue separates the requests for two K blocks of 256
+/// bytes that memory delivers together. A stage is requested when the stage that is `stages` before
+/// it has been read. Measured on experts' products with two K blocks.
 double split_pairs(const Candidate& c) {
   const auto& [work, t, plan] = c;
   const std::int64_t k_blocks = work.k_blocks(t);
@@ -186,10 +185,10 @@ double split_pairs(const Candidate& c) {
   return splits ? 1 + 0.2 / static_cast<double>(k_blocks) : 1;
 }
 
-/// Clocks of reading and writing everything once, of each group its own B. A memory-bound kernel
-/// needs most of the device loading at once, and CTAs of other rows of a group load no other B.
-/// With many rows of tiles there is more to compute than to read. Of sorted groups' tiles the last
-/// are alone in waiting for their B.
+/// Clocks of reading and writing everything once, with a separate B for each group. A memory-bound
+/// kernel needs most of the device loading at once, and CTAs of other rows of a group load no other
+/// B. With many rows of tiles there is more to compute than to read. With sorted groups, only the
+/// last tiles wait for their B alone.
 double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) {
   const auto& [work, t, plan] = c;
   const double rate = 0.95 * bytes_a_clock(facts);
@@ -213,8 +212,8 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
   return later * bytes / (rate * std::min(1.0, loading * 2.5)) + last;
 }
 
-/// Of subtiles that are loaded and then overwritten: whether a tile's are prefetched during the
-/// tile before it (gradient_epilogue::runs_ahead).
+/// For subtiles that are loaded and then overwritten: whether a tile's subtiles are prefetched
+/// during the preceding tile (gradient_epilogue::runs_ahead).
 bool runs_ahead(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (work.grouped_rows()) return false;
@@ -247,14 +246,14 @@ double promoted_rows_factor(const Candidate& c) {
   return (crowded ? 1.05 : 1) * (t.bm > 64 ? 1.04 : 1);
 }
 
-/// How much longer, or shorter, tiles of sorted groups' rows take, as measured on an H200 at 256 to
-/// 8,192 rows a group. CTAs in step read less from L2 and from memory, which takes power from the
-/// MMAs: those with the same A, or, of groups of few tiles, all that read a group's B.
+/// Relative time of tiles of sorted groups' rows, as measured on an H200 at 256 to 8,192 rows a
+/// group. CTAs in step read less from L2 and from memory, which takes power from the MMAs: those
+/// with the same A, or, for groups with few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (!c.work.sorted_rows()) return 1;
   if (c.work.promotes()) return promoted_rows_factor(c);
-  // What is reused comes back from memory later than rows that are gathered again.
+  // Reused rows come back from memory later than rows that are gathered again.
   const double reused = work.a_reuse == 1 ? 1 : work.a_reuse == 2 ? 1.4 : 1.6;
   const bool levels = sm90_levels_tiles(work.form, t);
   const bool cooperative = t.schedule == sm90_schedule::cooperative;
@@ -266,7 +265,7 @@ double sorted_rows_factor(const Candidate& c) {
     const bool several = tiles > 3;
     const bool narrow = work.b_operands() * t.bn < 256;
     const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.06 * (128 - t.bm) / 16 : 1;
-    // A second warpgroup's MMAs fill what a lone one leaves between its m64 tiles.
+    // A second warpgroup's MMAs fill the gaps of a lone one between its m64 tiles.
     const double in_turn = t.mma_warpgroups == 1 && plan.m64_tiles > 1 ? 1.01 : 1;
     const double of_narrow = several ? 1.07 : work.has_uneven_groups() ? 1.02 : 1;
     const double alone = gather * in_turn * rows * (narrow ? of_narrow : 1);
@@ -344,8 +343,8 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
   return cost;
 }
 
-/// Of the kernel that sorts the rows, or the tokens of the operands that are not, beside its
-/// launch.
+/// Cost of the kernel that sorts the rows, or the tokens of the operands that are not sorted,
+/// besides its launch.
 double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
   constexpr double start_cycles = 4000;
   // Times longer, of rows: with what it takes the product to read from memory what it would gather

@@ -8,7 +8,7 @@
 // The visitors of an element, in their order, are chosen by the form at compile time:
 //   activation            C = accumulator, or act(gate) ⊙ up (epilogue_ops::value)
 //   save pre-activations  gate and up are stored values of their own (epilogue_ops::stored)
-//   row broadcasts        + bias[n], and what else row_broadcast.cuh has
+//   row broadcasts        + bias[n], and the others of row_broadcast.cuh
 //   source                + source[m, n], loaded into the stage that the subtile will take
 //   quantise              by the tensor's scale, or by scales of 128 columns, which are found here
 //   activation gradient   d_gate, d_up and hidden, from gate and up (gradient_epilogue)
@@ -32,9 +32,9 @@ namespace fftune {
 struct output_tile {
   int row, column;  // of C: its first element; row is unused where a table has the rows
   int group, output;
-  // Of grouped rows: the row of C of each row, in shared memory, null where they are consecutive;
-  // how many there are to store, the rest being padding; and whether TMA may store whole subtiles,
-  // as the padding falls outside of C.
+  // Grouped rows: the row of C of each row, in shared memory, null if they are consecutive; the
+  // number of rows to store, as the rest is padding; and whether TMA may store whole subtiles,
+  // because the padding falls outside of C.
   const u32* table;
   int count;
   bool whole;
@@ -254,7 +254,7 @@ struct value_epilogue {
     if constexpr (value + 1 < form.stored_values()) store_values<value + 1>(acc, to, subtile);
   }
 
-  // Of fp8 beside which its accumulators are stored: what makes C an element.
+  // For fp8 whose accumulators are stored too: the factor that turns them into elements of C.
   __device__ __forceinline__ float stored_factor() const {
     if constexpr (form.c_quantised && ops::scales_c_late) return 1 / *gemm.c_scale;
     return 1;
@@ -273,7 +273,7 @@ struct value_epilogue {
     first = ops::template stored<value>(one);
     next = ops::template stored<value>(other);
   }
-  // And through what is added, rounded.
+  // And through the rounded additions.
   template <int value>
   static __device__ __forceinline__ u32 visit(const fragment& acc, int m64, int at,
                                               const columns& own, u32 source) {
@@ -284,7 +284,7 @@ struct value_epilogue {
     return pack<stored_type<value>>(first, next);
   }
 
-  // Of the row broadcasts two neighbouring columns, or one of them twice.
+  // Row broadcasts of two neighbouring columns, or of one of them twice.
   __device__ __forceinline__ columns column_pair(int column) const {
     return column < gemm.n ? ops::columns_from(gemm.broadcasts, column) : columns{};
   }
@@ -292,7 +292,7 @@ struct value_epilogue {
     return column < gemm.n ? ops::column_twice(gemm.broadcasts, column) : columns{};
   }
 
-  // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
+  // Four 8x8 matrices from the accumulators at `at` on, added to the values in place.
   template <int value>
   static __device__ __forceinline__ void write_matrices(const fragment& acc, int m64, int at,
                                                         u32 place, const columns (&own)[4]) {

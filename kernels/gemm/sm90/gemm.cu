@@ -50,8 +50,9 @@
 //
 // Grouped reduction. C_g = A_gᵀ·B_g sums over the tokens of each group g (weight gradients). A K
 // block is 64 tokens of one group: TMA loads it where they are consecutive or sorted, else warps
-// gather them. What a group's last K block has too many, the MMA warpgroups overwrite with zeros.
-// Tokens are added in their order, whatever the groups; a group without tokens has a C of zeros.
+// gather them. Rows past the end of a group in its last K block are overwritten with zeros by the
+// MMA warpgroups. Tokens are accumulated in their order, whatever the groups; a group without
+// tokens has a C of zeros.
 //
 // B is a weight, which no kernel before this one writes: its first K blocks are loaded without a
 // wait for those (programmatic dependent launch), unless the form says that it depends on them.
@@ -112,7 +113,7 @@ struct gemm_kernel {
                            row_index_pipeline<sm90_reduction_tokens, sm90_reduction_lookahead>,
                            row_index_pipeline<config.bm>>::type;
 
-  // What a scheduler walks over.
+  // Domain of a tile scheduler.
   struct no_groups {};
   using walked = typename choose_type<
       dense, no_groups, typename choose_type<grouped_rows, group_tiles, groups_type>::type>::type;
@@ -121,11 +122,11 @@ struct gemm_kernel {
                            typename choose_type<reduction, reduction_scheduler<Traits>,
                                                 rows_scheduler<Traits>>::type>::type;
 
-  // What every role has.
-  const sm90_params& params;  // for its tensor maps
-  const gemm_params gemm;     // a copy, which the compiler may read again or keep, as it likes
-  u32 base;                   // of shared memory
-  u32 rank;                   // in the cluster
+  // State that every role has.
+  const sm90_params& params;  // Holds the tensor maps.
+  const gemm_params gemm;     // A copy, which the compiler may read again or keep, as it likes.
+  u32 base;                   // Shared memory.
+  u32 rank;                   // Rank in the cluster.
 
   __device__ __forceinline__ scheduler schedule(const walked& groups) const {
     if constexpr (dense) {
@@ -222,7 +223,7 @@ struct gemm_kernel {
       return {0, 0, tile.row, gemm.m - tile.row};
     }
   }
-  // Whose scales row i of them has. Padding has those of the last row.
+  // The row whose scales apply to row i. Padding uses those of the last row.
   __device__ __forceinline__ int scaled_row(const group_tile& own, int i) const {
     const int rank = larger(smaller(i, own.count - 1), 0);
     const int sorted = smaller(own.first + rank, gemm.m - 1);
@@ -308,8 +309,9 @@ struct gemm_kernel {
     return {group, rank, groups.first(group) + rank, smaller(left, most)};
   }
 
-  // The gather warps of a grouped reduction: both operands of every K block. Of what TMA loads the
-  // first thread of one has A, that of another B, and each announces its bytes.
+  // The gather warps of a grouped reduction: both operands of every K block. If TMA loads an
+  // operand, the first thread of one warp issues A and that of another B, and each announces its
+  // bytes.
   __device__ __forceinline__ void gather_tokens(const groups_type& groups, stages pipe,
                                                 row_indices indices, int thread) const {
     const bool has_a = thread == 0, has_b = thread == 32;
@@ -382,7 +384,7 @@ struct gemm_kernel {
 
   // --- MMA warpgroups ---
 
-  // What happens to stages beside their MMAs.
+  // Work on stages besides their MMAs.
   template <class Prefetch, class LookAhead>
   struct hooks {
     bool generic_writes;  // cp.async filled the stages, which wgmma does not see without a fence
@@ -463,7 +465,7 @@ struct gemm_kernel {
     }
   }
 
-  // Where this warpgroup's share of a tile goes; of a reducer its share of the columns.
+  // Where this warpgroup's share of a tile goes; for a reducer, its share of the columns.
   __device__ __forceinline__ output_tile output_of(const scheduler& work, const work_tile& tile,
                                                    const row_indices& indices,
                                                    int first_row) const {
@@ -509,8 +511,7 @@ struct gemm_kernel {
     const auto factor = [&](int row) {
       return row < own.count ? terms::factor(gemm, own.first + row) : 0.0f;
     };
-    // Of the side that has 64 of each m64 tile, a thread has two: C's rows, or with swap-AB its
-    // columns.
+    // Terms of the side with 64 rows per m64 tile; a thread has two of them:
     float factors[m64_tiles][2], biases[m64_tiles][2][b_operands];
 #pragma unroll
     for (int i = 0; i < 2 * m64_tiles; ++i) {
@@ -737,9 +738,9 @@ struct gemm_kernel {
     }
   }
 
-  // While the mask is being loaded: both groups' B for what should be this CTA's first tile, and
-  // what should be its rows, into L2. Which tile it is, and of which group, the mask decides, but
-  // all of it is what some CTA needs, unless one group has no rows. One in four of the CTAs that
+  // While the mask is being loaded: prefetches both groups' B for the expected first tile of this
+  // CTA, and its expected rows, to L2. The mask decides which tile and group it is, but
+  // some CTA needs all of this data, unless one group has no rows. One in four of the CTAs that
   // share it prefetches it. Dual GEMMs, and programmatic launches that wait for an earlier kernel,
   // do not gain from it. One thread of each of three warps, by number.
   static constexpr bool prefetches_operands =
@@ -769,9 +770,8 @@ struct gemm_kernel {
     }
   }
 
-  // The groups, once the block has them; all threads. What a mask says is older than the kernel
-  // before this one, so it is read without a wait; routed groups may be that one's work
-  // (groups_ready).
+  // The groups, once the block has them; all threads. A mask is older than the kernel before this
+  // one, so it is read without a wait; routed groups may be written by that kernel (groups_ready).
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
     if constexpr (routed && form.ready == groups_ready::awaited) wait_for_dependencies();
     const int rows = reduction ? gemm.k : gemm.m;

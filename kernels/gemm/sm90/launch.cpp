@@ -1,4 +1,4 @@
-// The sm90 engine: what it can implement, and how its kernel is launched.
+// The sm90 engine: can_implement, and how its kernel is launched.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "fp8 is for forward passes: dense or of sorted groups, of one A";
   if (!quantisation.c_scale.empty() && gemm.epilogue.adds())
-    return "what is added to C is added in 16 bits, and C is fp8";
+    return "a source is added to C in 16 bits, and C is fp8";
   return std::nullopt;
 }
 
@@ -223,7 +223,7 @@ class Launch {
     if (major == Major::mn) return {matrix, gemm_.dtype, k, rows, bk, 64, matrices};
     return {matrix, gemm_.dtype, rows, k, static_cast<std::uint32_t>(share), bk, matrices};
   }
-  /// Rows, or tokens, of an operand that is sorted or has those of the tokens, of `sorted` ones.
+  /// Rows of an operand: `sorted` if it is sorted, else the number of tokens.
   std::int64_t extent(std::int64_t sorted, bool is_sorted) const {
     return is_sorted ? sorted : sorted / gemm_.groups.choices;
   }
@@ -244,7 +244,7 @@ class Launch {
             stacked ? gemm_.groups.count : 0};
   }
 
-  /// Of C number i, which of a QKV product is a part.
+  /// Columns of C number i, which is a part for a QKV product.
   std::int64_t part_columns(std::size_t i) const {
     return form_.is_qkv() ? gemm_.epilogue.qkv.columns(i) : gemm_.n;
   }

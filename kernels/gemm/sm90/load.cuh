@@ -151,8 +151,8 @@ struct tma_loader {
 // Threads that gather for a CTA of grouped rows; each arrives at the full barrier of a stage.
 constexpr int row_gather_threads = 64;
 
-// Gathers rows by cp.async, 16 bytes a thread, in the layout that TMA would write: a thread copies
-// of every eighth or sixteenth row of a tile 16 of each 128 bytes, so its swizzle is that of its
+// Gathers rows by cp.async, 16 bytes a thread, in the layout that TMA would write. A thread copies
+// 16 of each 128 bytes from every eighth or sixteenth row of a tile, so its swizzle is that of its
 // first row.
 //
 // cp.async writes through the generic proxy and wgmma reads through the async proxy, so a proxy
@@ -177,7 +177,7 @@ class row_gather {
   int chunk_, first_;
 
  public:
-  // `rows` in shared memory, of which the first `kept` of this thread are read at once. `thread` is
+  // `rows` is in shared memory; the first `kept` rows of this thread are read at once. `thread` is
   // one of the warps'.
   __device__ __forceinline__ row_gather(const u32* rows, int thread)
       : chunk_(thread % chunks), first_(thread / chunks) {
@@ -302,7 +302,7 @@ struct replay_barriers {
   }
 };
 
-// What one thread of the MMA warpgroups does with the K blocks of a row of tiles. Row of tiles
+// Operations of one thread of the MMA warpgroups on the K blocks of a row of tiles. Row of tiles
 // number i lies in rows [i bm, (i + 1) bm) of `map`; CTAs that have the same rows store the same
 // bits there.
 struct replay_store {

@@ -26,8 +26,8 @@ struct mma_mainloop {
   u32 first_row;  // of the warpgroup, on the 64-row side of the tile
   u32 rank;       // of the CTA in its cluster
 
-  // Arrivals of a warpgroup at an empty barrier. What the MMAs read, they have read for all four
-  // warps; scales of K blocks each warp reads by itself.
+  // Arrivals of a warpgroup at an empty barrier. MMAs read for all four warps; scales of K blocks
+  // are read by each warp itself.
   static constexpr u32 releases = form.scales_k_blocks() ? 4 : 1;
 
   // Arrives at the empty barrier of this stage in every CTA that loads into it.
@@ -201,9 +201,9 @@ struct promoting_mainloop : mma_mainloop<Traits> {
   }
 
  private:
-  // What a thread multiplies its accumulators of a K block by: of A, one for each of its two rows
-  // of an m64 tile, or with swap-AB one for each of its columns; of B, one for each operand and m64
-  // tile.
+  // Factors that a thread multiplies its accumulators of a K block by. For A, one for each of its
+  // two rows of an m64 tile, or with swap-AB one for each of its columns; for B, one for each
+  // operand and m64 tile.
   static constexpr int a_factors = config.swap_ab() ? values / 2 : 2 * m64_tiles;
   static constexpr int b_factors = config.swap_ab() ? m64_tiles : 1;
   struct block_factors {
@@ -220,7 +220,7 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     const int matrix = form.b_packing == packing::halves ? 2 * tile.group + operand : tile.group;
     return all + matrix * each;
   }
-  // Of a row of this warpgroup's outputs the row of A's scales; padding takes the last row's.
+  // Row of A's scales for a row of this warpgroup's outputs; padding takes the last row's.
   __device__ __forceinline__ int a_place(int own) const {
     if constexpr (dense) {
       return smaller(row + own, params.m - 1);
@@ -282,7 +282,7 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     }
   }
 
-  // Of the K block in a stage.
+  // Factors of the K block in a stage.
   __device__ __forceinline__ factors factors_of(u32 stage) const {
     if constexpr (!by_k_block) {
       return {};

@@ -10,12 +10,13 @@ namespace fftune {
 
 // Named barriers (bar.sync, bar.arrive). 0 is __syncthreads'.
 enum class named_barrier {
-  epilogue = 1,       // + MMA warpgroup: its 128 threads, around each subtile
-  mma_order = 4,      // + MMA warpgroup, ping-pong: order of the main loops
-  source_order = 6,   // + MMA warpgroup, ping-pong: order of the shared epilogue stages
-  zero_fill = 8,      // + MMA warpgroup, if ping-pong; grouped reduction: the K tail is zero
-  groups = 10,        // the groups are in shared memory: all arrive, the index warp waits
-  block_scales = 11,  // two MMA warpgroups that find the scales of C: their maxima are there, read
+  epilogue = 1,       // + MMA warpgroup: its 128 threads, around each subtile.
+  mma_order = 4,      // + MMA warpgroup, ping-pong: order of the main loops.
+  source_order = 6,   // + MMA warpgroup, ping-pong: order of the shared epilogue stages.
+  zero_fill = 8,      // + MMA warpgroup, if ping-pong; grouped reduction: the K tail is zero.
+  groups = 10,        // The groups are in shared memory: all arrive, the index warp waits.
+  block_scales = 11,  // Two MMA warpgroups that compute the scales of C: their maxima are there,
+                      // read.
 };
 
 __device__ __forceinline__ void sync(named_barrier barrier, int threads, int offset = 0) {
@@ -79,7 +80,7 @@ class row_index_pipeline {
       cursor_ = groups.list(own.group, own.rank, own.count, cursor_, table);
       next_ = own.first + own.count;
       __syncwarp();
-      // What is no row of a tile takes part as its last one, which nobody stores twice.
+      // Padding rows repeat the tile's last row, which is stored only once.
       const u32 last = table[own.count - 1];
       for (int row = own.count + lane; row < all; row += 32) table[row] = last;
     }

@@ -1,11 +1,12 @@
 // The epilogue of a QKV product (gemm/qkv.cuh) in the sm_90a GEMM. A tile has whole heads of one
-// part, and a warpgroup all columns of its rows, so that the features of a head's row are with the
-// four lanes of a quad, and both features of a pair with one of them: bias, norm and rotation
-// change the accumulators where they are. Then subtiles leave through the epilogue stages: by TMA
-// to q, k or v, or as rows of 16-byte stores to their slots of a cache.
+// part, and a warpgroup all columns of its rows. The features of a head's row are therefore in the
+// four lanes of a quad, and both features of a pair in one of them: bias, norm and rotation change
+// the accumulators in place. Then subtiles leave through the epilogue stages: by TMA to q, k or v,
+// or as rows of 16-byte stores to their slots of a cache.
 #pragma once
 
 #include "common/dependency.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/sm90/epilogue.cuh"
 
 namespace fftune {
@@ -30,7 +31,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
   __device__ __forceinline__ qkv_epilogue(const sm90_params& all, const gemm_params& gemm,
                                           u32 shared, int warpgroup)
       : base(all, gemm, shared, warpgroup), qkv(all.qkv) {
-    // Of the sines, and of slots, which earlier kernels write.
+    // The sines and the slots are written by earlier kernels.
     if constexpr (of_heads.rotates() || of_heads.caches) wait_for_dependencies();
   }
 
@@ -88,7 +89,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
     }
   }
 
-  // The heads of an m64 tile, of which a thread has two rows, eight apart.
+  // The heads of an m64 tile; a thread has two rows of it, eight apart.
   __device__ __forceinline__ void turn_rows(values& acc, int first_row, const T* norm) const {
     if constexpr (of_heads.normalises) {
 #pragma unroll
@@ -161,14 +162,6 @@ struct qkv_epilogue : value_epilogue<Traits> {
     }
   }
 
-  __device__ __forceinline__ i64 slot_of(int row) const {
-    if constexpr (of_heads.wide_slots) {
-      return static_cast<const i64*>(qkv.slots)[row];
-    } else {
-      return static_cast<const int*>(qkv.slots)[row];
-    }
-  }
-
   __device__ __forceinline__ void store_cached(const fragment& acc, const output_tile& to) {
     constexpr int chunks = plan.subtile_n / 8;
     const int thread = threadIdx.x % 128, chunk = thread % chunks;
@@ -184,7 +177,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
 #pragma unroll 4
       for (int row = thread / chunks; row < plan.subtile_m; row += 128 / chunks) {
         if (to.row + row >= this->gemm.m) break;
-        const i64 slot = slot_of(to.row + row);
+        const i64 slot = slot_of<of_heads>(qkv, to.row + row);
         if (slot < 0) continue;
         *reinterpret_cast<float4*>(cache + slot * qkv.kv_columns + subtile * plan.subtile_n) =
             load_shared(buffer + chunk_offset<plan.subtile_n>(row, chunk));

@@ -53,7 +53,7 @@ bool may_split(std::int64_t tiles, int split_k, int sms) {
   return split_k == 1 || (tiles < sms && tiles * split_k <= 2 * sms);
 }
 
-/// What the busiest SM computes, in elements of C, with tiles of bm x bn.
+/// The largest work of any SM, in elements of C, with tiles of bm x bn.
 double busiest(const Workload& work, int sms, int bm, int bn, int split_k) {
   const std::int64_t tiles = work.row_tiles(bm) * ceil_div(work.n, bn) * work.results;
   return double(ceil_div(tiles * split_k, sms)) * bm * bn / split_k;
@@ -221,7 +221,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
         const auto rows = work.row_tiles(t.bm);
         const bool narrowest = work.row_tiles(t.bm - 8) > rows;
         if (!t.swap_ab() || work.m <= 64 || t.bn < 64 || !narrowest) return false;
-        // Few rows leave the tensor cores idle: what counts is the padding that is loaded.
+        // Few rows leave the tensor cores idle: the loaded padding counts.
         if (work.m <= 128) return rows * t.bm < ceil_div(work.m, 32) * 32;
         return busiest(work, sms, t.bm, t.bn, t.split_k) < usual;
       });
@@ -418,7 +418,7 @@ Workload::Workload(const GemmProblem& gemm)
   gathers_b = grouped_reduction() && gemm.groups.scattered && !gemm.b_sorted;
 }
 
-// The number of a group's rows is close to Poisson distributed. Of x rows tiles of height t take
+// The number of a group's rows is close to Poisson distributed. For x rows, tiles of height t take
 // ceil(x / t): one for each i with x > i t.
 void Workload::expect_rows(const Groups& all) {
   constexpr int heights = 64;

@@ -1,4 +1,4 @@
-// The sm90 engine's parameters: what limits them for a GEMM on a device, which to use untuned, and
+// The sm90 engine's parameters: their constraints for a GEMM on a device, which to use untuned, and
 // the cost model that ranks them.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace fftune::sm90 {
 
-/// A configuration: the kernel's template argument, what it is passed at run time, and whether a
+/// A configuration: the kernel's template argument, its run-time arguments, and whether a
 /// kernel before it sorts the rows, or the tokens of a grouped reduction.
 struct Tile : sm90_config {
   int group_m = 8;
@@ -25,7 +25,7 @@ struct Tile : sm90_config {
 /// "fftune::sm90_config{.bm = 128, ...}"
 std::string template_argument(const sm90_config& config);
 
-/// What the space and the cost model look at. Of fp8 k counts pairs of elements: a K block has the
+/// Input of the space and the cost model. In fp8, k counts pairs of elements: a K block has the
 /// same bytes and takes the same instructions as one of 16-bit elements.
 struct Workload {
   explicit Workload(const GemmProblem& gemm);
@@ -37,7 +37,7 @@ struct Workload {
   /// Rows that may share a tile: m, or those that few sorted groups exceed.
   std::int64_t rows;
   std::int64_t groups;
-  /// Matrices that are computed: outputs, of a grouped reduction of each group.
+  /// Computed matrices: outputs; for a grouped reduction, those of every group.
   std::int64_t results;
   int tensors_per_stage;
   int a_reuse = 1;
@@ -68,7 +68,7 @@ struct Workload {
   bool has_uneven_groups() const { return has_uneven_groups_; }
   /// Grouped rows: how many groups should have rows; else 1.
   std::int64_t groups_with_rows() const;
-  /// Of two groups by a mask the fewer tiles.
+  /// Row tiles of the smaller of two groups by a mask.
   std::int64_t fewest_row_tiles(std::int64_t height) const;
   std::int64_t tiles(const Tile& tile) const;
   /// Runs of tiles of one row that a cluster has one after the other: one tile without A reuse.

@@ -85,8 +85,8 @@ struct split_k_reduction {
   }
 };
 
-// Of a grouped reduction: one CTA finishes a tile, and the others send it what they have of it,
-// most often while it is still busy with its own K blocks.
+// Split-K reduction of a grouped reduction: one CTA finishes a tile, and the others send it their
+// accumulators, most often while it is still busy with its own K blocks.
 template <class Traits>
 struct single_cta_reduction {
   static constexpr int count =

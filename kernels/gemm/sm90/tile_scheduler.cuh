@@ -17,7 +17,7 @@
 
 namespace fftune {
 
-// What a kernel is compiled for.
+// Compile-time parameters of a kernel.
 template <gemm_form form_, sm90_config config_>
 struct sm90_traits {
   static constexpr gemm_form form = form_;
@@ -84,9 +84,9 @@ class tile_raster {
   __device__ __forceinline__ tile_position position(u32 rank) const {
     return of_cta(in_bands(index_, clusters_m_), rank);
   }
-  // Where each group of rows has an order of its own, one group after the other: the first tile of
-  // a row that is of the same group, and the position in a group whose rows of tiles are `count`
-  // from `first` on.
+  // For groups of rows with an order of their own, one group after the other: the first tile of a
+  // row in the same group, and the position in a group whose rows of tiles are `count` from `first`
+  // on.
   __device__ __forceinline__ u32 row_of_group() const {
     if constexpr (divides_once) return by_.of_row.quotient(index_) * config.cluster_m;
     return index_ / clusters_n_ * config.cluster_m;
@@ -103,7 +103,7 @@ class tile_raster {
     return {at.m * config.cluster_m + rank / config.cluster_n,
             at.n * config.cluster_n + rank % config.cluster_n};
   }
-  // Of `rows` rows of clusters: all, or those of a group.
+  // Position in bands of `rows` rows of clusters: all of them, or those of a group.
   __device__ __forceinline__ tile_position in_bands(u32 index, u32 rows) const {
     if constexpr (divides_once) {  // as grouped_tile()
       const u32 band = by_.of_band.quotient(index), first_m = band * group_m_;
@@ -118,7 +118,7 @@ class tile_raster {
   }
 };
 
-// Of k elements, `pairs` times: K-concatenated operands follow each other.
+// K blocks of a CTA over k elements, `pairs` times: K-concatenated operands follow each other.
 template <class Traits>
 __device__ __forceinline__ k_range k_range_of(int k, u32 rank) {
   constexpr int split_k = Traits::config.split_k, pairs = Traits::form.k_pairs();
@@ -279,11 +279,11 @@ class rows_scheduler {
   }
 };
 
-// Every group has a C. Of two groups by a mask the tiles of the one with more tokens come first, as
-// they take longer. With split-K the CTAs of a cluster have the tiles of both groups at each place
-// of C instead, and each as many of all K blocks there, in that order of the groups: the same work
-// under every mask, and most of them have K blocks of one tile alone. The first CTA finishes the
-// longer group's tile, the last one the other's.
+// Every group has a C. With two groups by a mask, the tiles of the group with more tokens come
+// first, because they take longer. With split-K, a cluster has the tiles of both groups at each
+// place of C instead. Its CTAs share all K blocks there equally, in that order of the groups: the
+// same work under every mask, and most CTAs have K blocks of one tile alone. The first CTA finishes
+// the longer group's tile, the last one the other's.
 template <class Traits>
 class reduction_scheduler {
   static constexpr gemm_form form = Traits::form;
@@ -312,7 +312,7 @@ class reduction_scheduler {
     if constexpr (!by_mask) return 0;
     return 2 * groups_.count(0) >= groups_.rows() ? 0 : 1;
   }
-  // What a CTA has of `longer` and then `shorter` K blocks: those of part 0 or 1.
+  // A CTA's range of `longer` and then `shorter` K blocks: those of part 0 or 1.
   static __device__ __forceinline__ k_range part_range(int longer, int shorter, int part, u32 cta) {
     const u32 all = longer + shorter;
     const int first = ceil_div(all * cta, ctas), last = ceil_div(all * (cta + 1), ctas);

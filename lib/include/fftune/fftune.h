@@ -16,11 +16,12 @@
  * `fftune ops` does. Tensors are row-major; weights are [out_features, in_features], as
  * torch.nn.Linear keeps them.
  *
- * Ownership. Contexts and plans belong to the caller, who destroys each once; what was destroyed
- * may not be used or destroyed again: a build with assertions ends with a line that names the call
- * that does, in another one the behaviour is undefined. A plan keeps what it needs of its context,
- * which may go first. Buffers and workspaces are the caller's and are never freed, kept or resized
- * here. Strings that are returned belong to the library, and live as long as is said there.
+ * Ownership. Contexts and plans belong to the caller, who destroys each once. A destroyed handle
+ * may not be used or destroyed again: a build with assertions aborts with a line that names the
+ * offending call; in other builds the behaviour is undefined. A plan keeps the parts of its context
+ * that it needs, so the context may be destroyed first. Buffers and workspaces belong to the caller
+ * and are never freed, kept or resized here. Returned strings belong to the library and live as
+ * long as their function documents.
  *
  * Threads. Any function may be called from any thread. Several threads may use one context or one
  * plan at once; destroying must not meet another call on the same handle.
@@ -71,8 +72,8 @@ typedef struct fftune_plan fftune_plan;
 /* The version of the library that is loaded: "0.1.0". Never NULL; lives as long as the process. */
 FFTUNE_API const char* fftune_version(void);
 
-/* What the last call that failed on this thread said: one line, what is wrong and what to do.
- * Empty if none failed, never NULL. Valid until the next failure on this thread. */
+/* The message of the last failed call on this thread: one line that says what is wrong and what to
+ * do. Empty if none failed, never NULL. Valid until the next failure on this thread. */
 FFTUNE_API const char* fftune_last_error(void);
 
 /* Opens a device: a CUDA ordinal, whose primary context is used, or -1 for the CPU. Presets are
@@ -134,10 +135,11 @@ FFTUNE_API fftune_status fftune_context_counters(const fftune_context* context,
 /* Plans made on it stay valid. NULL is allowed. No other call on the context may be in progress. */
 FFTUNE_API void fftune_context_destroy(fftune_context* context);
 
-/* Chooses and compiles, or takes from the cache, what runs the problem: a JSON object with "op",
- * "pass" (default "fwd"), "dtype" (default: the op's for this device), and the op's sizes as
- * integers (a string such as "1" is refused) and options as strings. `problem_json` is UTF-8 and
- * only read; it ends with a NUL. May take seconds, where kernels are compiled.
+/* Chooses the kernels that run a problem, and compiles them or takes them from the cache. A problem
+ * is a JSON object with "op", "pass" (default "fwd"), "dtype" (default: the op's for this device),
+ * and the op's sizes as integers (a string such as "1" is refused) and options as strings.
+ * `problem_json` is UTF-8 and only read; it ends with a NUL. May take seconds if kernels are
+ * compiled.
  *
  * The size that counts tokens ("m" of most ops, as `fftune ops` says) may be {"max": 8192}: the
  * plan is then for any number of tokens up to that, which each fftune_plan_launch gives. The
@@ -155,8 +157,9 @@ FFTUNE_API fftune_status fftune_plan_create(fftune_context* context, const char*
 /* No run of the plan may be in flight: synchronise its streams first. NULL is allowed. */
 FFTUNE_API void fftune_plan_destroy(fftune_plan* plan);
 
-/* How many buffers fftune_plan_run takes, and the bytes of one of them. 0 for a NULL plan or an
- * index beyond the end. Of a plan for any number of tokens: with the most. */
+/* Number of buffers that fftune_plan_run takes, and the bytes of one of them. Returns 0 for a NULL
+ * plan or an index beyond the end. A plan for any number of tokens reports the bytes for its
+ * maximum. */
 FFTUNE_API size_t fftune_plan_buffer_count(const fftune_plan* plan);
 FFTUNE_API size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index);
 
@@ -168,11 +171,11 @@ FFTUNE_API size_t fftune_plan_workspace_bytes(const fftune_plan* plan);
 /* The most tokens of a plan for any number of them; 0 for another plan, and for NULL. */
 FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
 
-/* JSON: the problem, the variant of every stage, where they came from and by which rule, whether
- * that preset is stale, far from the problem, or a fallback runs, and the buffers in order with
- * dtype, shape, bytes and alignment. Of a plan for any number of tokens, all this is of the most,
- * and "segments" lists which variants serve from which number to which ("each": every number has
- * the default of its own, not these). Lives as long as the plan; NULL for a NULL plan. */
+/* JSON: the problem; the variant of every stage, with its source and the rule that chose it;
+ * whether that preset is stale or far from the problem, or a fallback runs; and the buffers in
+ * order with dtype, shape, bytes and alignment. A plan for any number of tokens describes its
+ * maximum, and "segments" lists which variants serve which range of tokens ("each": every number
+ * has the default of its own, not these). Lives as long as the plan; NULL for a NULL plan. */
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 
 /* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context (NULL
@@ -205,7 +208,8 @@ typedef struct fftune_run {
   size_t output_count;
   void* workspace;
   void* stream;
-  /* Of a plan for any number of tokens: how many; else 0 or the plan's own number. */
+  /* Number of tokens of this run, for a plan for any number of tokens; otherwise 0 or the plan's
+   * own number. */
   int64_t tokens;
 } fftune_run;
 

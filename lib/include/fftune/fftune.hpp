@@ -1,5 +1,5 @@
-// fftune in C++: the C API with owners and exceptions. Header-only, C++17. What fftune.h says of
-// threads, alignment and buffers holds here too; fftune/ops.h lists the buffers of every op.
+// fftune in C++: the C API with owners and exceptions. Header-only, C++17. The rules of fftune.h on
+// threads, alignment and buffers apply here too; fftune/ops.h lists the buffers of every op.
 //
 //   fftune::library::Context context(0);
 //   auto plan = context.plan(R"({"op":"ffn","dtype":"bf16","m":4096,"d":1024,"h":2048})");
@@ -52,7 +52,7 @@ class Plan {
     void* stream = nullptr;
     std::int64_t tokens = 0;  // of a plan for any number of them
   };
-  /// Buffers as fftune_plan_launch takes them: what is only read, then what is written.
+  /// Buffers as fftune_plan_launch takes them: read-only ones first, then written ones.
   void launch(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
               const How& how) const {
     launch(inputs.begin(), inputs.size(), outputs.begin(), outputs.size(), how);

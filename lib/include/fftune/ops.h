@@ -14,15 +14,15 @@
  *   updated  read and written in place: an input and an output in one
  *   output   written whole, whatever it held before
  *
- * Inputs come first, with what is updated among them, then outputs. No output may overlap another
+ * Inputs come first, with updated tensors among them, then outputs. No output may overlap another
  * buffer, unless a field says so. A buffer is a device address for a CUDA device and a host address
  * for the CPU. It is aligned to 16 bytes on CUDA, and to one element on the CPU and where a CUDA
  * plan runs fallbacks alone. It belongs to the caller, who keeps it until the run has finished.
  *
- * `kept` marks what a backward pass needs of the forward pass. `sorted` marks rows in the order of
- * the mask: those that it marks, then the others, each in the order of the tokens. `any order`
- * marks sums that are added up in the order in which blocks finish: two runs may differ in the last
- * bits.
+ * `kept` marks tensors of the forward pass that a backward pass needs. `sorted` marks rows in the
+ * order of the mask: those that it marks, then the others, each in the order of the tokens. `any
+ * order` marks sums that are accumulated in the order in which blocks finish: two runs may differ
+ * in the last bits.
  *
  * Options and sizes that change the buffers are listed with the buffers that they add or change,
  * each by itself. They combine: fftune_plan_describe lists the buffers of one plan, with bytes and
@@ -36,30 +36,30 @@
  *   d           1 to 2147483647                    embedding size
  *   h           1 to 2147483647                    intermediate size
  *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
- *   save        none, preact                       pass fwd: what is written for a backward pass:
- *                                                  gate and up before the activation
- *   save        preact, input                      pass bwd: what the forward pass kept: gate and
- *                                                  up before the activation, or its input alone,
- *                                                  from which they are computed again
- *   bias        none, down, both                   pass fwd: what is added to every row: of y
- *                                                  b_down; both: and without a gate b_up of what
- *                                                  the activation takes
+ *   save        none, preact                       pass fwd: written for a backward pass: gate and
+ *                                                  up before the activation
+ *   save        preact, input                      pass bwd: kept by the forward pass: gate and up
+ *                                                  before the activation, or its input alone, from
+ *                                                  which they are computed again
+ *   bias        none, down, both                   pass fwd: biases of every row: down adds b_down
+ *                                                  to y; both also adds b_up to the activation's
+ *                                                  input (gate=no)
  *   residual    no, yes                            pass fwd: whether y is added to a residual of
  *                                                  its size
  *   gate        yes, no                            pass fwd: whether the activation's result gates
  *                                                  another product, or is hidden itself
- *   scales      tensor, block                      pass fwd: what a scale of fp8 is for: a whole
- *                                                  tensor, or blocks of 128 elements, in a weight
- *                                                  of 128 rows too
+ *   scales      tensor, block                      pass fwd: granularity of fp8 scales: a whole
+ *                                                  tensor, or blocks of 128 elements (in a weight
+ *                                                  128 x 128)
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
  *   norm        none, rms, add-rms                 pass fwd: the root mean square norm of x in
  *                                                  front of the products; add-rms: of x and a
  *                                                  residual, whose sum is written too
- *   convention  llama, gemma, t5                   pass fwd: of the norm: where it rounds, and
- *                                                  whether w_norm is kept as its distance from 1
- *   eps         a number from 0 to 1               pass fwd: of the norm: added to the mean square
+ *   convention  llama, gemma, t5                   pass fwd: where the norm rounds, and whether
+ *                                                  w_norm is kept as its distance from 1
+ *   eps         a number from 0 to 1               pass fwd: added to the norm's mean square
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -140,7 +140,7 @@
  *   convention  llama, gemma, t5      where it rounds, and whether w is kept as its distance from 1
  *   residual    no, yes, after        add a residual first, and write the sum too; after: add it to
  *                                     y
- *   save        nothing, rstd         what the forward pass keeps for the backward pass
+ *   save        nothing, rstd         kept by the forward pass for the backward pass
  *   weights     same, f32             element type of w and dw: the op's, or f32
  *   eps         a number from 0 to 1  added to the mean square
  *   output      same, fp8, i8         element type of y: the op's, or one quantised with a scale
@@ -181,7 +181,7 @@
  *   h       1 to 2147483647  features of a token
  *   act     gelu, gelu-tanh  which gelu: with erf, or its form with tanh
  *   biases  same, f32        element type of bias and dbias: the op's, or f32
- *   save    nothing, input   what the forward pass keeps for the backward pass: nothing but x, or
+ *   save    nothing, input   kept by the forward pass for the backward pass: nothing but x, or
  *                            gelu's input
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
@@ -252,17 +252,18 @@
  *   angles     table, base, llama3, yarn         a table is given, or the rule by which frequencies
  *                                                are computed
  *   starts     no, yes                           each sequence's first position is given
- *   base       a number from 1 to 1000000000000  of the computed frequencies
- *   factor     a number from 0.001 to 1000000    by which the rule stretches positions
+ *   base       a number from 1 to 1000000000000  base of the computed frequencies
+ *   factor     a number from 0.001 to 1000000    factor factor by which the rule stretches
+ *                                                positions
  *   context    a number from 1 to 1000000000     positions that the model was trained with
- *   low        a number from 0.001 to 1000000    of llama3: context/low is the longest wavelength
- *                                                that is interpolated
- *   high       a number from 0.001 to 1000000    of llama3: context/high is the longest wavelength
+ *   low        a number from 0.001 to 1000000    llama3: context/low is the longest wavelength that
+ *                                                is interpolated
+ *   high       a number from 0.001 to 1000000    llama3: context/high is the longest wavelength
  *                                                that is left alone
- *   beta-fast  a number from 0.001 to 1000000    of yarn: rotations in the context from which a
- *                                                pair is left alone
- *   beta-slow  a number from 0.001 to 1000000    of yarn: rotations in the context up to which a
- *                                                pair is stretched
+ *   beta-fast  a number from 0.001 to 1000000    yarn: rotations in the context from which a pair
+ *                                                is left alone
+ *   beta-slow  a number from 0.001 to 1000000    yarn: rotations in the context up to which a pair
+ *                                                is stretched
  *   scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the rule's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
@@ -335,8 +336,8 @@
  *   beams    1 to 65536, rare                   rows after each other that share a prefix; 1 if
  *                                               left out
  *   ids      i32, i64                           element type of the ids
- *   lengths  whole, own                         of rows and prefixes: all of len and prefix, or
- *                                               each its own
+ *   lengths  whole, own                         lengths lengths of rows and prefixes: all of len
+ *                                               and prefix, or each its own
  *   ngrams   one, own                           one n for all rows, or each its own
  *   n        a number from 1 to 131072          tokens of an n-gram, a whole number
  *   padding  a number from -1000000 to 1000000  the id that never matches, a whole number
@@ -360,8 +361,8 @@
  *   k           1 to 2147483647  input features
  *   n           1 to 2147483647  output features
  *   mask                         all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE
- *                                with a share from 0 to 1: what the masks look like: of test data,
- *                                and to choose a preset by
+ *                                with a share from 0 to 1: distribution of the masks, for test data
+ *                                and the choice of a preset
  *   accumulate  no, yes          pass bwd: whether the gradients of the weights are added to
  *                                others, which may be the same buffers
  *
@@ -395,15 +396,15 @@
  *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
  *   mask                                           all, none, or block:SHARE, tail:SHARE,
  *                                                  even:SHARE, random:SHARE with a share from 0 to
- *                                                  1: what the masks look like: of test data, and
- *                                                  to choose a preset by
- *   save        none, preact                       pass fwd: what is written for a backward pass:
- *                                                  gate and up before the activation, in the order
- *                                                  of the mask
- *   save        preact, input                      pass bwd: what the forward pass kept: gate and
+ *                                                  1: distribution of the masks, for test data and
+ *                                                  the choice of a preset
+ *   save        none, preact                       pass fwd: written for a backward pass: gate and
  *                                                  up before the activation, in the order of the
- *                                                  mask, or its input alone, from which they are
- *                                                  computed again
+ *                                                  mask
+ *   save        preact, input                      pass bwd: kept by the forward pass: gate and up
+ *                                                  before the activation, in the order of the mask,
+ *                                                  or its input alone, from which they are computed
+ *                                                  again
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
@@ -471,26 +472,23 @@
  *   routing                                    uniform, or zipf:SKEW with a skew from 0 to 4, or
  *                                              file:IDS, a text file of ids: how often experts are
  *                                              chosen: of test data, and to choose a preset by
- *   save        none, preact                   pass fwd: what is written for a backward pass: gate
- *                                              and up before the activation, in the order of the
- *                                              experts
- *   save        preact, input                  pass bwd: what the forward pass kept: gate and up
+ *   save        none, preact                   pass fwd: written for a backward pass: gate and up
+ *                                              before the activation, in the order of the experts
+ *   save        preact, input                  pass bwd: kept by the forward pass: gate and up
  *                                              before the activation, in the order of the experts,
  *                                              or its input alone, from which they are computed
  *                                              again
- *   weigh       after, before                  what the weights of a token's choices multiply: what
- *                                              its experts give, or its row before them
+ *   weigh       after, before                  factor of the weights of a token's choices: its
+ *                                              experts' outputs, or its row before them
  *   gate-up     separate, halves, interleaved  where the weights of gate and up are: separate; or
  *                                              packed in w_gate_up, whose rows are those of gate
  *                                              and then those of up, or one of each in turn
- *   bias        none, all                      whether gate, up and what an expert gives have
- *                                              biases
+ *   bias        none, all                      whether gate, up and an expert's output have biases
  *   residual    no, yes                        pass fwd: whether y is added to a residual of its
  *                                              size
- *   scales      tensor, token, block           pass fwd: what a scale of fp8 is for: a whole
- *                                              tensor, of an expert; a token, and a row of a
- *                                              weight; or blocks of 128 elements, in a weight of
- *                                              128 rows too
+ *   scales      tensor, token, block           pass fwd: granularity of fp8 scales: a whole tensor,
+ *                                              of an expert; a token, and a row of a weight; or
+ *                                              blocks of 128 elements (in a weight 128 x 128)
  *   accumulate  no, yes                        pass bwd: whether the gradients of the weights and
  *                                              biases are added to others, which may be the same
  *                                              buffers
@@ -585,11 +583,11 @@
  *   groups       1 to 32, rare                   groups of experts, of which a token uses the best;
  *                                                none if left out
  *   top-groups   1 to 32, rare                   groups that a token uses; all if left out
- *   score        softmax, sigmoid                what of a logit is an expert's score
+ *   score        softmax, sigmoid                function of a logit that gives an expert's score
  *   order        before, after                   whether the softmax is over all experts, before
  *                                                the choice, or over the chosen ones after it
- *   group-score  max, top2                       pass fwd: what a group is chosen by: its best
- *                                                expert, or the sum of its best two
+ *   group-score  max, top2                       pass fwd: score of a group: its best expert, or
+ *                                                the sum of its best two
  *   bias         no, yes                         pass fwd: whether a bias is added to the scores
  *                                                for the choice alone
  *   renormalise  no, yes                         whether the weights of a token add up to scale
@@ -613,9 +611,9 @@
  *   m            1 to 2147483647                   tokens (any number)
  *   d            1 to 2147483647                   features of a token
  *   heads        1 to 1024                         heads of q
- *   dim          1 to 256                          features of a head
+ *   dim          1 to 512                          features of a head
  *   kv-heads     1 to 1024, rare                   heads of k, and of v; heads if left out
- *   rotary       1 to 256, rare                    features of a head to rotate, an even number;
+ *   rotary       1 to 512, rare                    features of a head to rotate, an even number;
  *                                                  all if left out
  *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
  *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
@@ -624,26 +622,27 @@
  *   bias         no, yes                           whether q, k and v have a bias
  *   norm         no, yes                           whether heads of q and k are RMS-normalised,
  *                                                  with weights of their own
- *   convention   llama, gemma                      of the norm: its weights are factors, or (gemma)
- *                                                  kept as their distance from 1
- *   eps          a number from 0 to 1              of the norm, added to the mean square
+ *   convention   llama, gemma                      weights of the norm: factors, or (gemma) kept as
+ *                                                  their distance from 1
+ *   eps          a number from 0 to 1              added to the norm's mean square
  *   rotation     none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart, or
  *                                                  neighbours
  *   cache        no, yes                           whether k and v are written to rows of caches,
- *                                                  by slots
+ *                                                  by slots: nowhere by one of no row
  *   slots        i32, i64                          element type of the slots
  *   angles       table, base, llama3, yarn         a table is given, or the rule by which
  *                                                  frequencies are computed
- *   base         a number from 1 to 1000000000000  of the computed frequencies
- *   factor       a number from 0.001 to 1000000    by which the rule stretches positions
+ *   base         a number from 1 to 1000000000000  base of the computed frequencies
+ *   factor       a number from 0.001 to 1000000    factor factor by which the rule stretches
+ *                                                  positions
  *   context      a number from 1 to 1000000000     positions that the model was trained with
- *   low          a number from 0.001 to 1000000    of llama3: context/low is the longest wavelength
+ *   low          a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
  *                                                  that is interpolated
- *   high         a number from 0.001 to 1000000    of llama3: context/high is the longest
- *                                                  wavelength that is left alone
- *   beta-fast    a number from 0.001 to 1000000    of yarn: rotations in the context from which a
- *                                                  pair is left alone
- *   beta-slow    a number from 0.001 to 1000000    of yarn: rotations in the context up to which a
+ *   high         a number from 0.001 to 1000000    llama3: context/high is the longest wavelength
+ *                                                  that is left alone
+ *   beta-fast    a number from 0.001 to 1000000    yarn: rotations in the context from which a pair
+ *                                                  is left alone
+ *   beta-slow    a number from 0.001 to 1000000    yarn: rotations in the context up to which a
  *                                                  pair is stretched
  *   scale        a number from 0 to 1000000        factor of all sines and cosines; 0: the rule's
  *                                                  own
@@ -687,7 +686,7 @@
  *                                               sequences together (any number)
  *   b               1 to 65536                  sequences
  *   heads           1 to 1024                   heads of q
- *   dim             1 to 256                    features of a head, a multiple of 8
+ *   dim             1 to 512                    features of a head, an even number
  *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
  *                                               together, with pages the most of a sequence; s if
  *                                               left out
@@ -696,7 +695,8 @@
  *   window          1 to 16777216, rare         keys to the left that a query sees, itself
  *                                               included; all if left out
  *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                               two; contiguous if left out
+ *                                               two; one that is not in memory is zeros; contiguous
+ *                                               if left out
  *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
  *                                               out
  *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
@@ -709,12 +709,13 @@
  *                                               sequences
  *   mask-heads      one, each                   masks of a sequence: one, or each head's own
  *   mask-data                                   random, documents, causal-documents, upper, all,
- *                                               none: what the mask looks like in tests and
+ *                                               none: distribution of the mask in tests and
  *                                               measurements
  *   bias            no, yes                     whether a matrix is added to the scores
  *   bias-heads      each, one                   biases of a sequence: each head's own, or one
  *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
- *   lengths         no, yes                     whether each sequence has its own number of keys
+ *   lengths         no, yes                     whether each sequence has its own number of keys,
+ *                                               of kv at most
  *   sinks           no, yes                     whether each head has a logit that joins the
  *                                               softmax without a value
  *   lse             no, yes                     pass fwd: whether the log of the sum of
@@ -817,8 +818,8 @@
  *   b          1 to 65536           sequences
  *   kv         1 to 16777216, rare  keys of a sequence; s if left out
  *   heads      1 to 1024, rare      masks of a sequence; 1 if left out
- *   mask-data                       random, documents, causal-documents, upper, all, none: what the
- *                                   mask looks like in tests and measurements
+ *   mask-data                       random, documents, causal-documents, upper, all, none:
+ *                                   distribution of the mask in tests and measurements
  *
  * Pass fwd: dtype bf16 on CUDA; f32 on the CPU
  *   0  mask        input   u8   [b, 1, s, s]
@@ -898,23 +899,24 @@
  *   h            1 to 2147483647                    intermediate size of the feed-forward network,
  *                                                   or of an expert
  *   heads        1 to 1024                          heads of q
- *   dim          1 to 256                           features of a head
+ *   dim          1 to 512                           features of a head
  *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
  *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
  *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
- *   layers       1 to 256, rare                     how many layers, each with weights and caches
- *                                                   of its own
+ *   layers       1 to 256, rare                     number of layers, each with its own weights and
+ *                                                   caches
  *   experts      1 to 1024, rare                    experts to choose from, with ffn=moe
  *   top-k        1 to 32, rare                      experts that a token chooses
  *   shared       1 to 8, rare                       experts that every token goes through; left
  *                                                   out: none
  *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
  *                                                   left out
- *   rotary       1 to 256, rare                     features of a head to rotate; all if left out
+ *   rotary       1 to 512, rare                     features of a head to rotate; all if left out
  *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
  *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
- *   norm         rms, layer                         of rows: by the root mean square, or layer
- *                                                   normalisation with biases
+ *   norm         rms, layer                         normalisation normalisation of rows: by the
+ *                                                   root mean square, or layer normalisation with
+ *                                                   biases
  *   post-norms   no, yes                            whether what attention and the feed-forward
  *                                                   network give is normalised before it is added
  *   block        serial, parallel                   whether the feed-forward network follows
@@ -922,7 +924,8 @@
  *                                                   beside it
  *   ffn          gated, plain, moe                  the feed-forward network: with a gate, plain
  *                                                   without, or a mixture of experts with gates
- *   score        softmax, sigmoid                   what of a router's logit is an expert's score
+ *   score        softmax, sigmoid                   function of a router's logit that gives an
+ *                                                   expert's score
  *   order        before, after                      whether the router's softmax is over all
  *                                                   experts, before the choice, or over the chosen
  *                                                   ones after it
@@ -936,9 +939,9 @@
  *                                                   or file:IDS, a text file of ids: how often
  *                                                   experts are chosen: of test data, and to choose
  *                                                   a preset by
- *   convention   llama, gemma, t5                   of the norms: where they round, and whether
- *                                                   weights are kept as their distance from 1
- *   eps          a number from 0 to 1               of the norms: added to the mean square
+ *   convention   llama, gemma, t5                   where the norms round, and whether weights are
+ *                                                   kept as their distance from 1
+ *   eps          a number from 0 to 1               added to the norms' mean square
  *   qkv-bias     no, yes                            whether q, k and v have a bias
  *   qk-norm      no, yes                            whether heads of q and k are normalised, with
  *                                                   weights of their own
@@ -946,24 +949,26 @@
  *   ffn-bias     no, yes                            whether the feed-forward network has biases
  *   rotation     halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
  *                                                   neighbours, or none
- *   softcap      a number from 0 to 1000000         of attention's scores: c in c tanh(x / c); 0:
- *                                                   none
- *   scale        a number from 0 to 1000000         of attention's scores; 0: 1 / sqrt(dim)
- *   lengths      full, ragged                       how many keys the sequences have in tests and
- *                                                   measurements: all that the cache has room for,
- *                                                   or some
+ *   softcap      a number from 0 to 1000000         soft cap c of attention's scores, c tanh(x /
+ *                                                   c); 0: none
+ *   scale        a number from 0 to 1000000         scale scale of attention's scores; 0: 1 /
+ *                                                   sqrt(dim)
+ *   lengths      full, ragged                       keys of the sequences in tests and
+ *                                                   measurements: as many as the cache has room
+ *                                                   for, or fewer
  *   angles       base, table, llama3, yarn          a table is given, or the rule by which
  *                                                   frequencies are computed
- *   base         a number from 1 to 1000000000000   of the computed frequencies
- *   factor       a number from 0.001 to 1000000     by which the rule stretches positions
+ *   base         a number from 1 to 1000000000000   base of the computed frequencies
+ *   factor       a number from 0.001 to 1000000     factor factor by which the rule stretches
+ *                                                   positions
  *   context      a number from 1 to 1000000000      positions that the model was trained with
- *   low          a number from 0.001 to 1000000     of llama3: context/low is the longest
- *                                                   wavelength that is interpolated
- *   high         a number from 0.001 to 1000000     of llama3: context/high is the longest
- *                                                   wavelength that is left alone
- *   beta-fast    a number from 0.001 to 1000000     of yarn: rotations in the context from which a
+ *   low          a number from 0.001 to 1000000     llama3: context/low is the longest wavelength
+ *                                                   that is interpolated
+ *   high         a number from 0.001 to 1000000     llama3: context/high is the longest wavelength
+ *                                                   that is left alone
+ *   beta-fast    a number from 0.001 to 1000000     yarn: rotations in the context from which a
  *                                                   pair is left alone
- *   beta-slow    a number from 0.001 to 1000000     of yarn: rotations in the context up to which a
+ *   beta-slow    a number from 0.001 to 1000000     yarn: rotations in the context up to which a
  *                                                   pair is stretched
  *   rope-scale   a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
  *                                                   own

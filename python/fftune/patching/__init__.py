@@ -12,11 +12,12 @@ from .blocks import patch_block, patch_layer
 from .experts import patch_experts, patch_router, restore_experts
 from .generation import patch_generation
 from .graphs import patch_steps, restore_steps
+from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_plain_mlp
 from .norms import patch_norm
-from .recognise import Options, PatchReport, calls_dropout, try_to
+from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
 
@@ -30,15 +31,17 @@ def patch(model: nn.Module, *, recompute: bool = False,
           whole_layers: bool = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
-    Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
-    embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
-    `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
-    `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
-    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
-    by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
-    `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
-    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
-    A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
+    Replaces norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu,
+    rotary embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
+    `generate`. Training works; `recompute` saves only the inputs of MLPs for the backward pass.
+    `projections`: replaces those of attention by `linear` too, the last with the residual: with
+    "auto" in calls of up to 64 tokens without gradients, where it is faster, with True in all calls.
+    `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without
+    the masks. `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
+    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op. Modules that
+    cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
+    call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
+    gives the old one back.
     """
     expect_module("patch", model)
     if projections not in (True, False, "auto"):
@@ -47,21 +50,26 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
-    for module in model.modules():
-        if calls_dropout(module):
-            module._fftune_drops = True
+    for name, module in model.named_modules():
+        try_all(report, name, lambda: _mark_dropout(module))
     for recognise in (patch_norm, patch_gated_mlp, patch_plain_mlp, patch_experts, patch_router,
-                      patch_layer, patch_block):
+                      patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
             try_to(report, name, lambda: recognise(module, known, options))
-    patch_rotary(model, report, options)
-    patch_masks(model, report, options)
+    try_all(report, "", lambda: patch_rotary(model, report, options))
+    try_all(report, "", lambda: patch_masks(model, report, options))
     if whole_layers:
-        patch_whole_layers(model, report)
-    patch_generation(model, report)
+        try_all(report, "", lambda: patch_whole_layers(model, report))
+    try_all(report, "generate", lambda: patch_generation(model, report))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
     return report
+
+
+def _mark_dropout(module: nn.Module) -> None:
+    rates = calls_dropout(module)
+    if rates:
+        module.__dict__["_fftune_drops"] = rates
 
 
 def unpatch(model: nn.Module) -> nn.Module:

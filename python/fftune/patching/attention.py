@@ -32,8 +32,9 @@ def register_attention() -> None:
 
     Then AutoModelForCausalLM.from_pretrained(name, attn_implementation="fftune"), or
     model.set_attn_implementation("fftune"), runs attention by fftune.ops.attention, over the keys
-    of a static cache too. Calls that cannot be run PyTorch's: with dropout, with padding beside a
-    cache, and over a cache that grows.
+    of a static cache too, with sinks and soft caps. Calls that cannot be run PyTorch's: with
+    dropout, with padding beside a cache, and over a cache that grows. With sinks or a soft cap they
+    run the module's own attention.
     """
     if not is_available():
         raise Error("register_attention: this transformers cannot be told of another attention: "
@@ -60,9 +61,10 @@ def is_available() -> bool:
     def by_module(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
         if _are_lengths(attention_mask):
-            allowed = _mask_of(attention_mask, query.shape[2], key.shape[2])
-            attention_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(
-                ~allowed, torch.finfo(query.dtype).min)
+            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2])
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
+            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
+                ~attention_mask, torch.finfo(query.dtype).min)
         own = sys.modules[type(module).__module__].eager_attention_forward
         return own(module, query, key, value, attention_mask, **options)
 
@@ -73,18 +75,23 @@ def is_available() -> bool:
         if _are_lengths(attention_mask):
             lengths = attention_mask
             if _serves_cache(query, key, value, **options):
-                return _over_cache(query, key, value, lengths, options.get("scaling")), None
+                return _over_cache(query, key, value, lengths, _scores_of(options)), None
             attention_mask = _mask_of(lengths, query.shape[2], key.shape[2])
         causal = options.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         causal = causal and attention_mask is None and query.shape[2] > 1
         if causal and query.shape[2] != key.shape[2] or not _serves(
                 query, key, value, attention_mask, **options):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+            if _is_pytorchs(options):
+                return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+            # PyTorch's would leave out what it does not know.
+            if causal:
+                attention_mask = torch.ones(
+                    query.shape[2], key.shape[2], dtype=torch.bool,
+                    device=query.device).tril()[None, None]
+            return by_module(module, query, key, value, attention_mask, **options)
         swapped = (t.transpose(1, 2) for t in (query, key, value))
-        y = ops.attention(*swapped, attention_mask, causal=causal,
-                          scale=options.get("scaling") or 0.0)
-        return y, None
+        return ops.attention(*swapped, attention_mask, causal=causal, **_scores_of(options)), None
 
     def is_causal(function, kv_length: int = 0, local_size: int | None = None, **_) -> bool:
         """Whether it masks nothing but later keys, of kv_length keys from the first on."""
@@ -127,34 +134,46 @@ def _without_mark(mask: Tensor | None, options: dict) -> Tensor | None:
 
 
 def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> bool:
-    """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each."""
+    """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each. A copy of
+    the keys costs less than attention that PyTorch's kernels do not know."""
     return (_serves_values(query, key, value, **options)
-            and all(row_of(t.transpose(1, 2)) is not None for t in (key, value))
+            and (not _is_pytorchs(options)
+                 or all(row_of(t.transpose(1, 2)) is not None for t in (key, value)))
             and (mask is None or mask.dtype == torch.bool and mask.shape[1] == 1))
 
 
 def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0,
-                   position_bias: Tensor | None = None, cache=None, softcap: float | None = None,
-                   s_aux: Tensor | None = None, **_) -> bool:
+                   position_bias: Tensor | None = None, cache=None, **_) -> bool:
     dim = query.shape[-1]
-    return (not dropout and position_bias is None and cache is None and softcap is None
-            and s_aux is None and query.dtype in _DTYPES
+    return (not dropout and position_bias is None and cache is None and query.dtype in _DTYPES
             and key.dtype == value.dtype == query.dtype
             and (query.is_cuda or query.dtype != torch.float16)
-            and dim % 8 == 0 and dim <= 256 and value.shape[-1] == dim)
+            and dim % 2 == 0 and dim <= 256 and value.shape[-1] == dim)
 
 
-# A static cache keeps [batch, kv heads, tokens, features]. Of each head of a sequence the keys are
-# rows of their own: a sequence with one head for the kernels, whose queries are those of the group.
-# How many of its keys count comes in the place of the mask, int32 [batch, 1, 1, _MOST_HEADS].
+def _is_pytorchs(options: dict) -> bool:
+    """Whether PyTorch's attention computes it: without sinks and soft cap."""
+    return options.get("s_aux") is None and options.get("softcap") is None
+
+
+def _scores_of(options: dict) -> dict:
+    """The options of scores in ops.attention: their factor, a soft cap as Gemma 2 has, and sinks as
+    gpt-oss has."""
+    return {"scale": options.get("scaling") or 0.0, "softcap": options.get("softcap") or 0.0,
+            "sinks": options.get("s_aux")}
+
+
+# A static cache keeps [batch, kv heads, tokens, features]. The keys of each head of a sequence are
+# rows of their own: a sequence with one head for the kernels, with the group's queries. The number
+# of its keys that count takes the place of the mask, int32 [batch, 1, 1, _MOST_HEADS].
 
 _MOST_HEADS = 256
 
 
 def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_offset=0,
              attention_mask: Tensor | None = None, device="cpu", **_) -> Tensor | None:
-    """Of keys of a static cache that count; None for other caches, and where more than the order
-    of the tokens masks any."""
+    """Number of keys of a static cache that count; None for other caches, and if more than the
+    order of the tokens masks any."""
     if kv_offset != 0 or not isinstance(q_offset, Tensor) and q_offset + q_length == kv_length:
         return None
     if attention_mask is not None:
@@ -196,7 +215,8 @@ def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:
 
 def _serves_cache(query: Tensor, key: Tensor, value: Tensor, **options) -> bool:
     return (_serves_values(query, key, value, **options) and key.shape[1] <= _MOST_HEADS
-            and (key.is_contiguous() and value.is_contiguous() or _heads_together(key, value))
+            and (_heads_together(key, value) or key.is_contiguous() and value.is_contiguous()
+                 and options.get("s_aux") is None)
             and not (torch.is_grad_enabled() and query.requires_grad))
 
 
@@ -206,19 +226,19 @@ def _heads_together(key: Tensor, value: Tensor) -> bool:
 
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
-                scale: float | None) -> Tensor:
-    """-> [batch, tokens, heads, features]"""
+                scores: dict) -> Tensor:
+    """-> [batch, tokens, heads, features]. Sinks are those of the heads of a token, which have to lie
+    next to each other."""
     batch, heads, tokens, dim = query.shape
     if _heads_together(key, value):
         return ops.attention(*(t.transpose(1, 2) for t in (query, key, value)),
-                             lengths=lengths.view(-1)[:batch], causal=tokens > 1,
-                             scale=scale or 0.0)
+                             lengths=lengths.view(-1)[:batch], causal=tokens > 1, **scores)
     kv_heads = key.shape[1]
     group = heads // kv_heads
     rows = query.reshape(batch * kv_heads, group, tokens, dim).transpose(1, 2)
     keys, values = (t.view(batch * kv_heads, -1, 1, dim) for t in (key, value))
     y = ops.attention(rows, keys, values, lengths=lengths.view(-1)[:batch * kv_heads],
-                      causal=tokens > 1, scale=scale or 0.0)
+                      causal=tokens > 1, **scores)
     # Some modules take a view of it, and with groups of one head reshape() copies nothing.
     return y.view(batch, kv_heads, tokens, group, dim).transpose(1, 2).reshape(
         batch, tokens, heads, dim).contiguous()
@@ -238,11 +258,17 @@ def makes_causal_mask(module: nn.Module) -> bool:
     """Whether its forward makes the causal mask, within a window too, and nothing but that: no
     overlays, and no chunks."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    if code is None or "create_causal_mask" not in code.co_names:
+    if code is None:
         return False
-    others = {name for name in code.co_names
+    codes = [code]  # and those of functions within it, one for the mask of each type of layer say
+    for one in codes:
+        codes += [constant for constant in one.co_consts if inspect.iscode(constant)]
+    names = {name for one in codes for name in one.co_names}
+    if "create_causal_mask" not in names:
+        return False
+    others = {name for name in names
               if name.startswith("create_") and name.endswith(("_mask", "_masks"))}
-    words = {word for constant in code.co_consts if isinstance(constant, tuple)
+    words = {word for one in codes for constant in one.co_consts if isinstance(constant, tuple)
              for word in constant}
     return others <= _KNOWN_MASKS and not words & {
         "or_mask_function", "and_mask_function", "block_sequence_ids", "allow_is_causal_skip"}
@@ -279,19 +305,23 @@ def _choose(model: nn.Module, names: dict[str, str]) -> bool:
     own: dict = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        name = names.get(getattr(config, "_attn_implementation", None))
-        if name is None:
+        before = getattr(config, "_attn_implementation", None)
+        if before not in names:
             continue
         if id(config) not in own:
             own[id(config)] = copy.deepcopy(config)
-            own[id(config)]._attn_implementation = name
+            own[id(config)]._attn_implementation = names[before]
+        # The attention before the first choice, and the chosen ones.
+        first, *chosen = module.__dict__.get("_fftune_attention", (before,))
+        module.__dict__["_fftune_attention"] = first, *chosen, names[before]
         module.config = own[id(config)]
     return bool(own)
 
 
 def restore(model: nn.Module) -> None:
+    """Gives configurations the attention that they named, unless the user chose another one since."""
     for module in model.modules():
+        first, *chosen = module.__dict__.pop("_fftune_attention", (None,))
         config = getattr(module, "config", None)
-        name = getattr(config, "_attn_implementation", None)
-        if name in OURS or name == EAGER:
-            config._attn_implementation = "eager" if name == EAGER else "sdpa"
+        if getattr(config, "_attn_implementation", None) in chosen:
+            config._attn_implementation = first

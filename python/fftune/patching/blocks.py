@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .mlps import gated_mlp_forward, linears_of, plain_layers, plain_mlp, plain_mlp_forward
+from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises
 from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
                         is_patched, kind_of, original, parts_standing_in, probing, remembered,
@@ -41,7 +41,7 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
     if not is_patched(norm, norm_forward):
         return None
     expect_no_hooks(norm, mlp)
-    if not is_patched(mlp, gated_mlp_forward):
+    if gated_of(mlp) is None:
         if forward is _feed_forward:
             if not is_patched(mlp, plain_mlp_forward) or mlp._fftune[2]:
                 return None
@@ -51,10 +51,10 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
         pair = remembered(known, kind_of(module), lambda: _expect_layer(module))
         replace_forward(module, _layer_around_forward, (pair,))
         return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
-    *_, down, act, _ = mlp._fftune
-    if getattr(mlp, down).bias is not None:
+    _, _, down, bias = gated_weights(mlp)
+    if bias is not None:
         raise Unfit("down has a bias, with which the norm is not fused")
-    if norm.weight.dtype != getattr(mlp, down).weight.dtype:
+    if norm.weight.dtype != down.dtype:
         raise Unfit("the norm's weight and the MLP's differ in type")
     expect_plain(module)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
@@ -64,7 +64,8 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
 
 
 def _expect_layer(module: nn.Module) -> bool:
-    """That it is the pre-norm layer; whether its MLP gives a pair, of which the first counts."""
+    """Checks that it is the pre-norm layer; returns whether its MLP gives a pair, whose first
+    element counts."""
     x = torch.ones(1, 2, 3)
     for pair in (False, True):
         with probing(module), parts_standing_in(module, input_layernorm=_Times(2),
@@ -96,16 +97,16 @@ def _expect_feed_forward(module: nn.Module) -> bool:
 
 def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
     convention, eps = norm._fftune
-    gate, up, down = linears_of(mlp)
-    *_, act, recompute = mlp._fftune
-    return ops.ffn_block(x, residual, norm.weight, gate.weight, up.weight, down.weight, act=act,
-                         convention=convention, eps=eps, recompute=recompute)
+    form, weights = gated_of(mlp), gated_weights(mlp)
+    return ops.ffn_block(x, residual, norm.weight, *weights[:3], act=form.act,
+                         convention=convention, eps=eps, recompute=form.recompute)
 
 
 def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
     """Whether one op can still run the block: autocast gives its inputs several types."""
-    return (is_patched(norm, norm_forward) and is_patched(mlp, gated_mlp_forward)
-            and not watched(norm, mlp) and linears_of(mlp) is not None
+    return (is_patched(norm, norm_forward) and gated_of(mlp) is not None
+            and not watched(norm, mlp) and (weights := gated_weights(mlp)) is not None
+            and weights[3] is None
             and hidden_states.dtype == norm.weight.dtype and has_kernels(hidden_states)
             and not torch.is_autocast_enabled(hidden_states.device.type))
 

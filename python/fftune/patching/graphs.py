@@ -3,16 +3,22 @@
 With a static cache transformers gives every step of generate() after the first to what the model's
 get_compiled_call() returns, with inputs of the same shapes. Here that captures a step once and then
 replays it, so that the host starts one graph for each token where it started hundreds of kernels.
+
+A graph repeats what the capture ran: the settings of the modules, where their weights lie, and what
+Python chose. So it is replayed only for the same settings and addresses, never where a user's hook has
+to be called, and only for models that transformers says can be compiled whole.
 """
+import copy
+import threading
 import types
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .recognise import Unfit, undoable
+from .recognise import Unfit, are_plain, has_hooks, undoable
 
 _KEPT = 4  # graphs of a model, those used last
 
@@ -21,6 +27,9 @@ def patch_steps(model: nn.Module) -> str:
     """Makes generate() run steps as graphs."""
     if not hasattr(type(model), "get_compiled_call"):
         raise Unfit("this transformers does not compile the steps of generate()")
+    if not getattr(type(model), "_can_compile_fullgraph", False):
+        raise Unfit("transformers says that this model cannot be compiled whole: its steps may differ "
+                    "in more than their tensors")
     generation = model.generation_config
     if generation.cache_implementation not in (None, "static"):
         raise Unfit(f"it generates with the cache '{generation.cache_implementation}'")
@@ -34,12 +43,15 @@ def patch_steps(model: nn.Module) -> str:
 def restore_steps(model: nn.Module) -> None:
     method = model.__dict__.get("get_compiled_call")
     if hasattr(method, "_fftune"):
-        model.generation_config.cache_implementation = method.__self__.cache_implementation
+        if model.generation_config.cache_implementation == "static":  # no other one since
+            model.generation_config.cache_implementation = method.__self__.cache_implementation
         del model.get_compiled_call
 
 
 @undoable
 def _get_compiled_call(runner: "Steps", *_):
+    """Once in a call of generate()."""
+    runner.look()
     return runner
 
 
@@ -50,8 +62,39 @@ class _Step:
     others: list
     inputs: list[Tensor]
     cache: object
-    graph: torch.cuda.CUDAGraph | None
-    outputs: object
+    graph: "torch.cuda.CUDAGraph | _Again | None" = None
+    outputs: object = None
+    leaves: list = field(default_factory=list)  # of the outputs, None for what is an input
+    tree: object = None
+
+    def results(self, given: list[Tensor]) -> object:
+        """Copies of the outputs, which the next step writes over. The cache is the step's own."""
+        if self.tree is None:
+            self.leaves, self.tree = pytree.tree_flatten(
+                self.outputs, is_leaf=lambda value: value is self.cache)
+        places = {id(tensor): i for i, tensor in enumerate(self.inputs)}
+        return pytree.tree_unflatten(
+            [leaf if not isinstance(leaf, Tensor) else given[places[id(leaf)]]
+             if id(leaf) in places else leaf.clone() for leaf in self.leaves], self.tree)
+
+
+# Tensors, modules and hooks are looked at by themselves.
+_NO_SETTINGS = {*vars(nn.Module()), "get_compiled_call", "generation_config"} - {"training"}
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _settings(value):
+    """Key of a value of an attribute, as far as Python may look at it."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.data_ptr()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_settings, value))
+    if isinstance(value, (dict, set)):
+        items = value.items() if isinstance(value, dict) else value
+        return tuple(map(_settings, items))
+    return id(value)
 
 
 class Steps:
@@ -62,25 +105,57 @@ class Steps:
         self.cache_implementation = cache_implementation
         self._steps: dict[tuple, _Step] = {}
         self._failed = False
+        self._modules: int | None = None  # what look() found; None where graphs are unfit
+        self._slots: list[tuple[dict, str]] = []  # of parameters and buffers
 
     def __deepcopy__(self, memo):
         return Steps(memo.get(id(self.model), self.model), self.cache_implementation)
 
+    def look(self) -> None:
+        """At the modules of the model, their settings, and who has to be told of their calls."""
+        modules = list(self.model.modules())
+        self._slots = [(tensors, name) for module in modules
+                       for tensors in (module._parameters, module._buffers) for name in tensors]
+        if any(map(has_hooks, modules)) or not are_plain(*(t[name] for t, name in self._slots)):
+            self._modules = None
+            return
+        configs = {id(config): config for module in modules
+                   if (config := getattr(module, "config", None)) is not None}
+        found: list = []
+        for own in (*modules, *configs.values()):
+            found += id(own), id(type(own))
+            for name, value in vars(own).items():
+                if name not in _NO_SETTINGS:
+                    found.append(value if type(value) in _PLAIN else _settings(value))
+        self._modules = hash(tuple(found))
+
+    def _weights(self) -> int:
+        """Hash of the addresses that the graph reads; some 0.1 us for each."""
+        return hash(tuple([0 if (tensor := tensors.get(name)) is None else tensor.data_ptr()
+                           for tensors, name in self._slots]))
+
     def __call__(self, **options):
         cache = options.pop("past_key_values", None)
         tensors_of_cache = _tensors_of(cache)
-        if tensors_of_cache is None or self._failed:
+        if self._modules is None and not self._slots:
+            self.look()
+        if tensors_of_cache is None or self._failed or self._modules is None \
+                or torch.is_grad_enabled():
             return self.model(**options, past_key_values=cache)
         leaves, tree = pytree.tree_flatten(options)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        key = str(tree), *((t.shape, t.dtype, t.device) for t in (*tensors, *tensors_of_cache))
+        device = self.model.device.type
+        key = (str(tree), self._modules, self._weights(), threading.get_ident(),
+               torch.is_inference_mode_enabled(),
+               torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+               *((t.shape, t.dtype, t.device) for t in (*tensors, *tensors_of_cache)))
         step = self._steps.pop(key, None)
         if step is not None and step.others != others:
             step = None
         if step is None:
             # It runs as it is, which also makes the plans and buffers that a capture must find.
-            self._keep(key, _Step(others, [], cache, None, None))
+            self._keep(key, _Step(others, [], cache))
             return self.model(**options, past_key_values=cache)
         self._keep(key, step)
         if step.cache is not cache:  # of another call of generate()
@@ -98,7 +173,7 @@ class Steps:
         else:
             torch._foreach_copy_(step.inputs, tensors)
         step.graph.replay()
-        return step.outputs
+        return step.results(tensors)
 
     def _keep(self, key: tuple, step: _Step) -> None:
         self._steps[key] = step
@@ -124,17 +199,28 @@ class Steps:
 
 
 class _Again:
-    """A graph's stand-in where there are none."""
+    """A graph's stand-in where there are none: it too runs the modules of the capture on the memory that
+    their weights had then, and writes into the same outputs each time."""
 
     def __init__(self, model: nn.Module, step: _Step, options: dict):
-        self.model, self.step, self.options = model, step, options
+        memory = {id(t): nn.Parameter(t.detach(), False) if isinstance(t, nn.Parameter) else t.detach()
+                  for t in (*model.parameters(), *model.buffers())}
+        self.model, self.step, self.options = copy.deepcopy(model, memory), step, options
 
     def replay(self) -> None:
-        self.step.outputs = self.model(**self.options, past_key_values=self.step.cache)
+        outputs = self.model(**self.options, past_key_values=self.step.cache)
+        if self.step.outputs is None:
+            self.step.outputs = outputs
+            return
+        is_cache = lambda value: value is self.step.cache
+        for own, new in zip(*(pytree.tree_leaves(each, is_leaf=is_cache)
+                              for each in (self.step.outputs, outputs)), strict=True):
+            if isinstance(own, Tensor) and own is not new:
+                own.copy_(new)
 
 
 def _tensors_of(cache) -> list[Tensor] | None:
-    """Of a static cache that generate() made; None for others, which a graph cannot use."""
+    """Tensors of a static cache that generate() made; None for others, which a graph cannot use."""
     if cache is None or getattr(cache, "_is_user_defined", False):
         return None
     parts = [getattr(cache, name) for name in ("self_attention_cache", "cross_attention_cache")

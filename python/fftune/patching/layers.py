@@ -9,68 +9,27 @@ The op reads keys and values of all heads of a token next to each other. A stati
 shape, [batch, heads, tokens, features], but lies in memory as [batch, tokens, heads, features].
 """
 import inspect
-import itertools
 import types
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .. import reference
 from .._custom import OPS, call
-from .._layer_ops import Choice, form_of, has_layout, parse
+from .._layer_ops import has_layout
 from . import attention as attentions
-from .experts import experts_of, router_of
-from .mlps import gated_mlp_forward, plain_mlp_forward
-from .norms import norm_forward
-from .recognise import (PatchReport, Unfit, activation_name, activation_of, expect_no_hooks,
-                        expect_plain_parameters, has_kernels, is_known, is_patched, kind_of, probing,
-                        random_rows, remembered, try_to, undoable)
+from .layer_specs import Recogniser, Spec, Weight, angles_of, frequencies
+from .recognise import PatchReport, Unfit, has_kernels, is_known, is_patched, try_to, undoable
 from .rotary import rotary_forward
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
-_STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """A tensor of a layer: a parameter of the module at the path, or some rows of it."""
-
-    path: tuple[str, ...]
-    name: str
-    rows: tuple[int, int] | None = None
-    transposed: bool = False  # the module has [in, out]
-
-    def of(self, layer: nn.Module) -> Tensor:
-        module = layer
-        for name in self.path:
-            module = module._modules[name]
-        tensor = module._parameters[self.name]
-        if self.transposed and tensor.dim() == 2:
-            tensor = tensor.t()
-        return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
-
-
-@dataclass(frozen=True)
-class _Spec:
-    """What a layer is to the op."""
-
-    form: str
-    heads: tuple[int, int]  # of keys, and their features
-    rotates: bool
-    weights: tuple[_Weight, ...]  # in the form's order
-    kinds: tuple[tuple[tuple[str, ...], type], ...]  # of the modules that have them
-    index: int  # of its keys and values in a cache
-    window: int | None  # keys that a query sees at most
-    angles: str | None  # the type of layer by which the rotary embedding is told apart
 
 
 class _Group:
     """Layers next to each other that differ in their weights alone."""
 
-    def __init__(self, layers: list[nn.Module], specs: list[_Spec], rotary: nn.Module | None):
+    def __init__(self, layers: list[nn.Module], specs: list[Spec], rotary: nn.Module | None):
         self.layers, self.specs, self.rotary = layers, specs, rotary
 
     def is_as_recognised(self) -> bool:
@@ -112,14 +71,14 @@ class _Group:
 
     def _angles(self, x, embeddings, position_ids, spec) -> tuple[Tensor | None, Tensor | None]:
         """The row of every token [batch, tokens], and the angles of the rows."""
-        if not spec.rotates:
+        if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.angles is None:
+        if spec.rotation == "halves" and is_patched(self.rotary, rotary_forward):
             angles, rows = embeddings
             return rows, angles.flatten(0, 1)
-        pairs = position_ids[..., None].float() * _frequencies(self.rotary, spec.angles)
-        angles = torch.cat((pairs, pairs), -1).flatten(0, 1)
+        pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
+        angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
         return rows.view(-1, s).expand(batch, -1).contiguous(), angles
 
@@ -177,7 +136,7 @@ def _watched(module: nn.Module) -> bool:
                for hook in module._forward_hooks.values())
 
 
-def _lay_out(kv, batch: int, spec: _Spec, like: Tensor) -> None:
+def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
     """Keys and values in memory as the op reads them."""
     is_new = not kv.is_initialized
     if is_new:
@@ -196,8 +155,8 @@ def _lay_out(kv, batch: int, spec: _Spec, like: Tensor) -> None:
         setattr(kv, name, tensor)
 
 
-# Of every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there. Rows
-# begin at addresses of 16 bytes.
+# For every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there.
+# Rows begin at addresses of 16 bytes.
 _tables: OrderedDict[tuple, Tensor] = OrderedDict()
 _TABLES = 8
 _TABLE_ELEMENTS = 1 << 22
@@ -228,10 +187,6 @@ def _places(length: Tensor, batch: int, s: int, cache: int) -> tuple[Tensor, Ten
         return found[0, 0, :batch], found[0, 1, :batch, None]
     found = table.index_select(0, length + torch.arange(s, device=device))
     return found[-1, 0, :batch], found[:, 1, :batch].t().contiguous()
-
-
-def _frequencies(rotary: nn.Module, kind: str) -> Tensor:
-    return getattr(rotary, f"{kind}_inv_freq")
 
 
 # what runs
@@ -267,27 +222,26 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 # what is recognised
 
 def _patch_layers(decoder: nn.Module, known: dict) -> str:
-    """Of a decoder whose parts are patched as far as they can be."""
-    layers = next((child for child in decoder.children()
-                   if isinstance(child, nn.ModuleList) and len(child)), None)
-    if layers is None:
-        raise Unfit(f"{type(decoder).__name__} has no list of layers")
-    recogniser = _Recogniser(decoder)
+    """Patches the layers of a decoder whose parts are patched as far as they can be."""
+    lists = [(name, child) for name, child in decoder.named_children()
+             if isinstance(child, nn.ModuleList) and next(child.parameters(), None) is not None]
+    if len(lists) != 1:
+        raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
+    (name, layers), = lists
+    recogniser = Recogniser(decoder, name, known)
     specs = []
-    for layer in layers:
+    for at, layer in enumerate(layers):
         if _is_foreign(layer) or _watched(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
-        spec = recogniser.spec_of(layer)
-        key = kind_of(layer), next(layer.parameters()).dtype, spec.form, spec.angles
-        specs.append(spec)
-        remembered(known, key, lambda: recogniser.expect(layer, spec))
+        specs.append(recogniser.spec_of(layer, at))
     if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
         raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
         if last is None or (last.form, last.angles) != (spec.form, spec.angles):
-            groups.append(_Group([], [], recogniser.rotary))
+            rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
+            groups.append(_Group([], [], rotary))
         groups[-1].layers.append(layer)
         groups[-1].specs.append(spec)
     for layer, spec in zip(layers, specs):
@@ -318,7 +272,7 @@ def restore_layers(module: nn.Module) -> None:
                 _turn(module, weight, back=True)
 
 
-def _turn(layer: nn.Module, weight: _Weight, back: bool = False) -> None:
+def _turn(layer: nn.Module, weight: Weight, back: bool = False) -> None:
     """The kernels read rows of outputs: the same numbers, the other way round in memory."""
     module = layer
     for name in weight.path:
@@ -336,271 +290,6 @@ def _is_foreign(module: nn.Module) -> bool:
 
 def _parameters_of(module: nn.Module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)
-
-
-_NORMS = {  # the names of a layer's norms, and what they are
-    ("input_layernorm", "post_attention_layernorm"): ("attn_norm", "ffn_norm"),
-    ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
-     "post_feedforward_layernorm"): ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
-    ("input_layernorm",): ("attn_norm",),
-    ("ln_1", "ln_2"): ("attn_norm", "ffn_norm"),
-}
-_OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj")
-
-
-def _is_transposed(layer: nn.Module) -> bool:
-    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
-
-
-class _Parts:
-    """The tensors of a layer by their names in the op."""
-
-    def __init__(self, layer: nn.Module):
-        self.layer = layer
-        self.weights: dict[str, _Weight] = {}
-        self.kinds: list[tuple[tuple[str, ...], type]] = []
-
-    def linear(self, path: tuple[str, ...], names: tuple[str, ...], rows: list[int] | None = None
-               ) -> nn.Module:
-        """A linear layer, whose rows are one weight or several."""
-        module = self.layer.get_submodule(".".join(path))
-        transposed = _is_transposed(module)
-        if type(module) is not nn.Linear and not transposed:
-            raise Unfit(f"layers: {path[-1]} is {type(module).__name__}, not Linear")
-        expect_no_hooks(module)
-        self.kinds.append((path, type(module)))
-        ends = list(itertools.accumulate(rows)) if rows else [None]
-        starts = [0, *ends[:-1]]
-        for name, start, end in zip(names, starts, ends):
-            part = None if end is None else (start, end)
-            self.weights[f"w_{name}"] = _Weight(path, "weight", part, transposed)
-            if module.bias is not None:
-                self.weights[f"b_{name}"] = _Weight(path, "bias", part, transposed)
-        return module
-
-    def norm(self, path: tuple[str, ...], name: str) -> None:
-        module = self.layer.get_submodule(".".join(path))
-        self.kinds.append((path, type(module)))
-        self.weights[name] = _Weight(path, "weight")
-        if isinstance(module, nn.LayerNorm):
-            if module.weight is None or module.bias is None:
-                raise Unfit("layers: a LayerNorm without weight and bias")
-            self.weights[f"{name}_bias"] = _Weight(path, "bias")
-
-
-class _Recogniser:
-    def __init__(self, decoder: nn.Module):
-        self.decoder = decoder
-        rotaries = [child for child in decoder.children() if hasattr(child, "rope_type")]
-        if len(rotaries) > 1:
-            raise Unfit("layers: several rotary embeddings")
-        self.rotary = rotaries[0] if rotaries else None
-
-    def spec_of(self, layer: nn.Module) -> _Spec:
-        expect_plain_parameters(layer)
-        if len({parameter.dtype for parameter in layer.parameters()}) > 1:
-            raise Unfit("layers: weights of several types")
-        parts = _Parts(layer)
-        names = {name for name, child in layer.named_children() if _has_parameters(child)}
-        attention_name = next((n for n in ("self_attn", "attn") if n in names), None)
-        norms = next((n for n in _NORMS if names - {attention_name, "mlp"} == set(n)), None)
-        if attention_name is None or "mlp" not in names or norms is None:
-            raise Unfit(f"layers: {type(layer).__name__} has other parts than norms, attention and "
-                        f"an MLP: {', '.join(sorted(names))}")
-        settings = set()
-        for name, ours in zip(norms, _NORMS[norms]):
-            parts.norm((name,), ours)
-            settings.add(self._norm_of(layer._modules[name]))
-        attention = layer._modules[attention_name]
-        options = self._attention(parts, attention_name, attention, settings)
-        options |= self._mlp(parts, layer.mlp)
-        if len(settings) > 1:
-            raise Unfit("layers: norms that differ in their eps, or in how they round")
-        (convention, eps), = settings
-        kind, rotary = self._rotation(attention)
-        form = form_of(tuple(parts.weights), convention=convention, eps=eps, rotary=rotary,
-                       rotates=rotary > 0, softcap=self._softcap(attention),
-                       rope_scale=self._rope_scale(kind) if rotary else 0.0, **options)
-        order = parse(form).weights
-        window = getattr(attention, "sliding_window", None)
-        if window is None and not hasattr(attention, "layer_type"):
-            window = attentions.window_of(self.decoder.config)
-        heads = options["kv_heads"], options["dim"]
-        for name in (attention_name, "mlp"):
-            parts.kinds.append(((name,), type(layer._modules[name])))
-        return _Spec(form, heads, rotary > 0, tuple(parts.weights[name] for name in order), tuple(parts.kinds),
-                     attention.layer_idx, window, kind)
-
-    def _norm_of(self, module: nn.Module) -> tuple[str, float]:
-        expect_no_hooks(module)
-        if isinstance(module, nn.LayerNorm):
-            return "llama", module.eps
-        if not is_patched(module, norm_forward):
-            raise Unfit(f"layers: {type(module).__name__} is no norm that is known")
-        return module._fftune
-
-    def _attention(self, parts: _Parts, at: str, attention: nn.Module, settings: set) -> dict:
-        children = {n for n, child in attention.named_children() if _has_parameters(child)}
-        output = next((n for n in _OUTPUTS if n in children), None)
-        inputs = children - {output, "q_norm", "k_norm"}
-        dim = getattr(attention, "head_dim", None)
-        if output is None or not isinstance(dim, int):
-            raise Unfit(f"layers: {type(attention).__name__} is not known")
-        d = parts.linear((at, output), ("o",)).weight
-        width = d.shape[0] if _is_transposed(attention._modules[output]) else d.shape[1]
-        heads = width // dim
-        if inputs == {"q_proj", "k_proj", "v_proj"}:
-            for name in "qkv":
-                parts.linear((at, f"{name}_proj"), (name,))
-            kv_heads = attention.k_proj.out_features // dim
-        elif len(inputs) == 1:
-            name, = inputs
-            module = attention._modules[name]
-            if type(module) is not nn.Linear and not _is_transposed(module):
-                raise Unfit(f"layers: {name} is {type(module).__name__}, not Linear")
-            rows = module.nf if _is_transposed(module) else module.out_features
-            kv_heads = (rows // dim - heads) // 2
-            if (heads + 2 * kv_heads) * dim != rows:
-                raise Unfit(f"layers: {name} does not give heads of {dim} features")
-            parts.linear((at, name), ("q", "k", "v"), [heads * dim] + [kv_heads * dim] * 2)
-        else:
-            raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
-                        f"output: {', '.join(sorted(children))}")
-        for name in ("q_norm", "k_norm"):
-            if name in children:
-                parts.norm((at, name), name)
-                settings.add(self._norm_of(attention._modules[name]))
-        scale = getattr(attention, "scaling", None)
-        usual = scale is None or abs(scale * dim ** 0.5 - 1) < 1e-9
-        return dict(heads=heads, kv_heads=kv_heads, dim=dim, scale=0.0 if usual else float(scale))
-
-    def _softcap(self, attention: nn.Module) -> float:
-        """PyTorch's own attention, "sdpa", leaves it out."""
-        softcap = getattr(attention, "attn_logit_softcapping", None)
-        by_module = self.decoder.config._attn_implementation == attentions.EAGER
-        return float(softcap) if softcap and by_module else 0.0
-
-    def _mlp(self, parts: _Parts, mlp: nn.Module) -> dict:
-        if is_patched(mlp, gated_mlp_forward):
-            *names, act, _ = mlp._fftune
-            for name, ours in zip(names, ("gate", "up", "down")):
-                parts.linear(("mlp", name), (ours,))
-            return dict(act=act)
-        if is_patched(mlp, plain_mlp_forward):
-            first, second, _, act, _ = mlp._fftune
-            parts.linear(("mlp", first), ("up",))
-            parts.linear(("mlp", second), ("down",))
-            return dict(act=act)
-        children = {n: child for n, child in mlp.named_children() if _has_parameters(child)}
-        if "experts" in children:
-            return self._mixture(parts, children)
-        if set(children) == {"gate_up_proj", "down_proj"}:
-            h = children["down_proj"].in_features
-            if children["gate_up_proj"].out_features == 2 * h:
-                parts.linear(("mlp", "gate_up_proj"), ("gate", "up"), [h, h])
-                parts.linear(("mlp", "down_proj"), ("down",))
-                return dict(act=activation_name(activation_of(mlp)))
-        raise Unfit(f"layers: {type(mlp).__name__} is no MLP that is known")
-
-    def _mixture(self, parts: _Parts, children: dict[str, nn.Module]) -> dict:
-        """A router and experts, both patched."""
-        others = [name for name in children if name != "experts"]
-        router = router_of(children[others[0]]) if len(others) == 1 else None
-        experts = experts_of(children["experts"])
-        if router is None or experts is None or router.wide or router.groups or router.bias \
-                or router.scale != 1 or "bias" in children[others[0]]._parameters \
-                or experts.transposed or experts.biased:
-            raise Unfit(f"layers: a mixture of {', '.join(sorted(children))} is not known")
-        for name in children:
-            expect_no_hooks(children[name])
-            parts.kinds.append((("mlp", name), type(children[name])))
-        parts.weights["w_router"] = _Weight(("mlp", others[0]), "weight")
-        parts.weights["w_gate_up"] = _Weight(("mlp", "experts"), "gate_up_proj")
-        parts.weights["w_down"] = _Weight(("mlp", "experts"), "down_proj")
-        gate = children[others[0]]
-        return dict(act=experts.act,
-                    choice=Choice(gate.weight.shape[0], gate.top_k, router.score, router.order,
-                                  router.renormalise, experts.packing))
-
-    def _rotation(self, attention: nn.Module) -> tuple[str | None, int]:
-        """The type of layer, where angles depend on it, and how many features are rotated."""
-        rotary = self.rotary
-        if rotary is None:
-            return None, 0
-        if isinstance(rotary.rope_type, dict):
-            kind = getattr(attention, "layer_type", None)
-            if rotary.rope_type.get(kind) not in _STATIC_ROPES:
-                raise Unfit("layers: its frequencies change with the length")
-            return kind, 2 * _frequencies(rotary, kind).numel()
-        if not is_patched(rotary, rotary_forward):
-            raise Unfit(f"layers: {type(rotary).__name__} was not replaced")
-        return None, 2 * rotary.inv_freq.numel()
-
-    def _rope_scale(self, kind: str | None) -> float:
-        name = "attention_scaling" if kind is None else f"{kind}_attention_scaling"
-        scale = float(getattr(self.rotary, name, 1.0))
-        return 0.0 if scale == 1.0 else scale
-
-    def expect(self, layer: nn.Module, spec: _Spec) -> bool:
-        """That it computes what the op does: two tokens of two sequences behind three others."""
-        like = spec.weights[0].of(layer)
-        # Rows of which two experts have nearly the same score may be given another one after
-        # rounding: then other rows tell.
-        tries = 4 if parse(spec.form).get("experts") else 1
-        rows = random_rows(tries, 2, 2, like.shape[0], like=like)
-        if not any(self._is_same(layer, spec, x) for x in rows):
-            raise Unfit(f"layers: {type(layer).__name__} does not compute what is known")
-        return True
-
-    def _is_same(self, layer: nn.Module, spec: _Spec, x: Tensor) -> bool:
-        from transformers import StaticCache
-        from transformers.cache_utils import StaticLayer
-
-        weights = [w.of(layer) for w in spec.weights]
-        like, (batch, s, before, size) = weights[0], (*x.shape[:2], 3, 8)
-        past = random_rows(2, batch, size, *spec.heads, like=like)
-        ours = [t.clone().transpose(1, 2) for t in past]
-        kv = StaticLayer(size)
-        if not hasattr(kv, "cumulative_length"):
-            raise Unfit("the static cache of this transformers does not count its tokens: whole "
-                        "layers need version 5")
-        kv.lazy_initialization(*ours)
-        kv.keys, kv.values = (t.clone().transpose(1, 2) for t in past)
-        kv.cumulative_length.fill_(before)
-        cache = StaticCache(config=self.decoder.config, max_cache_len=size)
-        cache.layers[spec.index] = kv
-        position_ids = torch.arange(before, before + s, device=x.device)[None]
-        lengths, slots = _places(kv.cumulative_length, batch, s, size)
-        mask = torch.arange(size, device=x.device) <= position_ids[0][:, None]
-        mask = mask.expand(batch, 1, s, size)
-        if self.decoder.config._attn_implementation == attentions.EAGER:
-            mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(
-                ~mask, torch.finfo(x.dtype).min)
-        with probing(layer):
-            options, embeddings = {}, None
-            if self.rotary is not None:
-                kinds = () if spec.angles is None else (spec.angles,)
-                embeddings = self.rotary(x, position_ids, *kinds)
-                options["position_embeddings"] = embeddings
-            theirs = layer(x, attention_mask=mask, past_key_values=cache, use_cache=True,
-                           position_ids=position_ids, **options)
-            theirs = theirs[0] if isinstance(theirs, tuple) else theirs
-            group = _Group([layer], [spec], self.rotary)
-            rows, angles = group._angles(x, embeddings, position_ids, spec)
-            mine = reference.layer(x, rows, angles, slots, lengths, weights, ours, spec.form)
-        eps = torch.finfo(x.dtype).eps
-        factor = 64 if x.dtype == torch.float32 else 8
-        for own, other in ((mine, theirs), (ours[0], kv.keys), (ours[1], kv.values)):
-            change = (other.double() - (x.double() if own is mine else 0)).norm()
-            error = (own.double() - other.double()).norm()
-            if own.shape != other.shape or not error <= eps * (factor * change
-                                                               + 2 * other.double().norm()):
-                return False
-        return True
 
 
 # all decoders of a model

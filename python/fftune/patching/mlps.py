@@ -1,78 +1,177 @@
 """MLPs by ffn: with a gate, and of two layers with an activation between them."""
+import inspect
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from .. import ops, reference
-from .recognise import (Options, Unfit, activation_name, activation_of, drops, expect_no_hooks,
-                        expect_plain, far_rows, has_kernels, is_close, kind_of, original, parts_of,
-                        probing, random_rows, remembered, replace_forward, undoable, watched)
+from .. import ops
+from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
+                        activation_of, are_plain, drops, expect_configured_activation,
+                        expect_no_hooks, expect_plain, has_kernels, identify, kind_of, original,
+                        remembered, replace_forward, stand_in, undoable, watched)
+
+
+def required_arguments(module: nn.Module) -> int:
+    """How many arguments its forward has to be given."""
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+               for p in parameters)
+
+
+def _small_sizes(d: int, h: int) -> dict[int, int]:
+    """Sizes of stand-ins for MLPs of real size. Small numbers may be settings."""
+    return {h: 16, 2 * h: 32, d: {h: 16, 2 * h: 32}.get(d, 24)} if min(d, h) > 64 else {}
+
+
+def _expect_activation_of_its_own(module: nn.Module, act: str) -> None:
+    """That an attribute that holds an activation says the same as what it computes."""
+    try:
+        holder = activation_of(module)
+    except Unfit:  # it calls a function
+        return
+    if activation_name(holder) != act:
+        raise Unfit(f"{type(module).__name__} has {type(holder).__name__}, and computes {act}")
+
+
+def _draw(own: nn.Module, width: int):
+    def draw(numbers: Numbers) -> Tensor:
+        numbers.fill(own)
+        return numbers(2, 3, width) * SCALES[numbers.seed % len(SCALES)]
+    return draw
 
 
 # with a gate
 
+@dataclass(frozen=True)
+class GatedMLP:
+    """A module in ffn's terms: the paths of its layers, or in `gate` that of gate and up together."""
+
+    gate: str
+    up: str | None
+    down: str
+    act: str
+    up_first: bool = False  # of gate and up together
+    recompute: bool = False
+
+
+def gated_of(mlp: nn.Module) -> GatedMLP | None:
+    """The form that patch_gated_mlp() recognised in the module."""
+    forward = mlp.__dict__.get("forward")
+    return mlp.__dict__["_fftune"][0] if getattr(forward, "__func__", None) is gated_mlp_forward \
+        else None
+
+
 def patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
-    linears = {name: child for name, child in module.named_children()
-               if getattr(child, "weight", None) is not None
+    linears = {name: child for name, child in module.named_modules() if name.count(".") < 2
+               and getattr(child, "weight", None) is not None
                and getattr(child.weight, "dim", lambda: 0)() == 2}
-    if len(linears) != 3 or sum(1 for _ in module.parameters()) > 6:
+    direct = [name for name in linears if "." not in name]
+    others = {p for linear in linears.values() for p in linear.parameters()}
+    if len(linears) not in (2, 3) or not direct or len(linears) == 2 and len(direct) < 2 \
+            or any(isinstance(child, nn.Embedding) for child in linears.values()) \
+            or any(p not in others and p.dim() != 1 for p in module.parameters()) \
+            or len(others) > 6 or required_arguments(module) != 1:
         return None
-    for name, child in linears.items():
-        if type(child) is not nn.Linear:
-            raise Unfit(f"{name} is {type(child).__name__}, not Linear")
-    down = [name for name, c in linears.items()
-            if all(c.in_features == o.out_features and c.out_features == o.in_features
-                   for other, o in linears.items() if other != name)]
-    if not down:
+    roles = _roles(linears)
+    if roles and len(linears) == 3 or roles and not _holds_two_layers(linears):
+        for name, child in linears.items():
+            if type(child) is not nn.Linear:
+                raise Unfit(f"{name} is {type(child).__name__}, not Linear")
+    else:
         return None
     expect_plain(module)
     if len({c.weight.dtype for c in linears.values()}) > 1:
         raise Unfit("its weights are of several types")
-    act = activation_name(activation_of(module))
-    key = kind_of(module), next(module.parameters()).dtype, act
-    names = remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
-    if any(linears[name].bias is not None for name in names[:2]):
+    try:
+        activation_name(activation_of(module))
+    except Unfit as reason:
+        if "no kernel" in str(reason):
+            raise
+    if any(child.bias is not None for name, child in linears.items()
+           if all(name != down for _, _, down in roles)):
         raise Unfit("gate and up have biases, for which there is no kernel")
-    expect_no_hooks(*parts_of(module))
-    replace_forward(module, gated_mlp_forward, (*names, act, options.recompute))
-    return f"{type(module).__name__} by ffn ({act})"
-
-
-def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
-    """The names in their roles."""
-    weight = next(iter(linears.values())).weight
-    if any(c.bias is not None for name, c in linears.items() if name not in down):
+    form = remembered(known, kind_of(module), lambda: _gated_form(module, linears, roles, options))
+    if linears[form.gate].bias is not None or form.up and linears[form.up].bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
-    with probing(module):
-        for d in down:
-            near = random_rows(4, linears[d].out_features, like=weight)
-            others = [name for name in linears if name != d]
-            far = far_rows(near, *(linears[name].weight for name in others))
-            tried = [(x, module(x)) for x in (near, far)]
-            for gate, up in (others, others[::-1]):
-                if all(is_close(reference.ffn(x, linears[gate].weight, linears[up].weight,
-                                              linears[d].weight, linears[d].bias, None, act), theirs)
-                       for x, theirs in tried):
-                    return gate, up, d
-    raise Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
+    expect_no_hooks(*list(module.modules())[1:])
+    replace_forward(module, gated_mlp_forward, (form,))
+    return f"{type(module).__name__} by ffn ({form.act})"
 
 
-def linears_of(mlp: nn.Module) -> list[nn.Module] | None:
-    """gate, up and down; None if one of them was exchanged since, by an adapter say, or a part is
-    watched."""
-    found = [getattr(mlp, name) for name in mlp._fftune[:3]]
-    plain = all(type(layer) is nn.Linear for layer in found) and not watched(*parts_of(mlp))
-    return found if plain else None
+def _roles(linears: dict[str, nn.Module]) -> list[tuple[str, str | None, str]]:
+    """(gate, up, down) that the shapes allow, or (gate and up, None, down)."""
+    shapes = {name: tuple(child.weight.shape) for name, child in linears.items()}
+    if len(linears) == 2:
+        return [(both, None, down) for both, down in (tuple(shapes), tuple(shapes)[::-1])
+                if shapes[both] == (2 * shapes[down][1], shapes[down][0])]
+    return [(gate, up, down) for down in shapes for gate in shapes for up in shapes
+            if len({gate, up, down}) == 3 and shapes[gate] == shapes[up] == shapes[down][::-1]]
+
+
+def _holds_two_layers(linears: dict[str, nn.Module]) -> bool:
+    first, second = (tuple(child.weight.shape) for child in linears.values())
+    return first == second[::-1]
+
+
+def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options) -> GatedMLP:
+    d, h = linears[roles[0][2]].weight.shape
+    own = stand_in(module, _small_sizes(d, h))
+    at = own.get_submodule
+    width = at(roles[0][0]).in_features
+
+    def gated(gate, up, down, act, up_first):
+        def compute(x):
+            first, second = (at(gate)(x), at(up)(x)) if up else at(gate)(x).chunk(2, -1)
+            if up_first:
+                first, second = second, first
+            return at(down)(act(first) * second)
+        return compute
+
+    known = {}
+    for role in roles:
+        for up_first in ((False, True) if role[1] is None else (False,)):
+            for name, act in KNOWN_ACTIVATIONS.items():
+                form = GatedMLP(*role, name, up_first, options.recompute)
+                key = Foreign(f"an MLP with {name.name}") if isinstance(name, Foreign) else form
+                known[key if key is form else (key, role, up_first)] = gated(*role, act, up_first)
+    # A key that is Foreign in part says so below.
+    found = identify(own, known, _draw(own, width), subject=type(module).__name__,
+                     canonical=lambda key: key if isinstance(key, tuple) or key.act != "none"
+                     else (key.act, key.down))
+    if isinstance(found, tuple):
+        raise Unfit(f"{type(module).__name__} computes {found[0].name}, for which there is no kernel")
+    _expect_activation_of_its_own(own, found.act)
+    expect_configured_activation(module, found.act)
+    return found
+
+
+def gated_weights(mlp: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+    """Weights of gate, up and down, and the bias of down; None if a layer was exchanged since, by an
+    adapter say, or a part is watched."""
+    form = mlp.__dict__["_fftune"][0]
+    layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down) if path]
+    *inner, down = layers
+    if any(type(layer) is not nn.Linear for layer in layers) or watched(*list(mlp.modules())[1:]) \
+            or any(layer.bias is not None for layer in inner) \
+            or not are_plain(*(layer.weight for layer in layers)):
+        return None
+    if form.up is None:
+        first, second = inner[0].weight.chunk(2)
+        inner = (second, first) if form.up_first else (first, second)
+    else:
+        inner = [layer.weight for layer in inner]
+    return *inner, down.weight, down.bias
 
 
 @undoable
-def gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
-    linears = linears_of(self)
-    if linears is None or drops(self) or not has_kernels(hidden_states):
-        return original(self, hidden_states)
-    gate, up, down = linears
-    *_, act, recompute = self._fftune
-    return ops.ffn(hidden_states, gate.weight, up.weight, down.weight, down.bias, act=act,
-                   recompute=recompute)
+def gated_mlp_forward(self, *arguments, **options) -> Tensor:
+    weights = gated_weights(self)
+    if weights is None or len(arguments) != 1 or options or drops(self) \
+            or not has_kernels(arguments[0]):
+        return original(self, *arguments, **options)
+    form = self._fftune[0]
+    return ops.ffn(arguments[0], *weights, act=form.act, recompute=form.recompute)
 
 
 # of two layers with an activation between them
@@ -87,7 +186,8 @@ def patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | N
               if type(child) is nn.Linear or is_conv1d(child)]
     others = [child for child in module.children() if all(child is not layer for _, layer in layers)]
     if len(layers) != 2 or any(next(child.parameters(), None) is not None for child in others) \
-            or not any(name.startswith("act") for name in {**vars(module), **module._modules}):
+            or not any(name.startswith("act") for name in {**vars(module), **module._modules}) \
+            or "forward" in module.__dict__ or required_arguments(module) != 1:
         return None
     (first_name, first), (second_name, second) = layers
     act = activation_name(activation_of(module))
@@ -102,9 +202,9 @@ def patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | N
         raise Unfit(f"an MLP of two layers with {act}: weights that are transposed, or a first bias "
                     "without a second")
     expect_plain(module)
-    expect_no_hooks(*parts_of(module))
-    key = kind_of(module), first.weight.dtype, act
-    remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
+    expect_no_hooks(*list(module.modules())[1:])
+    remembered(known, kind_of(module),
+               lambda: _expect_two_layers(module, first_name, second_name, act))
     replace_forward(module, plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
     name = type(module).__name__
     if not plain:
@@ -117,13 +217,18 @@ def _without_bias(layer: nn.Module, x: Tensor, transposed: bool) -> Tensor:
     return x @ layer.weight if transposed else nn.functional.linear(x, layer.weight)
 
 
-def _expect_two_layers(module, first, second, act) -> bool:
-    with probing(module):
-        width = first.weight.shape[0] if is_conv1d(first) else first.in_features
-        x = random_rows(1, 4, width, like=first.weight)
-        if is_close(second(reference.ACTIVATIONS[act](first(x))), module(x)):
-            return True
-    raise Unfit(f"{type(module).__name__} is no second({act}(first(x)))")
+def _expect_two_layers(module, first: str, second: str, act: str) -> bool:
+    d, h = (tuple(module._modules[second].weight.shape)[::1 - 2 * is_conv1d(module._modules[second])])
+    own = stand_in(module, _small_sizes(d, h))
+    layers = own._modules[first], own._modules[second]
+    known = {name: lambda x, act=function: layers[1](act(layers[0](x)))
+             for name, function in KNOWN_ACTIVATIONS.items()}
+    width = layers[0].weight.shape[0 if is_conv1d(layers[0]) else 1]
+    found = identify(own, known, _draw(own, width), subject=type(module).__name__)
+    if found != act:
+        raise Unfit(f"{type(module).__name__} computes {found}, and its activation {act}")
+    expect_configured_activation(module, act)
+    return True
 
 
 def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | None:
@@ -132,7 +237,7 @@ def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | Non
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or watched(*parts_of(mlp)) or first.bias is not None and second.bias is None \
+            or watched(*list(mlp.modules())[1:]) or first.bias is not None and second.bias is None \
             or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second
@@ -146,7 +251,7 @@ def plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
         return plain_mlp(layers, hidden_states, act)
     layer = getattr(self, first)
     if not gelu or type(layer) is not nn.Linear and not is_conv1d(layer) \
-            or watched(*(part for part in parts_of(self) if part is not getattr(self, second))) \
+            or watched(*(part for part in list(self.modules())[1:] if part is not getattr(self, second))) \
             or drops(self, but="dropout" if transposed else None) \
             or not has_kernels(hidden_states):
         return original(self, hidden_states)

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops, reference
-from .recognise import (Options, Unfit, expect_plain, has_kernels, kind_of, original, probing,
-                        random_rows, remembered, replace_forward, undoable)
+from .recognise import (SCALES, Foreign, Numbers, Options, Unfit, are_plain, expect_plain,
+                         has_kernels, identify, is_close, is_random_in_training,
+                        kind_of, original, remembered, replace_forward, stand_in, undoable)
 
 
 def _norm_eps(module: nn.Module) -> float | None:
@@ -19,7 +20,7 @@ def _norm_eps(module: nn.Module) -> float | None:
 
 def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if isinstance(module, nn.LayerNorm):
-        return _patch_layernorm(module)
+        return _patch_layernorm(module, known)
     parameters = dict(module.named_parameters())
     if next(module.children(), None) is not None or list(parameters) != ["weight"] \
             or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):
@@ -30,56 +31,125 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     expect_plain(module)
     if len(inspect.signature(type(module).forward).parameters) != 2:
         raise Unfit(f"{type(module).__name__} takes more than hidden states, a gate say")
-    key = kind_of(module), module.weight.dtype
-    convention = remembered(known, key, lambda: _convention(module, eps))
+    convention = remembered(known, kind_of(module), lambda: _convention(module, eps))
     replace_forward(module, norm_forward, (convention, eps))
     return f"{type(module).__name__} by rmsnorm ({convention})"
 
 
+def _other_norms(eps: float) -> dict:
+    """Known norms besides those of the kernels."""
+    def centred(x, w):
+        x = x - x.mean(-1, keepdim=True)
+        return w * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    def size(x):
+        return x.square().mean(-1, keepdim=True).sqrt()
+
+    others = {
+        "a norm that subtracts the mean": centred,
+        "eps beside the root": lambda x, w: w * x / (size(x) + eps),
+        "the larger of eps and the root": lambda x, w: w * x / size(x).clamp(min=eps),
+        "the larger of eps and the square": lambda x, w: w * x / size(x).clamp(min=eps ** 0.5),
+        "a norm of the sum of squares": lambda x, w: w * x / (x.square().sum(-1, keepdim=True)
+                                                              + eps).sqrt(),
+        "a norm without a weight": lambda x, w: reference.rmsnorm(x, torch.ones_like(w), eps, "t5"),
+        "the square of the weight": lambda x, w: reference.rmsnorm(x, w * w, eps, "t5"),
+        "a sum with the input": lambda x, w: x + reference.rmsnorm(x, w, eps, "t5"),
+        "no norm": lambda x, w: x * w,
+    }
+    others |= {f"eps of {own:g}": lambda x, w, own=own: reference.rmsnorm(x, w, own, "t5")
+               for own in (0.0, 1e-8, 1e-6, 1e-5, eps / 10, eps * 10) if own != eps}
+    others |= {f"eps of {own:g}, and 1 added to the weight":
+               lambda x, w, own=own: reference.rmsnorm(x, w, own, "gemma")
+               for own in (0.0, 1e-8, 1e-6, 1e-5, eps / 10, eps * 10) if own != eps}
+    return others
+
+
+def _draw_rows(norm: nn.Module, eps: float, numbers: Numbers) -> Tensor:
+    """Rows of several dimensions and sizes, some as small as eps lets tell; with a new weight."""
+    numbers.fill(norm)
+    shape = ((12,), (2, 6), (2, 3, 2))[numbers.seed % 3]
+    scales = (*SCALES, max(eps, 1e-24) ** 0.5)
+    return numbers(*shape, norm.weight.numel(), like=norm.weight) * scales[
+        numbers.seed % len(scales)] + (0.5 if numbers.seed % 4 == 0 else 0.0)
+
+
 def _convention(module: nn.Module, eps: float) -> str:
-    """Of those that compute what the module does, the one that rounds as it does."""
-    w = module.weight.detach()
-    with probing(module):
-        # Weights that are still all alike would hide a rounding.
-        odd = random_rows(w.numel(), like=w) * 0.2 + 1
-        kept, module.weight.data = module.weight.data, odd
-        try:
-            x = random_rows(16, w.numel(), like=w) * 3
-            theirs = module(x)
-        finally:
-            module.weight.data = kept
-        if isinstance(theirs, Tensor) and theirs.dtype == x.dtype and theirs.shape == x.shape:
-            errors = {name: (reference.rmsnorm(x, odd, eps, name).double()
-                             - theirs.double()).norm().item()
-                      for name in ("llama", "t5", "gemma")}
-            best = min(errors, key=errors.get)
-            if errors[best] <= 4 * torch.finfo(x.dtype).eps * theirs.double().norm().item():
-                return best
-    raise Unfit(f"{type(module).__name__} is no root mean square norm that is known")
+    """How it computes: what it does in float32, and in bf16 how it rounds."""
+    subject = type(module).__name__
+    size = module.weight.numel()
+    sizes = {size: 64} if size > 64 else {}
+    own = stand_in(module, sizes)
+
+    def compute(convention):
+        return lambda x: reference.rmsnorm(x, own.weight, eps, convention)
+
+    known = {name: compute(name) for name in ("llama", "t5", "gemma")}
+    others = {Foreign(words): (lambda x, other=other: other(x, own.weight))
+              for words, other in _other_norms(eps).items()}
+    offset = identify(own, known | others, lambda numbers: _draw_rows(own, eps, numbers),
+                      subject=subject, least=12,
+                      # In float32 nothing is rounded between.
+                      canonical=lambda name: "llama" if name == "t5" else name) == "gemma"
+    if is_random_in_training(own, lambda: own(_draw_rows(own, eps, Numbers(0)))):
+        raise Unfit(f"{subject} computes something else in training")
+    x = _draw_rows(own, eps, Numbers(99))
+    if not is_close(ops.rmsnorm(x, own.weight, eps=eps, convention="gemma" if offset else "llama"),
+                    own(x)):
+        raise Unfit(f"{subject} is no norm that rmsnorm computes")
+    own = stand_in(module, sizes, torch.bfloat16)
+
+    def of_narrow(x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    if offset:
+        roundings = {"gemma": compute("gemma"), Foreign("one that rounds before the weight"):
+                     lambda x: reference.rmsnorm(x, 1 + own.weight, eps, "llama"),
+                     Foreign("one that rounds 1 + the weight"):
+                     lambda x: reference.rmsnorm(x, 1 + own.weight, eps, "t5")}
+    else:
+        roundings = {"llama": compute("llama"), "t5": compute("t5"),
+                     Foreign("one of squares that are rounded"): lambda x: of_narrow(x) * own.weight}
+    # Some last bits of float32 differ by the order of operations; they seldom change one of bf16.
+    return identify(own, roundings, lambda numbers: _draw_rows(own, eps, numbers),
+                    subject=f"the rounding of {subject}",
+                    agrees=lambda ours, theirs: ours.dtype == theirs.dtype
+                    and ours.shape == theirs.shape and (ours != theirs).float().mean() < 0.03)
 
 
 @undoable
 def norm_forward(self, hidden_states: Tensor) -> Tensor:
-    # Of two types the result would take the wider one.
-    if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states):
+    # With two types the result would take the wider one.
+    if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states) \
+            or not are_plain(self.weight, hidden_states):
         return original(self, hidden_states)
     convention, eps = self._fftune
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
 
 
-def _patch_layernorm(module: nn.LayerNorm) -> str:
+def _patch_layernorm(module: nn.LayerNorm, known: dict) -> str:
     if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1 \
             or module.weight is None or module.bias is None:
         raise Unfit("LayerNorm without a weight and a bias of one dimension")
     expect_plain(module)
+    remembered(known, kind_of(module), lambda: _expect_layernorm(module))
     replace_forward(module, layernorm_forward, ())
     return "LayerNorm by layernorm, without gradients"
+
+
+def _expect_layernorm(module: nn.LayerNorm) -> bool:
+    own = stand_in(module)
+    x = _draw_rows(own, module.eps, Numbers(0))
+    if not is_close(ops.layernorm(x, own.weight, own.bias, eps=module.eps), own(x)):
+        raise Unfit("a LayerNorm that layernorm does not compute")
+    return True
 
 
 def normalises(norm: nn.LayerNorm, x: Tensor) -> bool:
     """Whether layernorm is run. PyTorch's has the faster backward pass, and a compiler fuses it."""
     return (not torch.is_grad_enabled() and not torch.compiler.is_compiling()
             and x.dtype == norm.weight.dtype == norm.bias.dtype and has_kernels(x)
+            and are_plain(norm.weight, norm.bias, x)
             and not torch.is_autocast_enabled(x.device.type))
 
 

@@ -1,14 +1,23 @@
-"""How patch() recognises a module: by its parts, and by what it computes on a few random rows. And
-how it replaces the forward of an instance, so that it can be taken back."""
+"""How patch() recognises a module, and how it replaces the forward of an instance.
+
+A module is recognised by what a stand-in of it computes: a copy with random weights and without hooks,
+so that nothing of the user's model runs, and its weights may be zeros or on "meta". `identify` compares
+the stand-in with every computation that is known, fftune's and others. One is accepted only where random
+inputs told it from all others.
+"""
 import inspect
 import types
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 import torch.fx.experimental.symbolic_shapes
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import reference
 
@@ -33,7 +42,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What patch() was asked for."""
+    """The options of patch()."""
 
     recompute: bool
     projections: bool | str
@@ -96,20 +105,42 @@ def expect_plain_parameters(module: nn.Module) -> None:
             raise Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
 
 
+def _is_of_transformers(hook) -> bool:
+    """Whether it is one of those that collect hidden states and attentions in calls that ask for it."""
+    return getattr(hook, "__module__", "").startswith("transformers.")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a user's hooks or a forward of a user's own have to be called."""
+    forward = module.__dict__.get("forward")
+    return bool(forward is not None and not hasattr(forward, "_fftune")
+                or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+                or any(not _is_of_transformers(hook) for hook in module._forward_hooks.values()))
+
+
 def expect_no_hooks(*modules: nn.Module) -> None:
     for module in modules:
-        forward = module.__dict__.get("forward")
-        foreign = forward is not None and not hasattr(forward, "_fftune")
-        if foreign or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if has_hooks(module):
             raise Unfit(f"{type(module).__name__} has hooks, which would not be called")
+
+
+def _collects(modules) -> bool:
+    """Whether this call of a model collects what its modules give, by hooks of transformers."""
+    if not any(module._forward_hooks for module in modules):
+        return False
+    from transformers.utils.output_capturing import _active_collector
+
+    return bool(_active_collector.get())
 
 
 def watched(*modules: nn.Module) -> bool:
     """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
-               or m._backward_pre_hooks
-               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
-               for m in modules)
+    return bool(_has_any_global_hook()) or any(map(has_hooks, modules)) or _collects(modules)
+
+
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Whether kernels can read such weights: no quantised or distributed tensor came in their place."""
+    return not any(is_traceable_wrapper_subclass(t) for t in tensors if t is not None)
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
@@ -131,10 +162,180 @@ def probing(*modules: nn.Module):
             module.training = was
 
 
-def random_rows(*shape: int, like: Tensor) -> Tensor:
-    """Normally distributed, the same each time, without a trace in the global generators."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+def random_rows(*shape: int, like: Tensor, seed: int = 0) -> Tensor:
+    """Normally distributed, the same each time for a seed, without a trace in the global generators.
+    Two tensors of one seed have the same numbers: independent ones come from one `Numbers`."""
+    return Numbers(seed)(*shape, like=like)
+
+
+class Numbers:
+    """Random tensors one after the other, the same each time for a seed."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, like: Tensor | None = None) -> Tensor:
+        """Normally distributed."""
+        numbers = torch.randn(shape, generator=self.generator)
+        return numbers if like is None else numbers.to(like.device, like.dtype)
+
+    def fill(self, *modules: nn.Module, buffers: Iterable[str] = ()) -> None:
+        """New weights: those of norms and biases about 1, matrices such that their products with
+        normally distributed rows are so too. The buffers of these names likewise."""
+        for module in modules:
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in buffers:
+                    own = self(*tensor.shape)
+                    own = own * tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else own * 0.3 + 1
+                    with torch.no_grad():
+                        tensor.copy_(own)
+
+
+# How far rows of probes are from 0, one after the other: activations are told apart far from 0, where
+# some are clamped (limits of 7 to 16 in models of today), and what is added for stability near it.
+SCALES = (1.0, 8.0, 0.05, 100.0, 1e-3)
+
+
+def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
+             dtype: torch.dtype | None = torch.float32, device="cpu",
+             parts: dict[str, nn.Module] | None = None) -> nn.Module:
+    """A module of the same class and settings that computes what this one does, with parameters of
+    its own in the place of the user's, which may be on "meta", and without hooks. It is in
+    evaluation mode, needs no gradients, and has zeros for parameters: Numbers.fill() gives others.
+
+    `sizes` maps sizes of parameters to smaller ones, of attributes that hold these numbers too.
+    `parts` come in the place of the children of these names, which are then not copied.
+    `dtype` and `device` are those of its parameters; with None they keep their types.
+    """
+    sizes, made = sizes or {}, {}
+
+    def of_tensor(tensor: Tensor, is_parameter: bool) -> Tensor:
+        if id(tensor) not in made:
+            wide = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+            if is_parameter or tensor.is_meta:
+                own = torch.zeros([sizes.get(n, n) for n in tensor.shape], dtype=wide, device=device)
+            else:
+                own = tensor.detach().to(device, wide, copy=True)
+            made[id(tensor)] = nn.Parameter(own, requires_grad=False) if is_parameter else own
+        return made[id(tensor)]
+
+    def of_value(value):
+        if isinstance(value, nn.Module):
+            return of_module(value)
+        if isinstance(value, Tensor):
+            return of_tensor(value, False)
+        if type(value) is int:
+            return sizes.get(value, value)
+        if type(value) in (list, tuple, set):
+            return type(value)(map(of_value, value))
+        if type(value) is dict:
+            return {key: of_value(own) for key, own in value.items()}
+        if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
+            return types.MethodType(value.__func__, of_module(value.__self__))
+        return value
+
+    def of_module(original: nn.Module, own_parts: dict | None = None) -> nn.Module:
+        if id(original) in made:
+            return made[id(original)]
+        other = made[id(original)] = original.__class__.__new__(original.__class__)
+        nn.Module.__init__(other)
+        bare, own_parts = vars(nn.Module()), own_parts or {}
+        for name, value in vars(original).items():
+            if name not in bare and name not in ("forward", "_fftune", "_fftune_layers"):
+                other.__dict__[name] = of_value(value)
+        other.__dict__["training"] = False
+        for name, parameter in original._parameters.items():
+            other._parameters[name] = None if parameter is None else of_tensor(parameter, True)
+        for name, buffer in original._buffers.items():
+            other._buffers[name] = None if buffer is None else of_tensor(buffer, False)
+        other._non_persistent_buffers_set = set(original._non_persistent_buffers_set)
+        for name, child in original._modules.items():
+            other._modules[name] = own_parts.get(name) or (None if child is None
+                                                           else of_module(child))
+        return other
+
+    return of_module(module, parts)
+
+
+def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
+    """Within some roundings of the type."""
+    if ours.shape != theirs.shape:
+        return False
+    if tolerance is None:
+        tolerance = 8 * torch.finfo(theirs.dtype).eps
+    ours, theirs = ours.double(), theirs.double()
+    return bool((ours - theirs).norm() <= tolerance * theirs.norm())
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Names a computation that is known, but that fftune has no kernel for."""
+
+    name: str
+
+
+def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[Numbers], object], *,
+             subject: str, agrees: Callable = is_close, canonical: Callable = lambda key: key,
+             least: int = len(SCALES), most: int = 64):
+    """-> the key of the computation in `known` that `theirs` is. Unfit where it is none of them, or
+    could still be one of two, or is a Foreign one.
+
+    `draw(numbers)` gives an input, other ones for each `numbers.seed` from 0 on; theirs(input) and
+    known[key](input) a result each, which `agrees` compares. Inputs are drawn until every computation
+    but one has differed from `theirs`, `least` in all. Keys of computations that are equal for all
+    inputs must have the same canonical(key).
+    """
+    left = dict(known)
+    with torch.no_grad():
+        for seed in range(most):
+            given = draw(Numbers(seed))
+            right = theirs(given)
+            for key, compute in known.items():
+                if key in left and not _gives(compute, given, right, agrees):
+                    del left[key]
+            if not left:
+                raise Unfit(f"{subject} computes nothing that is known")
+            if seed + 1 >= least and len({canonical(key) for key in left}) == 1:
+                found = next(iter(left))
+                if isinstance(found, Foreign):
+                    raise Unfit(f"{subject} computes {found.name}, for which there is no kernel")
+                return found
+    names = " or ".join(str(getattr(key, "name", key)) for key in list(left)[:2])
+    raise Unfit(f"{subject} may compute {names}: nothing tells them apart")
+
+
+def _gives(compute: Callable, given, right, agrees: Callable) -> bool:
+    try:
+        return bool(agrees(compute(given), right))
+    except (RuntimeError, ValueError, IndexError):  # sizes that it cannot have
+        return False
+
+
+def is_random_in_training(module: nn.Module, run: Callable[[], Tensor]) -> bool:
+    """Whether the stand-in computes something else in training, by dropout or noise say."""
+    usual = run()
+    kept = [(m, m.training) for m in module.modules()]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for other, _ in kept:
+            other.training = True
+        try:
+            results = [run() for _ in range(3)]
+        finally:
+            for other, was in kept:
+                other.training = was
+    return not all(torch.equal(result, usual) for result in results)
+
+
+def configured(module: nn.Module, *names: str):
+    """The value in the module or its configuration under the first of the names that exists;
+    None if there is none."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in names:
+            value = getattr(holder, name, None)
+            if value is not None:
+                return value
+    return None
 
 
 def far_rows(rows: Tensor, *weights: Tensor) -> Tensor:
@@ -159,24 +360,33 @@ def standing_in(tensors: dict[Tensor, Tensor]):
             tensor.data = data
 
 
-def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
-    """Within some roundings of the type."""
-    if ours.shape != theirs.shape:
-        return False
-    if tolerance is None:
-        tolerance = 8 * torch.finfo(theirs.dtype).eps
-    ours, theirs = ours.double(), theirs.double()
-    return bool((ours - theirs).norm() <= tolerance * theirs.norm())
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _told(value):
+    """Key of a module's setting: a plain value itself, the type of a module or tensor, the identity of
+    any other object."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_told, value))
+    if isinstance(value, dict):
+        return tuple((key, _told(own)) for key, own in value.items())
+    return type(value) if isinstance(value, (nn.Module, Tensor)) else id(value)
 
 
 def kind_of(module: nn.Module) -> tuple:
-    """What modules that compute the same have in common: the class, and the plain values that it
-    and its parts hold, by which a forward may choose. Not the number of a layer."""
-    return type(module), tuple(
-        (part, name, value) for part, child in module.named_modules()
-        for name, value in sorted(vars(child).items())
-        if isinstance(value, (bool, int, float, str, type(None)))
-        and not name.startswith("_") and name not in ("training", "layer_idx"))
+    """Key of modules that compute the same: the classes and settings of the module and of its parts,
+    by which a forward may choose, and the shapes of their tensors. The number of a layer is left
+    out."""
+    return tuple(
+        (part, type(child), tuple((name, _told(value)) for name, value in sorted(vars(child).items())
+                                  if not name.startswith("_") and name not in ("training", "layer_idx",
+                                                                               "forward")),
+         tuple((name, t.shape, t.dtype, t.device.type)
+               for name, t in (*child._parameters.items(), *child._buffers.items())
+               if t is not None))
+        for part, child in module.named_modules())
 
 
 def remembered(known: dict, key, find):
@@ -191,19 +401,68 @@ def remembered(known: dict, key, find):
     return known[key]
 
 
+# Activations that modules have and kernels have not: what is recognised must differ from all of them.
+FOREIGN_ACTIVATIONS = {
+    "quick-gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu-clipped": lambda x: F.gelu(x).clamp(-10, 10),
+    "silu-clipped": lambda x: F.silu(x).clamp(max=10),
+    "silu-of-clipped": lambda x: F.silu(x.clamp(max=7)),
+    "relu-squared": lambda x: F.relu(x).square(),
+    "relu6": F.relu6, "leaky-relu": F.leaky_relu, "elu": F.elu, "selu": F.selu, "mish": F.mish,
+    "softplus": F.softplus, "sqrt-softplus": lambda x: F.softplus(x).sqrt(),
+    "hardswish": F.hardswish, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "square": torch.square, "negative": torch.neg,
+}
+KNOWN_ACTIVATIONS = {**reference.ACTIVATIONS, **{Foreign(name): function for name, function
+                                                 in FOREIGN_ACTIVATIONS.items()}}
+
+_NAMES_OF_ACTIVATIONS = {
+    "silu": ("silu", "swish"), "relu": ("relu",), "none": ("linear", "identity"),
+    "gelu": ("gelu", "gelu_python"),
+    "gelu-tanh": ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")}
+
+
+def _points(numbers: Numbers) -> Tensor:
+    """Dense near 0, and far away: [1, n, 1], as some activations look at the dimensions."""
+    near, far = torch.linspace(-8, 8, 2001), torch.linspace(-300, 300, 1201)
+    return torch.cat((near, far, numbers(1000) * SCALES[numbers.seed % len(SCALES)])).view(1, -1, 1)
+
+
 def activation_name(module) -> str:
-    """Of those that the kernels have, the one that the callable computes."""
-    x = torch.linspace(-6, 6, 4001)
+    """The activation of the kernels that the callable computes."""
+    name = type(module).__name__ if isinstance(module, nn.Module) else \
+        getattr(module, "__name__", type(module).__name__)
+    own = module
+    if isinstance(module, nn.Module):
+        if next(module.parameters(), None) is not None:
+            raise Unfit(f"the activation {name} has parameters of its own")
+        own = stand_in(module)
+
+    def slope(function):
+        # Errors of activations are relative to their arguments.
+        return lambda x: function(x) / x.abs().clamp(min=1e-6)
+
     try:
-        with torch.no_grad():
-            y = module(x)
+        found = identify(slope(own), {key: slope(f) for key, f in KNOWN_ACTIVATIONS.items()},
+                         _points, subject=f"the activation {name}",
+                         # A norm over all points would hide the few at which two differ.
+                         agrees=lambda ours, theirs: (ours - theirs).abs().max() <= 2e-6)
+        random = own is not module and is_random_in_training(own, lambda: own(_points(Numbers(0))))
     except Exception:
-        y = None
-    if isinstance(y, Tensor):
-        for name, function in reference.ACTIVATIONS.items():
-            if is_close(function(x), y, 2e-6):
-                return name
-    raise Unfit(f"there is no kernel for the activation {type(module).__name__}")
+        raise Unfit(f"there is no kernel for the activation {name}") from None
+    if random:
+        raise Unfit(f"the activation {name} is another one in training")
+    return found
+
+
+def expect_configured_activation(module: nn.Module, act: str) -> None:
+    """That the configuration of a module, where it has one, does not name another activation."""
+    config = getattr(module, "config", None)
+    names = {value for name in ("hidden_act", "hidden_activation", "activation_function")
+             if isinstance(value := getattr(config, name, None), str)}
+    if names and not names & set(_NAMES_OF_ACTIVATIONS.get(act, names)):
+        raise Unfit(f"{type(module).__name__} computes {act}, where its configuration says "
+                    f"{' or '.join(sorted(names))}")
 
 
 def activation_of(module: nn.Module):
@@ -216,22 +475,41 @@ def activation_of(module: nn.Module):
     return found[0]
 
 
-def calls_dropout(module: nn.Module) -> bool:
-    """Whether its forward may call the function dropout, and not with 0 alone."""
-    names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
-    if "dropout" not in names or isinstance(module._modules.get("dropout"), nn.Module):
+def _calls_dropout(function, kind: type, seen: set) -> bool:
+    """Whether its code calls the function dropout, or a function of its module or a method that does.
+    Functions of attention are given the rate."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None or code in seen:
         return False
-    rates = [value for name, value in vars(module).items()
-             if "dropout" in name and isinstance(value, (int, float))]
-    return not rates or any(rates)
+    seen.add(code)
+    if "dropout" in code.co_names and not isinstance(scope.get("dropout"), type):
+        return True
+    return any(
+        isinstance(other, types.FunctionType) and "attention" not in name.lower()
+        and (other.__module__ == function.__module__ or name in vars(kind))
+        and _calls_dropout(other, kind, seen)
+        for name in code.co_names for other in (scope.get(name), vars(kind).get(name)))
+
+
+def calls_dropout(module: nn.Module) -> tuple[str, ...] | bool:
+    """The attributes that hold the rates of dropout that its forward may call; True where the rate is
+    no attribute."""
+    if isinstance(module._modules.get("dropout"), nn.Module) \
+            or not _calls_dropout(type(module).forward, type(module), set()):
+        return False
+    rates = tuple(name for name, value in vars(module).items()
+                  if "dropout" in name and isinstance(value, (int, float)))
+    return rates or True
 
 
 def drops(module: nn.Module, but: str | None = None) -> bool:
     """Whether a dropout of its own is at work, `but` that of a name."""
     if not module.training:
         return False
-    return hasattr(module, "_fftune_drops") or any(
-        isinstance(child, nn.Dropout) and child.p > 0 and name != but
+    rates = module.__dict__.get("_fftune_drops", ())
+    return rates is True or any(getattr(module, rate) for rate in rates) or any(
+        isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != but
         for name, child in module._modules.items())
 
 
@@ -247,7 +525,8 @@ def parts_standing_in(module: nn.Module, **parts: nn.Module):
 
 @dataclass
 class PatchReport:
-    """What patch() replaced and what it left alone: (module's name, words) each."""
+    """The modules that patch() replaced and those that it left alone: (module's name, words)
+    each."""
 
     replaced: list[tuple[str, str]] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
@@ -269,3 +548,8 @@ def try_to(report: PatchReport, name: str, recognise) -> None:
             report.replaced.append((name, words))
     except Exception as error:
         report.left.append((name, reason_of(error)))
+
+
+def try_all(report: PatchReport, name: str, recognise: Callable) -> None:
+    """Likewise of what writes into the report itself."""
+    try_to(report, name, lambda: recognise() and None)

@@ -130,7 +130,9 @@ def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
     """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
     with torch.no_grad():
         angles = _angles(self, position_ids)
-        rows = torch.arange(angles.shape[:-1].numel(), dtype=torch.int32, device=angles.device)
+        # Size.numel() would make a constant of a symbolic size.
+        count = angles.shape[0] * angles.shape[1]
+        rows = torch.arange(count, dtype=torch.int32, device=angles.device)
         return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
 
 
@@ -214,7 +216,8 @@ def _expect_attention(module: nn.Module) -> None:
 def projects(attention: nn.Module, x: Tensor) -> bool:
     """Whether its projections are to be run by linear. A number of tokens that is not known while
     the model is compiled is taken for many."""
-    settings = getattr(attention, "_fftune", None)
+    # In the module itself: a wrapper that passes attributes on has to be called.
+    settings = attention.__dict__.get("_fftune")
     if settings is None or not settings[1] or drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj

@@ -1,0 +1,726 @@
+"""The form in which a layer of a decoder is given to the op `layer`: found by its parts, and accepted
+by its results.
+
+To find the order of norms, attention, MLP and residuals, a stand-in of the layer runs with affine
+functions in the place of its parts: only one order explains its result. Then the whole layer is
+compared, as a stand-in with weights of its own, with the op in every form that its parts allow:
+rotated by halves, by neighbours or not at all, with one scale of scores or another.
+"""
+import inspect
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from .. import reference
+from .._layer_ops import Choice, form_of, parse
+from . import attention as attentions
+from .experts import experts_of, router_of
+from .inline_mlps import chain_of
+from .mlps import GatedMLP, gated_of, plain_mlp_forward
+from .norms import norm_forward
+from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
+                        is_close, is_patched, kind_of, remembered, stand_in)
+from .rotary import rotary_forward
+
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of a layer: a parameter of the module at the path, or some rows of it."""
+
+    path: tuple[str, ...]
+    name: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False  # the module has [in, out]
+
+    def of(self, layer: nn.Module) -> Tensor:
+        module = layer
+        for name in self.path:
+            module = module._modules[name]
+        tensor = module._parameters.get(self.name)
+        tensor = module._buffers[self.name] if tensor is None else tensor
+        if self.transposed and tensor.dim() > 1:
+            tensor = tensor.mT
+        return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
+
+
+@dataclass(frozen=True)
+class Angles:
+    """A rotary embedding of the decoder, and the type of layer where its angles depend on it."""
+
+    path: str
+    kind: str | None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A layer in the op's terms."""
+
+    form: str
+    heads: tuple[int, int]  # of keys, and their features
+    rotation: str | None
+    weights: tuple[Weight, ...]  # in the form's order
+    kinds: tuple[tuple[tuple[str, ...], type], ...]  # of the modules that have them
+    index: int  # of its keys and values in a cache
+    window: int | None  # keys that a query sees at most
+    angles: Angles | None
+
+
+def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
+    return getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
+
+
+def angles_of(pairs: Tensor, rotation: str) -> Tensor:
+    """The columns of the op from one angle for each pair of features."""
+    if rotation == "interleaved":
+        return pairs.repeat_interleave(2, -1)
+    return torch.cat((pairs, pairs), -1)
+
+
+# the order of its parts
+
+class _Affine(nn.Module):
+    """Stands in for a part. Functions of this kind do not commute."""
+
+    def __init__(self, count: int = 1):
+        super().__init__()
+        self.count = count
+        self.register_buffer("line", torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, *arguments, **options):
+        x = arguments[0] if arguments else next(t for t in options.values() if torch.is_tensor(t))
+        y = x * self.line[0] + self.line[1]
+        return y if self.count == 1 else (y, *[None] * (self.count - 1))
+
+
+class _Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How a layer computes: `kind` is one of _ORDERS, with the names of its norms in their roles."""
+
+    kind: str
+    norms: tuple[str, ...]
+    attention: str
+    mlp: str
+
+
+# norm roles, and y of x by functions of these names, attention and mlp
+_ORDERS: dict[str, tuple[tuple[str, ...], Callable]] = {
+    "sequential": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp: _then(
+        x + attention(n[0](x)), lambda s: s + mlp(n[1](s)))),
+    "sandwich": (("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
+                 lambda x, n, attention, mlp: _then(
+                     x + n[1](attention(n[0](x))), lambda s: s + n[3](mlp(n[2](s))))),
+    "post": (("attn_post_norm", "ffn_post_norm"), lambda x, n, attention, mlp: _then(
+        x + n[0](attention(x)), lambda s: s + n[1](mlp(s)))),
+    "parallel": (("attn_norm",), lambda x, n, attention, mlp: _then(
+        n[0](x), lambda y: x + attention(y) + mlp(y))),
+    "parallel-norms": (("attn_norm", "ffn_norm"),
+                       lambda x, n, attention, mlp: x + attention(n[0](x)) + mlp(n[1](x))),
+}
+
+
+def _then(x, function):
+    return function(x)
+
+
+def _has_matrices(module: nn.Module) -> bool:
+    return any(parameter.dim() > 1 for parameter in module.parameters())
+
+
+def _takes_cache(module: nn.Module) -> bool:
+    names = inspect.signature(type(module).forward).parameters
+    return any(name in names for name in ("past_key_values", "past_key_value", "layer_past"))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower() and not _has_matrices(module)
+
+
+INLINE = ""  # the name of an MLP that is no module
+
+
+def _order_of(layer: nn.Module) -> _Order:
+    """Unfit where no order, or more than one, explains what the layer computes."""
+    own_tensors = [*layer._parameters, *layer._buffers]
+    if own_tensors:
+        raise Unfit(f"layers: {type(layer).__name__} has tensors of its own: {', '.join(own_tensors)}")
+    children = {name: child for name, child in layer.named_children()}
+    chain = chain_of(layer)
+    inline = {path[0] for path in chain.paths} if chain else set()
+    if chain and any(len(path) > 1 for path in chain.paths):
+        raise Unfit(f"layers: the MLP of {type(layer).__name__} is in two modules")
+    norms = [name for name, child in children.items() if _is_norm(child)]
+    large = [name for name, child in children.items() if _has_matrices(child) and name not in inline]
+    attentions_ = [name for name in large if _takes_cache(children[name])]
+    mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
+    described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
+    if not attentions_ or not mlps:
+        raise Unfit(f"layers: {type(layer).__name__} has other parts than norms, attention and an MLP: "
+                    f"{described}")
+    parameters = list(inspect.signature(type(layer).forward).parameters.values())[2:]
+    given = [None for p in parameters if p.default is p.empty
+             and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for count, pair in itertools.product((2, 1, 3), (1, 2)):
+        stubs: dict[str, nn.Module] = {name: _Affine() for name in norms}
+        stubs |= {name: _Affine(count if name in attentions_ else pair) for name in large}
+        stubs |= {INLINE: _Affine()} if chain else {}
+        own = stand_in(layer, dtype=torch.float64, parts={
+            **{name: stub for name, stub in stubs.items() if name},
+            **{path[0]: _Same() for path in (chain.paths if chain else ())
+               if path[0] in layer._modules}})
+        if chain:
+            for path, part in zip(chain.paths, (stubs[INLINE], _Same(), _Same())):
+                (own._modules if path[0] in own._modules else vars(own))[path[0]] = part
+
+        def draw(numbers: Numbers) -> Tensor:
+            for stub in stubs.values():
+                stub.line.copy_(numbers(2))
+            return numbers(1, 2, 3).double()
+
+        def theirs(x: Tensor) -> Tensor:
+            y = own(x, *given)
+            return y[0] if isinstance(y, tuple) else y
+
+        try:
+            with torch.no_grad():
+                y = theirs(draw(Numbers(0)))
+        except Exception:
+            continue
+        if not isinstance(y, Tensor):
+            continue
+        known = {}
+        for kind, (roles, compute) in _ORDERS.items():
+            for chosen in itertools.permutations(norms, len(roles)):
+                for attention, mlp in itertools.product(attentions_, mlps):
+                    known[_Order(kind, chosen, attention, mlp)] = (
+                        lambda x, compute=compute, n=chosen, a=attention, m=mlp: compute(
+                            x, [stubs[name] for name in n],
+                            lambda t: _first(stubs[a](t)), lambda t: _first(stubs[m](t))))
+        try:
+            return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
+                            agrees=lambda ours, right: is_close(ours, right, 1e-11))
+        except Unfit:
+            continue
+    raise Unfit(f"layers: {type(layer).__name__} has norms, attention and MLP in an order that is not "
+                f"known: {described}")
+
+
+def _first(y):
+    return y[0] if isinstance(y, tuple) else y
+
+
+# its norms
+
+@dataclass(frozen=True)
+class _Norm:
+    kind: str  # "rms" or "layer"
+    convention: str
+    eps: float
+
+
+def _norm_of(module: nn.Module, known: dict) -> _Norm:
+    expect_no_hooks(module)
+    if type(module) is nn.LayerNorm and module.elementwise_affine:
+        if len(module.normalized_shape) != 1:
+            raise Unfit("layers: a LayerNorm over several dimensions")
+        return _Norm("layer", "llama", module.eps)
+    if is_patched(module, norm_forward):
+        convention, eps = module.__dict__["_fftune"]
+        return _Norm("rms", convention, eps)
+    return remembered(known, ("layers' norm", kind_of(module)), lambda: _norm_by_values(module))
+
+
+def _norm_by_values(module: nn.Module) -> _Norm:
+    """The norm of a module without a weight or a bias, or of a class of its own."""
+    subject = f"layers: {type(module).__name__}"
+    names = {name for name, _ in module.named_parameters()}
+    if not names <= {"weight", "bias"} or next(module.buffers(), None) is not None:
+        raise Unfit(f"{subject} is no norm that is known")
+    own = stand_in(module)
+    weight, bias = (own._parameters.get(name) for name in ("weight", "bias"))
+    shape = getattr(module, "normalized_shape", None)
+    width = weight.numel() if weight is not None else shape[0] if isinstance(shape, tuple) else 24
+    if weight is not None and weight.dim() != 1:
+        raise Unfit(f"{subject} has a weight for each head")
+
+    def computed(kind: str, eps: float):
+        def compute(x):
+            w = torch.ones(width) if weight is None else weight
+            b = torch.zeros(width) if bias is None else bias
+            return reference.layernorm(x, w, b, eps) if kind == "layer" else \
+                reference.rmsnorm(x, w, eps, "llama") + b
+        return compute
+
+    def draw(numbers: Numbers) -> Tensor:
+        numbers.fill(own)
+        return numbers(4, width) * SCALES[numbers.seed % len(SCALES)]
+
+    own_eps = [value for value in vars(module).values() if isinstance(value, float)]
+    known = {_Norm(kind, "llama", eps): computed(kind, eps) for kind in ("layer", "rms")
+             for eps in dict.fromkeys((*own_eps, 1e-5, 1e-6, 1e-8, 1e-12,
+                                       torch.finfo(torch.float32).eps))
+             if bias is None or kind == "layer"}
+    return identify(own, known, draw, subject=subject)
+
+
+# its parts
+
+_OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj", "wo")
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+
+
+@dataclass
+class _Parts:
+    """The tensors of a layer by their names in the op."""
+
+    layer: nn.Module
+    weights: dict[str, Weight] = field(default_factory=dict)
+    kinds: list[tuple[tuple[str, ...], type]] = field(default_factory=list)
+    constants: list[str] = field(default_factory=list)
+    norms: set[_Norm] = field(default_factory=set)
+
+    def module(self, path: tuple[str, ...]) -> nn.Module:
+        module = self.layer.get_submodule(".".join(path))
+        expect_no_hooks(module)
+        self.kinds.append((path, type(module)))
+        return module
+
+    def linear(self, path: tuple[str, ...], names: tuple[str, ...], rows: list[int] | None = None
+               ) -> nn.Module:
+        """A linear layer, whose rows are one weight or several."""
+        module = self.module(path)
+        while not hasattr(module, "weight") and not module._parameters and len(module._modules) == 1:
+            path = (*path, *module._modules)  # a wrapper that only calls it
+            module = self.module(path)
+        transposed = _is_transposed(module)
+        if type(module) is not nn.Linear and not transposed:
+            raise Unfit(f"layers: {path[-1]} is {type(module).__name__}, not Linear")
+        ends = list(itertools.accumulate(rows)) if rows else [None]
+        starts = [0, *ends[:-1]]
+        for name, start, end in zip(names, starts, ends):
+            part = None if end is None else (start, end)
+            self.weights[f"w_{name}"] = Weight(path, "weight", part, transposed)
+            if module.bias is not None:
+                self.weights[f"b_{name}"] = Weight(path, "bias", part, transposed)
+        return module
+
+    def norm(self, path: tuple[str, ...], name: str, known: dict) -> None:
+        module = self.module(path)
+        found = _norm_of(module, known)
+        self.norms.add(found)
+        for own, parameter in ((name, "weight"), (f"{name}_bias", "bias")):
+            if module._parameters.get(parameter) is not None:
+                self.weights[own] = Weight(path, parameter)
+            elif parameter == "weight" or found.kind == "layer":
+                self.constants.append(own)
+
+
+# how a decoder calls its layers
+
+class _Recorder(nn.Module):
+    """Stands in for a layer: has its attributes, keeps what it is given, and gives a tensor of its
+    own."""
+
+    def __init__(self, layer: nn.Module, pair: bool):
+        super().__init__()
+        self.__dict__["layer"], self.pair = layer, pair
+        self.__dict__["names"] = list(inspect.signature(type(layer).forward).parameters)[1:]
+        self.__dict__["calls"] = []
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.layer, name)
+
+    def forward(self, *arguments, **options):
+        given = {**dict(zip(self.names, arguments)), **options}
+        x = given[self.names[0]]
+        y = x * 0.5
+        self.calls.append((x, y, given))
+        return (y, None) if self.pair else y
+
+
+def _told_apart(given: dict) -> int:
+    """The same for layers that are given the same angles."""
+    embeddings = given.get("position_embeddings")
+    return id(embeddings[0] if isinstance(embeddings, tuple) else embeddings)
+
+
+def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
+    """Arguments that a decoder passes to each of its layers besides hidden states. Unfit where
+    it does anything between them, or calls one twice or not at all."""
+    layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
+    width = embedding.weight.shape[-1]
+    reason = ""
+    for pair in (False, True):
+        recorders = nn.ModuleList(_Recorder(layer, pair) for layer in layers)
+        parts = {part: nn.Embedding(8, width) for part, child in decoder.named_children()
+                 if child is embedding}
+        own = stand_in(decoder, parts={name: recorders, **parts})
+        try:
+            with torch.no_grad():
+                own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False)
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            continue
+        calls = [recorder.calls for recorder in recorders]
+        if all(len(own_calls) == 1 for own_calls in calls) and all(
+                after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
+            return [given for ((_, _, given),) in calls]
+        reason = "it does something between its layers"
+    raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
+
+
+class Recogniser:
+    """Finds the specs of a decoder's layers."""
+
+    def __init__(self, decoder: nn.Module, name: str, known: dict):
+        self.decoder, self.known = decoder, known
+        self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
+        self.calls = calls_of_layers(decoder, name)
+        found: dict = {}
+        self.angles = [remembered(found, _told_apart(given), lambda: self._angles_of(given))
+                       for given in self.calls]
+
+    def _angles_of(self, given: dict) -> Angles | None:
+        """The rotary embedding whose angles a layer is given."""
+        embeddings = given.get("position_embeddings")
+        if embeddings is None:
+            return None
+        x, position_ids = torch.zeros(1), torch.arange(3)[None]
+        for path, rotary in self.rotaries.items():
+            kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else (None,)
+            for kind in kinds:
+                theirs = stand_in(rotary)(x, position_ids, *(() if kind is None else (kind,)))
+                if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
+                        t.shape[-1] == ours.shape[-1] and is_close(t[:1], ours)
+                        for t, ours in zip(embeddings, theirs)):
+                    return Angles(path, kind)
+        raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers angles of no rotary embedding "
+                    "that is known")
+
+    def _rotary_of(self, angles: Angles | None) -> nn.Module | None:
+        return None if angles is None else self.rotaries[angles.path]
+
+    def spec_of(self, layer: nn.Module, at: int) -> Spec:
+        """The spec of the layer at a place."""
+        expect_plain_parameters(layer)
+        order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
+        candidates = self._candidates(layer, order, at)
+        found = remembered(self.known, (kind_of(layer), order, tuple(candidates)),
+                           lambda: self._identify(layer, candidates))
+        spec, = (spec for key, spec in candidates.items() if key == found)
+        return spec
+
+    def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
+        """Possible forms of the layer, by rotation and scale of scores."""
+        parts = _Parts(layer)
+        for name, role in zip(order.norms, _ORDERS[order.kind][0]):
+            parts.norm((name,), role, self.known)
+        attention = layer._modules[order.attention]
+        heads = self._attention(parts, order.attention, attention)
+        ffn = self._inline(parts) if order.mlp == INLINE else \
+            self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
+        if len(parts.norms) > 1:
+            raise Unfit("layers: norms that differ in their eps, or in how they round")
+        norm, = parts.norms
+        types = {weight.of(layer).dtype for name, weight in parts.weights.items()
+                 if name not in ("sinks", "choice_bias")}
+        if len(types) > 1:
+            raise Unfit("layers: weights of several types")
+        parts.module((order.attention,))
+        if order.mlp != INLINE:
+            parts.module((order.mlp,))
+        window = getattr(attention, "sliding_window", None)
+        if window is None and not hasattr(attention, "layer_type"):
+            window = attentions.window_of(self.decoder.config)
+        index = getattr(attention, "layer_idx", None)
+        if not isinstance(index, int):
+            raise Unfit(f"layers: {type(attention).__name__} has no number")
+        angles = self.angles[at]
+        rotary = 0 if angles is None else self._rotary_features(angles)
+        dim = heads["dim"]
+        scales = {0.0: None}  # of scores: the usual one first
+        for name in ("scaling", "scale", "scale_attn", "attention_multiplier", "inv_norm_factor"):
+            value = getattr(attention, name, None)
+            if isinstance(value, float) and abs(value * dim ** 0.5 - 1) > 1e-9:
+                scales[value] = None
+        scales[1.0] = None
+        found = {}
+        rotations = ("halves", "interleaved", None) if rotary else (None,)
+        # rotary_forward gives angles in the place of cosines and sines.
+        if rotary and self.calls[at].get("position_ids") is None \
+                and not is_patched(self._rotary_of(angles), rotary_forward):
+            raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions")
+        for rotation, scale in itertools.product(rotations, scales):
+            form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps,
+                           rotary=rotary, rotates=rotation is not None, rotation=rotation or "halves",
+                           softcap=self._softcap(attention), scale=scale,
+                           rope_scale=self._rope_scale(angles) if rotation else 0.0,
+                           constants=tuple(parts.constants),
+                           parallel=order.kind.startswith("parallel"), **heads, **ffn)
+            found[rotation, scale] = Spec(
+                form, (heads["kv_heads"], dim), rotation,
+                tuple(parts.weights[name] for name in parse(form).weights), tuple(parts.kinds), index,
+                window, angles)
+        return found
+
+    def _attention(self, parts: _Parts, at: str, attention: nn.Module) -> dict:
+        children = {n for n, child in attention.named_children()
+                    if next(child.parameters(), None) is not None or _is_norm(child)}
+        output = next((n for n in _OUTPUTS if n in children), None)
+        dim = next((getattr(attention, name) for name in ("head_dim", "head_size")
+                    if isinstance(getattr(attention, name, None), int)), None)
+        if output is None or dim is None:
+            raise Unfit(f"layers: {type(attention).__name__} is not known")
+        norms = next((pair for pair in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+                      if set(pair) <= children), ())
+        inputs = children - {output, *norms}
+        module = attention._modules[output]
+        parts.linear((at, output), ("o",))
+        width = module.weight.shape[0 if _is_transposed(module) else 1]
+        heads = width // dim
+        if inputs == {"q_proj", "k_proj", "v_proj"}:
+            for name in "qkv":
+                parts.linear((at, f"{name}_proj"), (name,))
+            kv_heads = attention.k_proj.out_features // dim
+        elif len(inputs) == 1:
+            name, = inputs
+            module = attention._modules[name]
+            if type(module) is not nn.Linear and not _is_transposed(module):
+                raise Unfit(f"layers: {name} is {type(module).__name__}, not Linear")
+            rows = module.nf if _is_transposed(module) else module.out_features
+            kv_heads = (rows // dim - heads) // 2
+            if (heads + 2 * kv_heads) * dim != rows:
+                raise Unfit(f"layers: {name} does not give heads of {dim} features")
+            parts.linear((at, name), ("q", "k", "v"), [heads * dim] + [kv_heads * dim] * 2)
+        else:
+            raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
+                        f"output: {', '.join(sorted(children))}")
+        biases = [f"b_{name}" for name in "qkv" if f"b_{name}" in parts.weights]
+        if 0 < len(biases) < 3:
+            raise Unfit(f"layers: {type(attention).__name__} has biases of {', '.join(biases)} alone")
+        for name, ours in zip(norms, ("q_norm", "k_norm")):
+            parts.norm((at, name), ours, self.known)
+            weight = attention._modules[name]._parameters.get("weight")
+            if weight is not None and weight.numel() != dim:
+                raise Unfit("layers: norms of q and k over all heads, for which there is no kernel")
+        others = set(attention._parameters) | set(attention._buffers)
+        if others == {"sinks"}:
+            parts.weights["sinks"] = Weight((at,), "sinks")
+        elif others:
+            raise Unfit(f"layers: {type(attention).__name__} has tensors of its own: "
+                        f"{', '.join(sorted(others))}")
+        return dict(heads=heads, kv_heads=kv_heads, dim=dim)
+
+    def _softcap(self, attention: nn.Module) -> float:
+        """PyTorch's own attention, "sdpa", leaves it out."""
+        softcap = getattr(attention, "attn_logit_softcapping", None)
+        by_module = self.decoder.config._attn_implementation == attentions.EAGER
+        return float(softcap) if softcap and by_module else 0.0
+
+    def _inline(self, parts: _Parts) -> dict:
+        chain = chain_of(parts.layer)
+        parts.linear(chain.first, ("up",))
+        parts.linear(chain.second, ("down",))
+        act = parts.layer._modules.get(chain.act[0])
+        if act is not None:
+            parts.module(chain.act)
+        return dict(act=chain.name)
+
+    def _gated(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module, gated: GatedMLP,
+               prefix: str = "") -> dict:
+        paths = [None if path is None else (*at, *path.split("."))
+                 for path in (gated.gate, gated.up, gated.down)]
+        names = [f"{prefix}{name}" for name in ("gate", "up", "down")]
+        if gated.up is None:
+            h = mlp.get_submodule(gated.down).in_features
+            order = names[1::-1] if gated.up_first else names[:2]
+            parts.linear(paths[0], tuple(order), [h, h])
+        else:
+            parts.linear(paths[0], (names[0],))
+            parts.linear(paths[1], (names[1],))
+        parts.linear(paths[2], (names[2],))
+        return dict(act=gated.act)
+
+    def _mlp(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module) -> dict:
+        if (gated := gated_of(mlp)) is not None:
+            return self._gated(parts, at, mlp, gated)
+        if is_patched(mlp, plain_mlp_forward):
+            first, second, _, act, _ = mlp.__dict__["_fftune"]
+            parts.linear((*at, first), ("up",))
+            parts.linear((*at, second), ("down",))
+            return dict(act=act)
+        if "experts" in mlp._modules:
+            return self._mixture(parts, at, mlp)
+        raise Unfit(f"layers: {type(mlp).__name__} is no MLP that is known")
+
+    def _mixture(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module) -> dict:
+        """A router and experts, both patched, and a network of all tokens beside them."""
+        children = {n: child for n, child in mlp.named_children()
+                    if next(child.parameters(), None) is not None}
+        routers = [name for name, child in children.items() if router_of(child) is not None]
+        shared = [name for name, child in children.items() if gated_of(child) is not None]
+        gates = [name for name, child in children.items()
+                 if type(child) is nn.Linear and child.out_features == 1 and child.bias is None]
+        experts = experts_of(children["experts"]) if "experts" in children else None
+        described = f"layers: a mixture of {', '.join(sorted(children))}"
+        if experts is None or len(routers) != 1 or len(shared) > 1 or len(gates) > len(shared) \
+                or {"experts", *routers, *shared, *gates} != set(children) \
+                or mlp._parameters or mlp._buffers:
+            raise Unfit(f"{described} is not known")
+        router, gate = router_of(children[routers[0]]), children[routers[0]]
+        if (router.wide or router.widened) and gate.weight.dtype != torch.float32:
+            raise Unfit(f"{described} has a router in float32, for which there is no kernel")
+        if router.added is not None:
+            raise Unfit(f"{described} weighs by a sum with {router.added} added, for which there is no "
+                        "kernel")
+        own = (*at, "experts")
+        for path in (own, (*at, routers[0])):
+            parts.module(path)
+        parts.weights["w_router"] = Weight((*at, routers[0]), "weight")
+        if gate._parameters.get("bias") is not None:
+            parts.weights["b_router"] = Weight((*at, routers[0]), "bias")
+        if router.bias:
+            parts.weights["choice_bias"] = Weight((*at, routers[0]), router.bias)
+        parts.weights["w_gate_up"] = Weight(own, "gate_up_proj", None, experts.transposed)
+        parts.weights["w_down"] = Weight(own, "down_proj", None, experts.transposed)
+        if experts.biased:
+            parts.weights["b_gate_up"] = Weight(own, "gate_up_proj_bias")
+            parts.weights["b_down"] = Weight(own, "down_proj_bias")
+        for name in shared:
+            found = gated_of(children[name])
+            if found.act != experts.act:
+                raise Unfit(f"{described} has another activation in {name}")
+            parts.module((*at, name))
+            self._gated(parts, (*at, name), children[name], found, "shared_")
+        for name in gates:
+            parts.linear((*at, name), ("shared_router",))
+        return dict(act=experts.act,
+                    choice=Choice(gate.weight.shape[0], gate.top_k, router.score, router.order,
+                                  router.renormalise, experts.packing, router.groups,
+                                  router.top_groups, router.group_score, router.scale))
+
+    def _rotary_features(self, angles: Angles) -> int:
+        """How many features of a head are rotated."""
+        rotary = self._rotary_of(angles)
+        rope_type = rotary.rope_type if angles.kind is None else rotary.rope_type.get(angles.kind)
+        if rope_type not in STATIC_ROPES:
+            raise Unfit("layers: its frequencies change with the length")
+        return 2 * frequencies(rotary, angles.kind).numel()
+
+    def _rope_scale(self, angles: Angles) -> float:
+        name = "attention_scaling" if angles.kind is None else f"{angles.kind}_attention_scaling"
+        scale = float(getattr(self._rotary_of(angles), name, 1.0))
+        return 0.0 if scale == 1.0 else scale
+
+    # what it computes
+
+    def _identify(self, layer: nn.Module, candidates: dict[tuple, Spec]) -> tuple:
+        """Two tokens of two sequences behind three others, in every form that is possible."""
+        spec = next(iter(candidates.values()))
+        own = stand_in(layer, self._small(layer, spec))
+        rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
+        config = self.decoder.config
+
+        def draw(numbers: Numbers) -> tuple:
+            numbers.fill(own, buffers=[w.name for w in spec.weights if w.name not in own._parameters])
+            like = spec.weights[0].of(own)
+            x = numbers(2, 2, like.shape[-1])
+            return x, numbers(2, 2, _PLACES, *spec.heads)
+
+        def agrees(ours, theirs):
+            x = theirs[3]
+            return all(map(_is_near, ours, theirs[:3], (x, None, None)))
+
+        return identify(lambda given: _run_layer(own, rotary, spec, config, *given),
+                        {key: _run_reference(own, rotary, other) for key, other in candidates.items()},
+                        draw, subject=f"layers: {type(layer).__name__}", agrees=agrees)
+
+    def _small(self, layer: nn.Module, spec: Spec) -> dict[int, int]:
+        """A stand-in has fewer features in the middle of the MLP."""
+        names = dict(zip(parse(spec.form).weights, spec.weights))
+        down = names["w_down"].of(layer)
+        h, kept = down.shape[-1], set()
+        for name, weight in names.items():
+            if name not in ("w_down", "w_gate", "w_up", "w_gate_up", "b_up", "b_gate", "b_gate_up"):
+                kept |= set(weight.of(layer).shape)
+        kept |= {down.shape[-2], *spec.heads, down.shape[0]}
+        return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
+
+
+_PLACES, _BEFORE = 8, 3
+
+
+def _is_near(ours: Tensor, theirs: Tensor, x: Tensor | None) -> bool:
+    """Errors are relative to what the layer adds to x."""
+    if ours.shape != theirs.shape:
+        return False
+    change = (theirs.double() - (0 if x is None else x.double())).norm()
+    error = (ours.double() - theirs.double()).norm()
+    return bool(error <= torch.finfo(torch.float32).eps * (64 * change + 2 * theirs.double().norm()))
+
+
+def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: Tensor, past: Tensor
+               ) -> tuple[Tensor, ...]:
+    """(y, keys, values, x) of the layer itself over a static cache."""
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    batch, s = x.shape[:2]
+    kv = StaticLayer(_PLACES)
+    if not hasattr(kv, "cumulative_length"):
+        raise Unfit("the static cache of this transformers does not count its tokens: whole layers need "
+                    "version 5")
+    keys, values = (t.clone().transpose(1, 2) for t in past)
+    kv.lazy_initialization(keys, values)
+    kv.keys, kv.values = keys, values
+    kv.cumulative_length.fill_(_BEFORE)
+    cache = StaticCache(config=config, max_cache_len=_PLACES)
+    cache.layers[spec.index] = kv
+    position_ids = torch.arange(_BEFORE, _BEFORE + s)[None]
+    mask = torch.arange(_PLACES) <= position_ids[0][:, None]
+    mask = mask.expand(batch, 1, s, _PLACES)
+    if config._attn_implementation == attentions.EAGER:
+        mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
+    options = dict(attention_mask=mask, past_key_values=cache, use_cache=True, position_ids=position_ids)
+    if rotary is not None:
+        options["position_embeddings"] = rotary(
+            x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))
+    parameters = inspect.signature(type(own).forward).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        options = {name: value for name, value in options.items() if name in parameters}
+    y = _first(own(x, **options))
+    return y, kv.keys, kv.values, x
+
+
+def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
+    def compute(given) -> tuple[Tensor, ...]:
+        x, past = given
+        batch, s = x.shape[:2]
+        caches = [t.clone().transpose(1, 2) for t in past]
+        places = torch.arange(_BEFORE, _BEFORE + s, dtype=torch.int32)
+        rows = angles = None
+        if spec.rotation is not None:
+            pairs = places[:, None].float() * frequencies(rotary, spec.angles.kind)
+            angles = angles_of(pairs, spec.rotation)
+            rows = torch.arange(s, dtype=torch.int32).expand(batch, -1)
+        slots = places + torch.arange(batch, dtype=torch.int32)[:, None] * _PLACES
+        lengths = torch.full((batch,), _BEFORE + s, dtype=torch.int32)
+        y = reference.layer(x, rows, angles, slots, lengths, [w.of(own) for w in spec.weights], caches,
+                            spec.form)
+        return y, *caches
+    return compute

@@ -1,0 +1,157 @@
+"""patch(graphs=True): what a replayed step reads and gives. Without a GPU the steps run again, and write
+into the same outputs each time, as a graph does."""
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import fftune
+from models import inputs, make
+
+pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
+                                reason="transformers is older than 5")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NEW_TOKENS = 8
+
+
+def generated(model, ids, graphs=True, **options):
+    if graphs:
+        options["compile_config"] = transformers.CompileConfig()
+        options["compile_config"]._compile_all_devices = True
+    return model.generate(ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False,
+                          **options)
+
+
+def patched(name):
+    """The model, a copy with graphs, their inputs, and what runs the steps of the copy."""
+    model = make(name, device=DEVICE)
+    own = copy.deepcopy(model)
+    fftune.patch(own, graphs=True)
+    runner = own.__dict__["get_compiled_call"].__self__
+    return model, own, inputs(name, device=DEVICE)["input_ids"], runner
+
+
+def replays(runner):
+    return sum(step.graph is not None for step in runner._steps.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "mixtral"])
+def test_what_outlives_a_step_is_not_written_over(name):
+    model, own, ids, runner = patched(name)
+    for each in (model, own):
+        each.set_attn_implementation("eager")  # which gives attentions
+    wanted = dict(output_hidden_states=True, output_attentions=True, output_logits=True,
+                  output_scores=True, return_dict_in_generate=True)
+    right = generated(model, ids, False, cache_implementation="static", disable_compile=True, **wanted)
+    ours = generated(own, ids, **wanted)
+    assert replays(runner) == 1
+    names = [name for name in right if name not in ("past_key_values", "sequences")]
+    assert any("hidden_states" in name for name in names) and any("attentions" in n for n in names)
+    assert torch.equal(ours.sequences, right.sequences)
+    for name in names:
+        mine, others = (torch.utils._pytree.tree_leaves(result[name]) for result in (ours, right))
+        assert len(mine) == len(others)
+        for one, other in zip(mine, others):  # scores have -inf
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), name
+
+
+class Scaled(nn.Module):
+    """As an adapter: what it adds depends on an attribute."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.scaling = layer, {"default": 1.0}
+
+    def forward(self, x):
+        return self.layer(x) * self.scaling["default"]
+
+
+def moved(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone().mul_(1.3)
+
+
+def assigned(model):
+    model.load_state_dict({name: tensor * 1.3 for name, tensor in model.state_dict().items()},
+                          assign=True)
+
+
+def adapted(model):
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = Scaled(mlp.down_proj)
+    mlp.down_proj.scaling["default"] = 3.0
+
+
+def hooked(model):
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda module, given, result: (result[0] * 3, *result[1:]))
+
+
+def another_forward(model):
+    layer = model.model.layers[0].self_attn
+    inner = layer.forward
+    layer.forward = lambda *given, **options: (lambda y: (y[0] * 3, *y[1:]))(inner(*given, **options))
+
+
+def another_setting(model):
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 4
+
+
+@pytest.mark.parametrize("change", [moved, assigned, adapted, hooked, another_forward,
+                                    another_setting])
+def test_a_graph_is_of_the_weights_and_modules_of_today(change):
+    model, own, ids, runner = patched("llama")
+    before = generated(own, ids)
+    assert torch.equal(before, generated(model, ids, False)) and replays(runner) == 1
+    change(own), change(model)
+    right = generated(model, ids, False)
+    assert not torch.equal(before, right)
+    for _ in range(2):
+        assert torch.equal(generated(own, ids), right)
+
+
+def test_an_adapter_that_is_set_to_another_scale():
+    model, own, ids, _ = patched("llama")
+    for each in (model, own):
+        adapted(each)
+    first = generated(own, ids)
+    for each in (model, own):
+        each.model.layers[0].mlp.down_proj.scaling["default"] = -4.0
+    right = generated(model, ids, False)
+    assert not torch.equal(first, right) and torch.equal(generated(own, ids), right)
+
+
+def test_weights_that_change_between_two_steps():
+    model, own, ids, _ = patched("llama")
+
+    class Changing(transformers.StoppingCriteria):
+        def __init__(self, model):
+            self.model, self.calls = model, 0
+
+        def __call__(self, *_, **__):
+            self.calls += 1
+            if self.calls == 4:
+                moved(self.model)
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    right, ours = (generated(each, ids, graphs, stopping_criteria=[Changing(each)])
+                   for each, graphs in ((model, False), (own, True)))
+    assert torch.equal(ours, right)
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("GPTNeoConfig", dict(hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=64,
+                          window_size=4, attention_types=[[["global", "local"], 1]]))])
+def test_models_that_cannot_be_compiled_whole_run_as_before(kind, settings):
+    config = getattr(transformers, kind)(vocab_size=96, bos_token_id=1, eos_token_id=2, **settings)
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    ids = torch.randint(3, 96, (2, 7), device=DEVICE)
+    right = generated(model, ids, False)
+    report = fftune.patch(model, graphs=True)
+    assert any("cannot be compiled whole" in words for _, words in report.left)
+    assert model.generation_config.cache_implementation is None
+    assert torch.equal(generated(model, ids), right)

@@ -1,0 +1,275 @@
+"""Every kind of wrong value at every argument of every public function: one line, and no crash."""
+import inspect
+import math
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import fftune
+from fftune import nn, ops
+
+X, W, D, V = torch.randn(3, 8), torch.randn(6, 8), torch.randn(8, 6), torch.randn(8)
+MASK, H = torch.tensor([True, False, True]), torch.randn(3, 6)
+Q, K = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 2, 8)
+IDS, SHARES = torch.tensor([[0], [1], [1]], dtype=torch.int32), torch.rand(3, 1)
+EXPERTS = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6)
+FP8, ONE = torch.float8_e4m3fn, torch.ones(1)
+WEIGHTS = {"attn_norm": V, "w_q": torch.randn(8, 8), "w_k": torch.randn(8, 8),
+           "w_v": torch.randn(8, 8), "w_o": torch.randn(8, 8), "ffn_norm": V, "w_gate": W,
+           "w_up": W, "w_down": D}
+
+
+def caches():
+    return [tuple(torch.zeros(1, 5, 1, 8).transpose(1, 2) for _ in range(2))]
+
+
+# A good call of each function of fftune.ops: its arguments by name.
+GOOD = {
+    "ffn": dict(x=X, w_gate=W, w_up=W, w_down=D, bias=V, residual=X, act="silu", recompute=False),
+    "ffn_backward": dict(dy=X, x=X, gate=H, up=H, w_gate=W, w_up=W, w_down=D, act="silu", into=None),
+    "ffn_block": dict(x=X, residual=X, w_norm=V, w_gate=W, w_up=W, w_down=D, act="silu",
+                      convention="llama", eps=1e-6, recompute=False),
+    "ffn_fp8": dict(x=X.to(FP8), w_gate=W.to(FP8), w_up=W.to(FP8), w_down=D.to(FP8), x_scale=ONE,
+                    w_gate_scale=ONE, w_up_scale=ONE, w_down_scale=ONE, hidden_scale=ONE,
+                    act="silu"),
+    "mlp": dict(x=X, w_up=W, w_down=D, b_up=torch.randn(6), b_down=V, residual=X, act="gelu"),
+    "linear": dict(x=X, w=W, bias=torch.randn(6), residual=H),
+    "linear_backward": dict(dy=H, x=X, w=W, bias=True, into=None),
+    "masked_ffn": dict(x=X, mask=MASK, w_gate_true=W, w_up_true=W, w_down_true=D, w_gate_false=W,
+                       w_up_false=W, w_down_false=D, act="silu", recompute=False,
+                       pattern="block:0.33"),
+    "masked_linear": dict(x=X, mask=MASK, w_true=W, w_false=W, pattern=None),
+    "masked_linear_backward": dict(dy=H, x=X, mask=MASK, w_true=W, w_false=W, into=None,
+                                   pattern=None),
+    "rmsnorm": dict(x=X, w=V, eps=1e-6, convention="llama", save_rstd=False),
+    "add_rmsnorm": dict(x=X, residual=X, w=V, eps=1e-6, convention="llama", save_rstd=False),
+    "rmsnorm_quantised": dict(x=X, w=V, residual=X, eps=1e-6, convention="llama", dtype=torch.int8),
+    "bias_gelu": dict(x=X, bias=V, approximate="none"),
+    "act_mul": dict(gate=X, up=X, act="silu"),
+    "rope": dict(q=Q, k=K, angles=None, starts=torch.tensor([0, 3]), offsets=None,
+                 rotation="halves", rotary=0, rule="base", base=1e4, factor=1.0, context=64.0,
+                 low=1.0, high=4.0, beta_fast=32.0, beta_slow=1.0, scale=0.0),
+    "ngram_block": dict(ids=torch.randint(0, 5, (3, 9)), logits=torch.randn(3, 5), n=2, padding=-1,
+                        lengths=torch.tensor([9, 4, 2]), prefix=torch.randint(0, 5, (1, 4)),
+                        prefix_lengths=torch.tensor([4])),
+    "attention": dict(q=Q, k=K, v=K, mask=torch.ones(2, 1, 3, 3, dtype=torch.bool), causal=False,
+                      window=0, bias=torch.randn(1, 4, 3, 3), offsets=None, kv_offsets=None,
+                      lengths=torch.tensor([3, 2]), sinks=torch.randn(4), pages=None, softcap=2.0,
+                      scale=0.5, return_lse=True),
+    "masked_softmax": dict(x=Q, mask=torch.ones(2, 1, 4, 8, dtype=torch.bool), causal=False,
+                           scale=1.0),
+    "pack_mask": dict(mask=torch.ones(2, 1, 3, 3, dtype=torch.bool)),
+    "moe_ffn": dict(x=X, ids=IDS, weights=SHARES, w_gate=torch.randn(2, 12, 8), w_up=None,
+                    w_down=EXPERTS[2], biases=(torch.randn(2, 12), torch.randn(2, 8)), act="silu",
+                    packing="halves", weigh="after", shared=0, recompute=False, routing=None),
+    "moe_ffn_backward": dict(dy=X, x=X, ids=IDS, weights=SHARES, gate=None, up=None,
+                             w_gate=EXPERTS[0], w_up=EXPERTS[1], w_down=EXPERTS[2], act="silu",
+                             into=None, routing=None),
+    "moe_ffn_fp8": dict(x=X.to(FP8), ids=IDS, weights=SHARES,
+                        **{name: w.to(FP8) for name, w in zip(("w_gate", "w_up", "w_down"), EXPERTS)},
+                        x_scale=ONE, w_gate_scale=torch.ones(2), w_up_scale=torch.ones(2),
+                        w_down_scale=torch.ones(2), hidden_scale=ONE, act="silu", packing="halves",
+                        shared=0, routing=None),
+    "moe_route": dict(logits=X, top_k=2, bias=V, score="softmax", order="before", groups=0,
+                      top_groups=0, group_score="max", renormalise=False, scale=1.0),
+    "qkv": dict(x=X, w=torch.randn(32, 8), heads=2, kv_heads=1, bias=torch.randn(32),
+                norms=(V, V), eps=1e-6, positions=torch.arange(3), angles=None, rotation="halves",
+                rotary=0, rule="base", base=1e4, factor=1.0, context=64.0, low=1.0, high=4.0,
+                beta_fast=32.0, beta_slow=1.0, scale=0.0, caches=None, slots=None),
+    "layernorm": dict(x=X, w=V, b=V, eps=1e-5),
+    "add_layernorm": dict(x=X, residual=X, w=V, b=V, eps=1e-5),
+    "layer": dict(x=torch.randn(1, 1, 8), weights=[WEIGHTS], caches=caches(),
+                  lengths=torch.tensor([2], dtype=torch.int32), heads=1, kv_heads=1, slots=None,
+                  positions=None, angles=None, act="silu", convention="llama", eps=1e-6, softcap=0.0,
+                  scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
+                  renormalise=False, packing="halves"),
+}
+MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
+WRONG_TENSORS = {
+    **{str(t).removeprefix("torch."): (lambda t: lambda a: a.to(t))(dtype) for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn,
+        torch.float8_e5m2) for t in (dtype,)},
+    "0-dim": lambda a: a.flatten()[0], "empty": lambda a: a[:0],
+    "more dims": lambda a: a[None], "more rows": lambda a: torch.cat((a, a)),
+    "narrower": lambda a: a[..., :-1], "transposed": lambda a: a.mT if a.dim() > 1 else a,
+    "expanded": lambda a: a.flatten()[:1].expand(a.shape),
+    "sparse": lambda a: a.to_sparse(), "csr": lambda a: a.to_sparse_csr(),
+    "mkldnn": lambda a: a.float().to_mkldnn(), "meta": lambda a: a.to("meta"),
+    "nested": lambda a: torch.nested.nested_tensor([a, a]),
+    "quantised": lambda a: torch.quantize_per_tensor(a.float(), 0.1, 0, torch.quint8),
+    "gradient": lambda a: a.float().clone().requires_grad_(),
+    "numpy": lambda a: a.float().numpy(), "list": lambda a: a.tolist(), "parameter":
+    lambda a: torch.nn.Parameter(a.float()), "NaN": lambda a: torch.full(a.shape, math.nan),
+}
+WRONG_VALUES = (None, True, -1, 0, 3, 2**40, 2**70, 0.5, -1.0, math.nan, math.inf, "", "foo",
+                "a b\nc", b"x", [], [1], [None], (), (X,), (X, X), {}, {"a": 1}, object(), X, IDS,
+                numpy.ones(3), numpy.float32(1), numpy.int64(1), torch.float32, [X, None], [object()],
+                ("a", "b"), [{"w_q": X}], torch.tensor(2), int)
+
+
+def accepts(call) -> None:
+    """What it does, or fftune.Error with one line."""
+    try:
+        call()
+    except fftune.Error as error:
+        assert "\n" not in str(error) and ": " in str(error), str(error)
+
+
+def wrong_values(value):
+    if isinstance(value, Tensor):
+        for change in WRONG_TENSORS.values():
+            try:
+                yield change(value)
+            except (RuntimeError, TypeError, IndexError):
+                continue  # there is no such tensor
+    yield from WRONG_VALUES
+
+
+def fuzz(function, good: dict, positional=()) -> None:
+    copied = lambda value: value.clone() if type(value) is Tensor else value
+    function(*positional, **{name: copied(value) for name, value in good.items()})
+    for name, value in good.items():
+        for wrong in wrong_values(value):
+            given = {**{n: copied(v) for n, v in good.items()}, name: wrong}
+            accepts(lambda: function(*positional, **given))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", GOOD)
+def test_ops_take_no_wrong_value(name):
+    good = GOOD[name]
+    assert set(good) == set(inspect.signature(getattr(ops, name)).parameters)
+    fuzz(getattr(ops, name), good)
+
+
+def test_every_public_op_has_a_good_call():
+    assert set(ops.__all__) == {*GOOD, "masked_ffn_backward"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_gradients_of_masked_ffn_take_no_wrong_value():
+    weights = (W, W, D, W, W, D)
+    name = "masked_ffn_backward"
+    backward = lambda dy, x, mask, gate, up, **options: getattr(ops, name)(
+        dy, x, mask, gate, up, *weights, **options)
+    fuzz(backward, MASKED)
+    for count in (0, 1, 5, 7):
+        accepts(lambda: ops.masked_ffn_backward(X, X, MASK, None, None, *([W] * count)))
+    for wrong in wrong_values(W):
+        accepts(lambda: ops.masked_ffn_backward(X, X, MASK, None, None, wrong, *weights[1:]))
+
+
+INTO = [("ffn_backward", 3), ("linear_backward", 2), ("masked_linear_backward", 2),
+        ("moe_ffn_backward", 3)]
+
+
+@pytest.mark.parametrize("name, count", INTO)
+def test_gradients_to_add_to_are_checked(name, count):
+    like = {"ffn_backward": (W, W, D), "linear_backward": (W, W[:, 0]),
+            "masked_linear_backward": (W, W), "moe_ffn_backward": EXPERTS}[name]
+    for at in range(count):
+        for wrong in wrong_values(like[at]):
+            into = [t.clone() for t in like]
+            into[at] = wrong
+            accepts(lambda: getattr(ops, name)(**{**GOOD[name], "into": into}))
+    accepts(lambda: getattr(ops, name)(**{**GOOD[name], "into": []}))
+
+
+# Tensors whose element types are not the op's: never a result.
+_BYTES = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.complex64, FP8,
+          torch.float8_e5m2, torch.float64)
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta", "fake", "compiled"])
+@pytest.mark.parametrize("name", GOOD)
+def test_element_types_come_from_no_fallback(name, on):
+    """With one tensor of floating point of another type, and with all of them."""
+    good = GOOD[name]
+    floats = [n for n, v in good.items() if isinstance(v, Tensor) and v.is_floating_point()
+              and v.dtype != FP8]
+    for dtype in _BYTES if on != "compiled" else (torch.uint8,):
+        for changed in ([n] for n in floats) if on != "compiled" else ():
+            refuses_type(name, good, changed, dtype, on)
+        if floats:
+            refuses_type(name, good, floats, dtype, on)
+
+
+# Weights that any type of floating point serves.
+ANY_FLOAT = {("rmsnorm", "w"), ("add_rmsnorm", "w"), ("rmsnorm_quantised", "w"),
+             ("bias_gelu", "bias"), ("moe_ffn", "weights"), ("moe_ffn_backward", "weights"),
+             ("moe_ffn_fp8", "weights"), ("moe_route", "bias"), ("attention", "sinks")}
+
+
+def refuses_type(name, good, changed, dtype, on) -> None:
+    if dtype == torch.float64 and all((name, n) in ANY_FLOAT for n in changed):
+        return
+    given = {n: v.clone().to(dtype) if n in changed else v for n, v in good.items()}
+    function = getattr(ops, name)
+    if on == "compiled":
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda **a: function(**a), backend="eager", fullgraph=True)
+        with pytest.raises(Exception, match=str(dtype)):
+            compiled(**given)
+        return
+    if on == "meta":
+        given = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), given)
+    with pytest.raises(fftune.Error, match=f"{dtype}"):
+        if on == "fake":
+            with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                function(**torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, given))
+        else:
+            function(**given)
+
+
+@pytest.mark.parametrize("name, good, calls", [
+    ("GatedMLP", dict(hidden=8, intermediate=6, act="silu", bias=False, recompute=False), 1),
+    ("RMSNorm", dict(features=8, eps=1e-6, convention="llama"), 1),
+    ("BiasGELU", dict(features=8, approximate="none"), 1),
+    ("MaskedLinear", dict(in_features=8, out_features=6, pattern=None), 2),
+    ("MaskedMLP", dict(hidden=8, intermediate=6, act="silu", pattern=None), 2),
+    ("MoE", dict(hidden=8, intermediate=6, experts=4, top_k=2, act="silu", recompute=False,
+                 score="softmax", order="before", renormalise=False, groups=0, top_groups=0,
+                 group_score="max", scale=1.0, bias=False, shared=0), 1)])
+@pytest.mark.filterwarnings("ignore")
+def test_modules_take_no_wrong_value(name, good, calls):
+    kind = getattr(nn, name)
+    inputs = (X, MASK)[:calls]
+    module = kind(**good)
+    module(*inputs)
+    for at in range(calls):
+        for wrong in wrong_values(inputs[at]):
+            accepts(lambda: module(*inputs[:at], wrong, *inputs[at + 1:]))
+    for option, value in good.items():
+        for wrong in WRONG_VALUES:
+            if isinstance(wrong, int) and wrong > 2**30:
+                continue  # so much memory is there, or not
+            accepts(lambda: kind(**{**good, option: wrong})(*inputs))
+
+
+@pytest.mark.parametrize("call", [
+    lambda wrong: fftune.patch(wrong), lambda wrong: fftune.unpatch(wrong),
+    lambda wrong: fftune.tune(wrong, X), lambda wrong: fftune.check(wrong or 1, X),
+    lambda wrong: fftune.explain(wrong), lambda wrong: fftune.explain({"op": wrong}),
+    lambda wrong: fftune.explain({"op": "rmsnorm", "m": wrong, "d": 8}, "cpu"),
+    lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8}, wrong),
+    lambda wrong: fftune.MaskedLinear.apply(wrong, W.T, W.T, MASK),
+    lambda wrong: fftune.MaskedLinear.apply(X, wrong, W.T, MASK),
+    lambda wrong: fftune.MaskedFFN.apply(X, W.T, D.T, wrong, W.T, D.T, W.T, MASK)])
+@pytest.mark.filterwarnings("ignore")
+def test_the_top_level_takes_no_wrong_value(call):
+    for wrong in WRONG_VALUES:
+        accepts(lambda: call(wrong))
+
+
+def test_another_library_is_one_error(run_python):
+    for library in ("libc.so.6", "/dev/null", "/", "/nowhere/libfftune.so"):
+        assert run_python("""
+            try:
+                import fftune
+            except RuntimeError as error:
+                assert type(error).__name__ == "Error", error
+                print(str(error).count(chr(10)), "FFTUNE_LIBRARY" in str(error))
+        """, FFTUNE_LIBRARY=library) == "0 True", library
