@@ -1,6 +1,6 @@
-// What becomes of heads that a product has written to memory, before attention reads them: norms,
-// over a head or over all heads of q or of k, RoPE, and the rows of the caches. The epilogue qkv
-// does the same where a block of the product has all that a norm is over.
+// Finishes heads that a product has written to memory: norms over a head, or over all heads of q or
+// of k; RoPE; and the rows of the caches. The epilogue qkv does the same where a block of the
+// product has all features that a norm is over.
 //
 //   block          a token's heads of q, of k or of v (blockIdx.y); a warp has a head at a time, in
 //                  shared memory as float32
@@ -50,7 +50,7 @@ class heads_kernel {
     float squares[warps];
   };
 
-  // Of token blockIdx.x and part blockIdx.y.
+  // The block has token blockIdx.x and part blockIdx.y: q, k or v.
   static __device__ __forceinline__ void run(const heads_tensors<T>& tensors, const void* slots,
                                              const head_angles& angles, const float* frequencies,
                                              int heads, int kv_heads, float epsilon, float offset,

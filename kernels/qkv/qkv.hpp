@@ -7,10 +7,9 @@
 // dim] instead, or nowhere if that is negative. A contiguous cache [sequences, length] has the slot
 // sequence * length + position, a paged one page * page_size + offset.
 //
-// An epilogue has the heads of a tile. What needs more, or other places, is a second stage
-// (heads.cu) over what the product has written to memory: norms over all heads of q, and of k
-// (OLMo-2), layer normalisation of heads, norms behind RoPE (HunYuan), and weights that have the
-// rows of q, k and v in turns (GPT-NeoX, Falcon).
+// An epilogue has the heads of a tile. A second stage (heads.cu) over the product in memory has
+// norms over all heads of q, and of k (OLMo-2), layer normalisation of heads, and norms behind RoPE
+// (HunYuan). It also takes weights that have the rows of q, k and v in turns (GPT-NeoX, Falcon).
 #pragma once
 
 #include <cstdint>

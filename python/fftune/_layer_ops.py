@@ -18,7 +18,7 @@ _BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "b_o", "attn_post_norm", "ff
                   "b_up", "b_gate_up", "b_down", "w_shared_router", "w_shared_gate", "w_shared_up",
                   "w_shared_down", "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
-# What norms have where a model's do not: weights of 1 and biases of 0.
+# Norms may have these as constants: weights of 1 and biases of 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
 _FLOAT32 = ("sinks", "choice_bias", "residual_scale")  # as the kernels read them
@@ -51,8 +51,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class LayerForm:
-    """What the string `form` of the op says: the tensors that a layer has, those that are constants,
-    and its options."""
+    """The string `form` of the op, parsed: the tensors of a layer, those that are constants, and its
+    options."""
 
     before: tuple[str, ...]
     behind: tuple[str, ...]
@@ -345,8 +345,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     layers do not have: they are 1 and 0.
 
     w_qkv [(heads + 2 kv_heads) dim, d] and b_qkv may stand for w_q, w_k and w_v: all rows of q, then
-    of k, then of v; or with `grouped` the rows of the heads of q that share a head of k, then of
-    that head of k, then of v. q_norm [heads * dim] and k_norm [kv_heads * dim] are over all heads
+    of k, then of v. With `grouped` each head of k has the rows of its heads of q, its own and those
+    of v. q_norm [heads * dim] and k_norm [kv_heads * dim] are over all heads
     together; with q_norm_bias and k_norm_bias heads have layer normalisation; with `norm_last`
     norms are behind RoPE. `multiplier` is a factor of what is added to the residual, or
     residual_scale [d] float32 one for each feature.
@@ -354,11 +354,12 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     With w_router [experts, d] it is a mixture of experts, of which a token chooses `top_k`, by
     `score`, `order` and `renormalise` as in moe_route: w_gate, w_up [experts, h, d], w_down
     [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as
-    in moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`,
-    `top_groups` and `group_score`, `route_scale` (its scale), `wide_logits` (float32, as if x and w_router were), biases b_gate, b_up [experts, h] or
-    b_gate_up, and b_down [experts, d]; and beside the experts w_shared_gate, w_shared_up [n, d],
-    w_shared_down [d, n], a network of all tokens, weighted by sigmoid(x w_shared_routerᵀ) if there
-    is w_shared_router [1, d]. With sinks [heads] each head has a logit that joins the softmax.
+    in moe_ffn. choice_bias [experts], `groups`, `top_groups`, `group_score` and
+    `route_scale` are those of moe_route; b_router [experts] is the bias of the router's product, and
+    `wide_logits` keeps its result in float32. Experts may have biases b_gate, b_up [experts, h] or
+    b_gate_up, and b_down [experts, d]. Beside them w_shared_gate, w_shared_up [n, d] and
+    w_shared_down [d, n] are a network of all tokens; w_shared_router [1, d] weights it by
+    sigmoid(x w_shared_routerᵀ). With sinks [heads] each head has a logit that joins the softmax.
 
     caches: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. lengths

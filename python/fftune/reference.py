@@ -734,7 +734,7 @@ def _heads(x, w, form):
 
 
 def _experts(x, w, form, scaled):
-    """Of a layer with a factor of what is added, route-scale has that of the experts."""
+    """`scaled` applies the layer's factor to the shared network; route-scale has that of experts."""
     router = [None if t is None else _wide(t) if form.get("logits") == "f32" else t
               for t in (x, w["w_router"], w.get("b_router"))]
     weights, ids = moe_route(F.linear(*router), w.get("choice_bias"),

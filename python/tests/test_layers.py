@@ -158,7 +158,7 @@ def by_reference(monkeypatch, arguments, options):
 @pytest.mark.parametrize("s", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_values(form, s, dtype, monkeypatch):
-    # Of two experts with nearly the same score rounding may choose the other one: other rows tell.
+    # Rounding may choose another of two experts with nearly the same score: other rows tell.
     tries = 4 if "experts" in FORMS[form] and dtype == torch.bfloat16 else 1
     errors = []
     for _ in range(tries):

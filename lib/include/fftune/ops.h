@@ -44,6 +44,8 @@
  *   bias        none, down, both                   pass fwd: what is added to every row: of y
  *                                                  b_down; both: and without a gate b_up of what
  *                                                  the activation takes
+ *   y-scale     no, yes                            pass fwd: whether columns of y are multiplied by
+ *                                                  a factor each, before a residual is added
  *   residual    no, yes                            pass fwd: whether y is added to a residual of
  *                                                  its size
  *   gate        yes, no                            pass fwd: whether the activation's result gates
@@ -80,6 +82,8 @@
  *   6  up    output  T  [m, h]
  * with bias=down: x, w_gate, w_up, w_down, b_down, y
  *   4  b_down  input  T  [d]
+ * with y-scale=yes: x, w_gate, w_up, w_down, y_scale, y
+ *   4  y_scale  input  f32  [d]
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
  * with gate=no: x, w_up, w_down, y
@@ -109,7 +113,10 @@
  *   k           1 to 2147483647  input features
  *   n           1 to 2147483647  output features
  *   bias        no, yes          whether y has a bias, and the backward pass its gradient
+ *   y-scale     no, yes          pass fwd: whether columns of y are multiplied by a factor each,
+ *                                before a residual is added
  *   residual    no, yes          pass fwd: whether y is added to a residual of its size
+ *   output      same, f32        pass fwd: element type of y: that of x and w, or f32
  *   accumulate  no, yes          pass bwd: whether the gradients of w and bias are added to others,
  *                                which may be the same buffers
  *
@@ -119,6 +126,8 @@
  *   2  y  output  T  [m, n]
  * with bias=yes: x, w, bias, y
  *   2  bias  input  T  [n]
+ * with y-scale=yes: x, w, y_scale, y
+ *   2  y_scale  input  f32  [n]
  * with residual=yes: x, w, residual, y
  *   2  residual  input  T  [m, n]
  *
@@ -619,11 +628,16 @@
  *                                                  all if left out
  *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
  *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
- *   weights      separate, packed                  one weight (and bias) each of q, k and v, or all
- *                                                  rows in one
+ *   weights      separate, packed, grouped         one weight (and bias) each of q, k and v, or all
+ *                                                  rows in one; grouped: of each head of k the rows
+ *                                                  of its heads of q, then its own, then those of v
  *   bias         no, yes                           whether q, k and v have a bias
- *   norm         no, yes                           whether heads of q and k are RMS-normalised,
- *                                                  with weights of their own
+ *   norm         no, yes, rows, layer              whether heads of q and k are RMS-normalised,
+ *                                                  with weights of their own; rows: all heads of q,
+ *                                                  and of k, together; layer: heads by layer
+ *                                                  normalisation
+ *   norm-order   before, after                     whether heads are normalised before RoPE or
+ *                                                  after it
  *   convention   llama, gemma                      of the norm: its weights are factors, or (gemma)
  *                                                  kept as their distance from 1
  *   eps          a number from 0 to 1              of the norm, added to the mean square
@@ -663,6 +677,8 @@
  *   6  v    output  T  [m, kv-heads, dim]
  * with weights=packed: x, w, q, k, v
  *   1  w  input  T  [3 * dim * heads, d]
+ * with weights=grouped: x, w, q, k, v
+ *   1  w  input  T  [3 * dim * heads, d]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -670,6 +686,9 @@
  * with norm=yes: x, w_q, w_k, w_v, q_norm, k_norm, q, k, v
  *   4  q_norm  input  T  [dim]
  *   5  k_norm  input  T  [dim]
+ * with norm=rows: x, w_q, w_k, w_v, q_norm, k_norm, q, k, v
+ *   4  q_norm  input  T  [dim * heads]
+ *   5  k_norm  input  T  [dim * heads]
  * with rotation=halves: x, w_q, w_k, w_v, positions, angles, q, k, v
  *   4  positions  input  i32  [m]
  *   5  angles     input  f32  [4096, dim]
@@ -893,80 +912,113 @@
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts
  *
- *   batch        1 to 65536                         sequences (any number)
- *   d            1 to 2147483647                    features of a token
- *   h            1 to 2147483647                    intermediate size of the feed-forward network,
- *                                                   or of an expert
- *   heads        1 to 1024                          heads of q
- *   dim          1 to 256                           features of a head
- *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
- *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
- *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
- *   layers       1 to 256, rare                     how many layers, each with weights and caches
- *                                                   of its own
- *   experts      1 to 1024, rare                    experts to choose from, with ffn=moe
- *   top-k        1 to 32, rare                      experts that a token chooses
- *   shared       1 to 8, rare                       experts that every token goes through; left
- *                                                   out: none
- *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
- *                                                   left out
- *   rotary       1 to 256, rare                     features of a head to rotate; all if left out
- *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
- *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
- *   norm         rms, layer                         of rows: by the root mean square, or layer
- *                                                   normalisation with biases
- *   post-norms   no, yes                            whether what attention and the feed-forward
- *                                                   network give is normalised before it is added
- *   block        serial, parallel                   whether the feed-forward network follows
- *                                                   attention, or takes the same normalised x
- *                                                   beside it
- *   ffn          gated, plain, moe                  the feed-forward network: with a gate, plain
- *                                                   without, or a mixture of experts with gates
- *   score        softmax, sigmoid                   what of a router's logit is an expert's score
- *   order        before, after                      whether the router's softmax is over all
- *                                                   experts, before the choice, or over the chosen
- *                                                   ones after it
- *   renormalise  no, yes                            whether the weights of a token's experts add up
- *                                                   to 1
- *   gate-up      separate, halves, interleaved      the experts' weights of gate and up: separate;
- *                                                   or packed in w_gate_up, whose rows are those of
- *                                                   gate and then those of up, or one of each in
- *                                                   turn
- *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
- *                                                   or file:IDS, a text file of ids: how often
- *                                                   experts are chosen: of test data, and to choose
- *                                                   a preset by
- *   convention   llama, gemma, t5                   of the norms: where they round, and whether
- *                                                   weights are kept as their distance from 1
- *   eps          a number from 0 to 1               of the norms: added to the mean square
- *   qkv-bias     no, yes                            whether q, k and v have a bias
- *   qk-norm      no, yes                            whether heads of q and k are normalised, with
- *                                                   weights of their own
- *   out-bias     no, yes                            whether the output product has a bias
- *   ffn-bias     no, yes                            whether the feed-forward network has biases
- *   rotation     halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
- *                                                   neighbours, or none
- *   softcap      a number from 0 to 1000000         of attention's scores: c in c tanh(x / c); 0:
- *                                                   none
- *   scale        a number from 0 to 1000000         of attention's scores; 0: 1 / sqrt(dim)
- *   lengths      full, ragged                       how many keys the sequences have in tests and
- *                                                   measurements: all that the cache has room for,
- *                                                   or some
- *   angles       base, table, llama3, yarn          a table is given, or the rule by which
- *                                                   frequencies are computed
- *   base         a number from 1 to 1000000000000   of the computed frequencies
- *   factor       a number from 0.001 to 1000000     by which the rule stretches positions
- *   context      a number from 1 to 1000000000      positions that the model was trained with
- *   low          a number from 0.001 to 1000000     of llama3: context/low is the longest
- *                                                   wavelength that is interpolated
- *   high         a number from 0.001 to 1000000     of llama3: context/high is the longest
- *                                                   wavelength that is left alone
- *   beta-fast    a number from 0.001 to 1000000     of yarn: rotations in the context from which a
- *                                                   pair is left alone
- *   beta-slow    a number from 0.001 to 1000000     of yarn: rotations in the context up to which a
- *                                                   pair is stretched
- *   rope-scale   a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
- *                                                   own
+ *   batch           1 to 65536                        sequences (any number)
+ *   d               1 to 2147483647                   features of a token
+ *   h               1 to 2147483647                   intermediate size of the feed-forward
+ *                                                     network, or of an expert
+ *   heads           1 to 1024                         heads of q
+ *   dim             1 to 256                          features of a head
+ *   cache           1 to 16777216                     keys that the cache has room for, of a
+ *                                                     sequence
+ *   kv-heads        1 to 1024, rare                   heads of k, and of v; heads if left out
+ *   s               1 to 16777216, rare               new tokens of each sequence; 1 if left out
+ *   layers          1 to 256, rare                    how many layers, each with weights and caches
+ *                                                     of its own
+ *   experts         1 to 1024, rare                   experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                     experts that a token chooses
+ *   shared          1 to 8, rare                      experts that every token goes through; left
+ *                                                     out: none
+ *   shared-h        1 to 16777216, rare               intermediate size of a network with weights
+ *                                                     of its own beside the experts, for every
+ *                                                     token; left out: none
+ *   groups          1 to 32, rare                     groups of experts, of which a token uses the
+ *                                                     best; left out: none
+ *   top-groups      1 to 32, rare                     groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
+ *                                                     left out
+ *   rotary          1 to 256, rare                    features of a head to rotate; all if left out
+ *   positions       1 to 1073741824, rare             rows of the table of angles; 4096 if left out
+ *   act                                               silu, gelu, gelu-tanh, relu, none,
+ *                                                     swiglu-oai: activation of the feed-forward
+ *                                                     network
+ *   norm            rms, layer                        of rows: by the root mean square, or layer
+ *                                                     normalisation with biases
+ *   post-norms      no, yes, only                     whether what attention and the feed-forward
+ *                                                     network give is normalised before it is
+ *                                                     added; only: and what they take is not
+ *   residual-scale  no, yes                           whether a vector multiplies what is added to
+ *                                                     the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms  whether the feed-forward network follows
+ *                                                     attention; or stands beside it, and takes the
+ *                                                     same normalised x, or x by a norm of its own
+ *   ffn             gated, plain, moe                 the feed-forward network: with a gate, plain
+ *                                                     without, or a mixture of experts with gates
+ *   score           softmax, sigmoid                  what of a router's logit is an expert's score
+ *   order           before, after                     whether the router's softmax is over all
+ *                                                     experts, before the choice, or over the
+ *                                                     chosen ones after it
+ *   renormalise     no, yes                           whether the weights of a token's experts add
+ *                                                     up to 1
+ *   group-score     max, top2                         what a group of experts is chosen by: its
+ *                                                     best expert, or the sum of its best two
+ *   choice-bias     no, yes                           whether a bias is added to the experts'
+ *                                                     scores for the choice alone
+ *   logits          same, f32                         element type of the router's logits: that of
+ *                                                     x, or f32
+ *   router-bias     no, yes                           whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000    a factor of the weights of a token's experts
+ *   shared-gate     no, yes                           whether the network of shared-h is weighted
+ *                                                     by the sigmoid of a product of its own
+ *   gate-up         separate, halves, interleaved     the experts' weights of gate and up:
+ *                                                     separate; or packed in w_gate_up, whose rows
+ *                                                     are those of gate and then those of up, or
+ *                                                     one of each in turn
+ *   routing                                           uniform, or zipf:SKEW with a skew from 0 to
+ *                                                     4, or file:IDS, a text file of ids: how often
+ *                                                     experts are chosen: of test data, and to
+ *                                                     choose a preset by
+ *   convention      llama, gemma, t5                  of the norms: where they round, and whether
+ *                                                     weights are kept as their distance from 1
+ *   eps             a number from 0 to 1              of the norms: added to the mean square
+ *   qkv-bias        no, yes                           whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped         the weights of q, k and v: separate; or
+ *                                                     packed in w_qkv, whose rows are those of q,
+ *                                                     of k and of v, or (grouped) of each head of k
+ *                                                     those of its heads of q, its own and those of
+ *                                                     v
+ *   qk-norm         no, yes, rows, layer              whether heads of q and k are normalised, with
+ *                                                     weights of their own; rows: all heads of q,
+ *                                                     and of k, together; layer: heads by layer
+ *                                                     normalisation
+ *   qk-norm-order   before, after                     whether heads are normalised before RoPE or
+ *                                                     after it
+ *   sinks           no, yes                           whether each head has a logit that joins
+ *                                                     attention's softmax without a value
+ *   out-bias        no, yes                           whether the output product has a bias
+ *   ffn-bias        no, yes                           whether the feed-forward network has biases
+ *   rotation        halves, interleaved, none         RoPE of q and k: pairs rotary/2 apart,
+ *                                                     neighbours, or none
+ *   softcap         a number from 0 to 1000000        of attention's scores: c in c tanh(x / c); 0:
+ *                                                     none
+ *   scale           a number from 0 to 1000000        of attention's scores; 0: 1 / sqrt(dim)
+ *   lengths         full, ragged                      how many keys the sequences have in tests and
+ *                                                     measurements: all that the cache has room
+ *                                                     for, or some
+ *   angles          base, table, llama3, yarn         a table is given, or the rule by which
+ *                                                     frequencies are computed
+ *   base            a number from 1 to 1000000000000  of the computed frequencies
+ *   factor          a number from 0.001 to 1000000    by which the rule stretches positions
+ *   context         a number from 1 to 1000000000     positions that the model was trained with
+ *   low             a number from 0.001 to 1000000    of llama3: context/low is the longest
+ *                                                     wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000    of llama3: context/high is the longest
+ *                                                     wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000    of yarn: rotations in the context from which
+ *                                                     a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000    of yarn: rotations in the context up to which
+ *                                                     a pair is stretched
+ *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
+ *                                                     rule's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1028,6 +1080,10 @@
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
  *   16  ffn_post_norm   input  T  [d]
+ * with post-norms=only: x, positions, slots, lengths, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
+ *   10  attn_post_norm  input  T  [d]
+ *   14  ffn_post_norm   input  T  [d]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1037,10 +1093,29 @@
  *   8   b_q  input  T  [dim * heads]
  *   9   b_k  input  T  [dim * heads]
  *   10  b_v  input  T  [dim * heads]
+ * with qkv-weights=packed: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   5  w_qkv  input  T  [3 * dim * heads, d]
+ * with qkv-weights=grouped: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache,
+ *   w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   5  w_qkv  input  T  [3 * dim * heads, d]
  * with qk-norm=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8  q_norm  input  T  [dim]
  *   9  k_norm  input  T  [dim]
+ * with qk-norm=rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8  q_norm  input  T  [dim * heads]
+ *   9  k_norm  input  T  [dim * heads]
+ * with qk-norm=layer: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
+ *   q_norm_bias, k_norm_bias, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8   q_norm       input  T  [dim]
+ *   9   k_norm       input  T  [dim]
+ *   10  q_norm_bias  input  T  [dim]
+ *   11  k_norm_bias  input  T  [dim]
+ * with sinks=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   sinks, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  sinks  input  f32  [heads]
  * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
  *   11  b_o  input  T  [d]
