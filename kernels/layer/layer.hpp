@@ -7,9 +7,16 @@
 //   mid = x + a·w_oᵀ                                   post-norms: x + norm(a·w_oᵀ)
 //   y   = mid + ffn(norm(mid))                         post-norms: mid + norm(ffn(norm(mid)))
 //                                                      block=parallel: mid + ffn(n)
+//                                                      block=parallel-norms: mid + ffn(norm(x))
+//
+// With post-norms=only there are no norms but those of what is added: q, k, v and ffn take x and mid
+// as they are (OLMo-2). With residual-scale=yes what is added is first multiplied by a vector
+// (Granite's residual multiplier).
 //
 // With ffn=moe the feed-forward network is a mixture of experts: their logits are
-// norm(mid)·w_routerᵀ (moe_route/moe_route.hpp, moe/moe.hpp).
+// norm(mid)·w_routerᵀ (moe_route/moe_route.hpp, moe/moe.hpp). A network with weights of its own for
+// every token (shared-h) is added before the experts are. With a gate, a sigmoid of one product
+// (Qwen2-MoE), it is a mixture of one expert, whose weight is that.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
 // attention, linear, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no definition

@@ -1,4 +1,5 @@
-// The CPU family of the stage heads: what becomes of heads that the product has written to memory.
+// The CPU family of the stage heads: norms, RoPE and caches of heads that the product has
+// written to memory.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The CUDA family of the stage heads: what becomes of heads that the product has written to memory.
+// The CUDA family of the stage heads: norms, RoPE and caches of heads that the product has
+// written to memory.
 #include <fmt/format.h>
 
 #include <cstddef>

@@ -80,6 +80,8 @@
  *   6  up    output  T  [m, h]
  * with bias=down: x, w_gate, w_up, w_down, b_down, y
  *   4  b_down  input  T  [d]
+ * with y-scale=yes: x, w_gate, w_up, w_down, y_scale, y
+ *   4  y_scale  input  f32  [d]
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
  * with gate=no: x, w_up, w_down, y
@@ -109,7 +111,10 @@
  *   k           1 to 2147483647  input features
  *   n           1 to 2147483647  output features
  *   bias        no, yes          whether y has a bias, and the backward pass its gradient
+ *   y-scale     no, yes          pass fwd: whether columns of y are multiplied by a factor each,
+ *                                before a residual is added
  *   residual    no, yes          pass fwd: whether y is added to a residual of its size
+ *   output      same, f32        pass fwd: element type of y: that of x and w, or f32
  *   accumulate  no, yes          pass bwd: whether the gradients of w and bias are added to others,
  *                                which may be the same buffers
  *
@@ -119,6 +124,8 @@
  *   2  y  output  T  [m, n]
  * with bias=yes: x, w, bias, y
  *   2  bias  input  T  [n]
+ * with y-scale=yes: x, w, y_scale, y
+ *   2  y_scale  input  f32  [n]
  * with residual=yes: x, w, residual, y
  *   2  residual  input  T  [m, n]
  *
@@ -617,8 +624,9 @@
  *                                                  all if left out
  *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
  *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
- *   weights      separate, packed                  one weight (and bias) each of q, k and v, or all
- *                                                  rows in one
+ *   weights      separate, packed, grouped         one weight (and bias) each of q, k and v, or all
+ *                                                  rows in one; grouped: of each head of k the rows
+ *                                                  of its heads of q, then its own, then those of v
  *   bias         no, yes                           whether q, k and v have a bias
  *   norm         no, yes                           whether heads of q and k are RMS-normalised,
  *                                                  with weights of their own
@@ -662,6 +670,8 @@
  *   6  v    output  T  [m, kv-heads, dim]
  * with weights=packed: x, w, q, k, v
  *   1  w  input  T  [3 * dim * heads, d]
+ * with weights=grouped: x, w, q, k, v
+ *   1  w  input  T  [3 * dim * heads, d]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -669,6 +679,9 @@
  * with norm=yes: x, w_q, w_k, w_v, q_norm, k_norm, q, k, v
  *   4  q_norm  input  T  [dim]
  *   5  k_norm  input  T  [dim]
+ * with norm=rows: x, w_q, w_k, w_v, q_norm, k_norm, q, k, v
+ *   4  q_norm  input  T  [dim * heads]
+ *   5  k_norm  input  T  [dim * heads]
  * with rotation=halves: x, w_q, w_k, w_v, positions, angles, q, k, v
  *   4  positions  input  i32  [m]
  *   5  angles     input  f32  [4096, dim]
@@ -1033,6 +1046,10 @@
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
  *   16  ffn_post_norm   input  T  [d]
+ * with post-norms=only: x, positions, slots, lengths, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
+ *   10  attn_post_norm  input  T  [d]
+ *   14  ffn_post_norm   input  T  [d]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1042,10 +1059,29 @@
  *   8   b_q  input  T  [dim * heads]
  *   9   b_k  input  T  [dim * heads]
  *   10  b_v  input  T  [dim * heads]
+ * with qkv-weights=packed: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   5  w_qkv  input  T  [3 * dim * heads, d]
+ * with qkv-weights=grouped: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache,
+ *   w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   5  w_qkv  input  T  [3 * dim * heads, d]
  * with qk-norm=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8  q_norm  input  T  [dim]
  *   9  k_norm  input  T  [dim]
+ * with qk-norm=rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8  q_norm  input  T  [dim * heads]
+ *   9  k_norm  input  T  [dim * heads]
+ * with qk-norm=layer: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
+ *   q_norm_bias, k_norm_bias, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8   q_norm       input  T  [dim]
+ *   9   k_norm       input  T  [dim]
+ *   10  q_norm_bias  input  T  [dim]
+ *   11  k_norm_bias  input  T  [dim]
+ * with sinks=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   sinks, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  sinks  input  f32  [heads]
  * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
  *   11  b_o  input  T  [d]
