@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_ops import Choice, form_of, parse
+from .._layer_ops import Choice, constant, expect_runs, form_of, parse
+from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
@@ -35,11 +36,15 @@ class Weight:
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False  # the module has [in, out]
+    zeros: int = 0  # so many, in the place of a bias that the module does not have
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
         for name in self.path:
             module = module._modules[name]
+        if self.zeros:
+            like = module._parameters["weight"]
+            return constant(0.0, self.zeros, like.dtype, like.device)
         tensor = module._parameters.get(self.name)
         tensor = module._buffers[self.name] if tensor is None else tensor
         if self.transposed and tensor.dim() > 1:
@@ -419,10 +424,11 @@ class Recogniser:
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
         candidates = self._candidates(layer, order, at)
-        found = remembered(self.known, (kind_of(layer), order, tuple(candidates)),
+        found = remembered(self.known, (kind_of(layer), order, tuple(candidates), self.angles[at]),
                            lambda: self._identify(layer, candidates))
-        spec, = (spec for key, spec in candidates.items() if key == found)
-        return spec
+        remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
+                   lambda: _expect_runs(layer, candidates[found]))
+        return candidates[found]
 
     def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
         """What the layer may be, by rotation and scale of scores."""
@@ -488,14 +494,12 @@ class Recogniser:
         norms = next((pair for pair in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
                       if set(pair) <= children), ())
         inputs = children - {output, *norms}
-        module = attention._modules[output]
         parts.linear((at, output), ("o",))
-        width = module.weight.shape[0 if _is_transposed(module) else 1]
-        heads = width // dim
+        heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
         if inputs == {"q_proj", "k_proj", "v_proj"}:
             for name in "qkv":
                 parts.linear((at, f"{name}_proj"), (name,))
-            kv_heads = attention.k_proj.out_features // dim
+            kv_heads = parts.weights["w_k"].of(parts.layer).shape[0] // dim
         elif len(inputs) == 1:
             name, = inputs
             module = attention._modules[name]
@@ -509,9 +513,11 @@ class Recogniser:
         else:
             raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
                         f"output: {', '.join(sorted(children))}")
-        biases = [f"b_{name}" for name in "qkv" if f"b_{name}" in parts.weights]
-        if 0 < len(biases) < 3:
-            raise Unfit(f"layers: {type(attention).__name__} has biases of {', '.join(biases)} alone")
+        if any(f"b_{name}" in parts.weights for name in "qkv"):
+            for name in "qkv":
+                weight = parts.weights[f"w_{name}"]
+                parts.weights.setdefault(f"b_{name}", Weight(
+                    weight.path, "bias", zeros=weight.of(parts.layer).shape[0]))
         for name, ours in zip(norms, ("q_norm", "k_norm")):
             parts.norm((at, name), ours, self.known)
             weight = attention._modules[name]._parameters.get("weight")
@@ -659,6 +665,15 @@ class Recogniser:
                 kept |= set(weight.of(layer).shape)
         kept |= {down.shape[-2], *spec.heads, down.shape[0]}
         return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
+
+
+def _expect_runs(layer: nn.Module, spec: Spec) -> bool:
+    weights = [w.of(layer) for w in spec.weights]
+    try:
+        expect_runs(spec.form, weights, weights[0].get_device() if weights[0].is_cuda else -1)
+    except Error as reason:
+        raise Unfit(f"layers: {reason}") from None
+    return True
 
 
 _PLACES, _BEFORE = 8, 3
