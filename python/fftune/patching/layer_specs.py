@@ -23,7 +23,7 @@ from .mlps import GatedMLP, gated_of, plain_mlp_forward
 from .norms import norm_forward
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, stand_in)
-from .rotary import rotary_forward
+from .rotary import angles_of, rotation_of
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -76,13 +76,6 @@ class Spec:
 
 def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
     return getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
-
-
-def angles_of(pairs: Tensor, rotation: str) -> Tensor:
-    """The columns of the op from one angle for each pair of features."""
-    if rotation == "interleaved":
-        return pairs.repeat_interleave(2, -1)
-    return torch.cat((pairs, pairs), -1)
 
 
 # the order of its parts
@@ -466,9 +459,10 @@ class Recogniser:
         scales[1.0] = None
         found = {}
         rotations = ("halves", "interleaved", None) if rotary else (None,)
-        # rotary_forward gives angles in the place of cosines and sines.
-        if rotary and self.calls[at].get("position_ids") is None \
-                and not is_patched(self._rotary_of(angles), rotary_forward):
+        if rotary and self.calls[at].get("position_ids") is None:
+            # A patched one gives angles in the place of cosines and sines, and needs no positions.
+            rotations = (rotation_of(self._rotary_of(angles)), None)
+        if rotary and rotations[0] is None:
             raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions")
         for rotation, scale in itertools.product(rotations, scales):
             form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps,
