@@ -168,7 +168,10 @@ def _layout_of(rotary: nn.Module) -> str:
 
     return identify(lambda position_ids: torch.cat(own(torch.zeros(1), position_ids)),
                     {name: computed(layout) for name, layout in _LAYOUTS.items()}, draw,
-                    subject=type(rotary).__name__)
+                    subject=type(rotary).__name__,
+                    # Of one pair there is no order.
+                    canonical=lambda name: name if name == "once" or rotary.inv_freq.numel() > 1
+                    else "")
 
 
 def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
