@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._checks import expect_given, expect_tensors, several
 from ._custom import OPS, call, define, expect, fake, wants_gradient
-from ._library import Error
+from ._library import Error, Plan
 from ._run import Form, ready, run
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
@@ -222,7 +222,7 @@ def _shapes(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, 
 
 
 @functools.cache  # for good: captured graphs read them
-def _constant(value: float, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(value: float, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((elements,), value, dtype=dtype, device=device)
 
 
@@ -233,7 +233,7 @@ def with_constants(form: LayerForm, own: Mapping[str, Tensor], like: Tensor) -> 
         value = form.get("multiplier") if name == "residual_scale" else float(
             not name.endswith("_bias"))
         dtype = torch.float32 if name in _FLOAT32 else like.dtype
-        filled[name] = _constant(value, shapes[name][0], dtype, like.device)
+        filled[name] = constant(value, shapes[name][0], dtype, like.device)
     return filled
 
 
@@ -280,6 +280,25 @@ def _values(options, x, positions, angles, slots, lengths, *own):
 _LAYER = Form("layer", False,
               ("batch", "s", "d", "h", "shared-h", "cache", "layers", "positions", *_OPTIONS), _values,
               strided=True)
+
+
+def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
+    """That layers with weights of these shapes run on the device, -1 for the CPU: Error if they do not.
+    Their plan for one token is made, which compiles its kernels."""
+    parsed = parse(form)
+    own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
+           for name, w in zip(parsed.weights, weights)}
+    like = own["w_o"]
+    x = torch.empty(1, 1, like.shape[0], dtype=like.dtype, device="meta")
+    cache = x.new_empty(1, parsed.get("kv-heads"), 64, parsed.get("dim"))
+    own = with_constants(parsed, own, x)
+    own = {name: w.float() if name in _FLOAT32 else w for name, w in own.items()}
+    rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
+    rotates = parsed.get("rotation") != "none"
+    angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], *map(own.get, parsed.before), cache,
+              cache, *map(own.get, parsed.behind))
+    Plan(device, _LAYER.problem((form,), inputs))
 
 
 def has_layout(cache: Tensor) -> bool:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_ops import Choice, form_of, parse
+from .._layer_ops import Choice, constant, expect_runs, form_of, parse
+from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
@@ -23,7 +24,7 @@ from .mlps import GatedMLP, gated_of, plain_mlp_forward
 from .norms import norm_forward
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, stand_in)
-from .rotary import rotary_forward
+from .rotary import angles_of, rotation_of
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -36,11 +37,15 @@ class Weight:
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False  # the module has [in, out]
+    zeros: int = 0  # so many, in the place of a bias that the module does not have
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
         for name in self.path:
             module = module._modules[name]
+        if self.zeros:
+            like = module._parameters["weight"]
+            return constant(0.0, self.zeros, like.dtype, like.device)
         tensor = module._parameters.get(self.name)
         tensor = module._buffers[self.name] if tensor is None else tensor
         if self.transposed and tensor.dim() > 1:
@@ -74,13 +79,6 @@ def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
     return getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
 
 
-def angles_of(pairs: Tensor, rotation: str) -> Tensor:
-    """The columns of the op from one angle for each pair of features."""
-    if rotation == "interleaved":
-        return pairs.repeat_interleave(2, -1)
-    return torch.cat((pairs, pairs), -1)
-
-
 # the order of its parts
 
 class _Affine(nn.Module):
@@ -110,21 +108,22 @@ class _Order:
     norms: tuple[str, ...]
     attention: str
     mlp: str
+    factor: float = 1.0  # of what is added to a residual
 
 
-# norm roles, and y of x by functions of these names, attention and mlp
+# The roles of norms; and y of x by the norms n, attention, MLP, and what adds to a residual.
 _ORDERS: dict[str, tuple[tuple[str, ...], Callable]] = {
-    "sequential": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp: _then(
-        x + attention(n[0](x)), lambda s: s + mlp(n[1](s)))),
+    "sequential": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp, add: _then(
+        add(x, attention(n[0](x))), lambda s: add(s, mlp(n[1](s))))),
     "sandwich": (("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
-                 lambda x, n, attention, mlp: _then(
-                     x + n[1](attention(n[0](x))), lambda s: s + n[3](mlp(n[2](s))))),
-    "post": (("attn_post_norm", "ffn_post_norm"), lambda x, n, attention, mlp: _then(
-        x + n[0](attention(x)), lambda s: s + n[1](mlp(s)))),
-    "parallel": (("attn_norm",), lambda x, n, attention, mlp: _then(
-        n[0](x), lambda y: x + attention(y) + mlp(y))),
-    "parallel-norms": (("attn_norm", "ffn_norm"),
-                       lambda x, n, attention, mlp: x + attention(n[0](x)) + mlp(n[1](x))),
+                 lambda x, n, attention, mlp, add: _then(
+                     add(x, n[1](attention(n[0](x)))), lambda s: add(s, n[3](mlp(n[2](s)))))),
+    "post": (("attn_post_norm", "ffn_post_norm"), lambda x, n, attention, mlp, add: _then(
+        add(x, n[0](attention(x))), lambda s: add(s, n[1](mlp(s))))),
+    "parallel": (("attn_norm",), lambda x, n, attention, mlp, add: _then(
+        n[0](x), lambda y: add(add(x, attention(y)), mlp(y)))),
+    "parallel-norms": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp, add: add(
+        add(x, attention(n[0](x))), mlp(n[1](x)))),
 }
 
 
@@ -166,6 +165,7 @@ def _order_of(layer: nn.Module) -> _Order:
     if not attentions_ or not mlps:
         raise Unfit(f"layers: {type(layer).__name__} has other parts than norms, attention and an MLP: "
                     f"{described}")
+    factors = dict.fromkeys((1.0, *(v for v in vars(layer).values() if isinstance(v, float) and v)))
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[2:]
     given = [None for p in parameters if p.default is p.empty
              and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -200,11 +200,11 @@ def _order_of(layer: nn.Module) -> _Order:
         known = {}
         for kind, (roles, compute) in _ORDERS.items():
             for chosen in itertools.permutations(norms, len(roles)):
-                for attention, mlp in itertools.product(attentions_, mlps):
-                    known[_Order(kind, chosen, attention, mlp)] = (
-                        lambda x, compute=compute, n=chosen, a=attention, m=mlp: compute(
-                            x, [stubs[name] for name in n],
-                            lambda t: _first(stubs[a](t)), lambda t: _first(stubs[m](t))))
+                for attention, mlp, factor in itertools.product(attentions_, mlps, factors):
+                    known[_Order(kind, chosen, attention, mlp, factor)] = (
+                        lambda x, compute=compute, n=chosen, a=attention, m=mlp, c=factor: compute(
+                            x, [stubs[name] for name in n], lambda t: _first(stubs[a](t)),
+                            lambda t: _first(stubs[m](t)), lambda s, t: s + t * c))
         try:
             return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
                             agrees=lambda ours, right: is_close(ours, right, 1e-11))
@@ -275,6 +275,8 @@ def _norm_by_values(module: nn.Module) -> _Norm:
 # its parts
 
 _OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj", "wo")
+_NORMS_OF_HEADS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"),
+                   ("query_layernorm", "key_layernorm"))
 
 
 def _is_transposed(layer: nn.Module) -> bool:
@@ -420,10 +422,11 @@ class Recogniser:
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
         candidates = self._candidates(layer, order, at)
-        found = remembered(self.known, (kind_of(layer), order, tuple(candidates)),
+        found = remembered(self.known, (kind_of(layer), order, tuple(candidates), self.angles[at]),
                            lambda: self._identify(layer, candidates))
-        spec, = (spec for key, spec in candidates.items() if key == found)
-        return spec
+        remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
+                   lambda: _expect_runs(layer, candidates[found]))
+        return candidates[found]
 
     def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
         """Possible forms of the layer, by rotation and scale of scores."""
@@ -437,48 +440,51 @@ class Recogniser:
         if len(parts.norms) > 1:
             raise Unfit("layers: norms that differ in their eps, or in how they round")
         norm, = parts.norms
-        types = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                 if name not in ("sinks", "choice_bias")}
-        if len(types) > 1:
-            raise Unfit("layers: weights of several types")
-        parts.module((order.attention,))
-        if order.mlp != INLINE:
-            parts.module((order.mlp,))
         window = getattr(attention, "sliding_window", None)
         if window is None and not hasattr(attention, "layer_type"):
             window = attentions.window_of(self.decoder.config)
         index = getattr(attention, "layer_idx", None)
         if not isinstance(index, int):
             raise Unfit(f"layers: {type(attention).__name__} has no number")
-        angles = self.angles[at]
+        angles, dim = self.angles[at], heads["dim"]
         rotary = 0 if angles is None else self._rotary_features(angles)
-        dim = heads["dim"]
         scales = {0.0: None}  # of scores: the usual one first
         for name in ("scaling", "scale", "scale_attn", "attention_multiplier", "inv_norm_factor"):
             value = getattr(attention, name, None)
             if isinstance(value, float) and abs(value * dim ** 0.5 - 1) > 1e-9:
                 scales[value] = None
-        scales[1.0] = None
-        found = {}
+        if dim > 1:
+            scales[1.0] = None
         rotations = ("halves", "interleaved", None) if rotary else (None,)
-        # rotary_forward gives angles in the place of cosines and sines.
-        if rotary and self.calls[at].get("position_ids") is None \
-                and not is_patched(self._rotary_of(angles), rotary_forward):
-            raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions")
-        for rotation, scale in itertools.product(rotations, scales):
+        if rotary and self.calls[at].get("position_ids") is None:
+            # A patched one gives angles in the place of cosines and sines, and needs no positions.
+            rotations = (rotation_of(self._rotary_of(angles)), None)
+            if rotations[0] is None:
+                raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the "
+                            "positions")
+        # A rotation of halves and one of neighbours are one where there is one pair.
+        if rotary == 2:
+            rotations = (rotations[0], None)
+        # Without weights the root mean square of a head is the same before and behind a rotation.
+        orders = (False, True) if rotary and "q_norm" in parts.weights and not heads["norm_rows"] \
+            else (False,)
+        found = {}
+        for rotation, scale, last in itertools.product(rotations, scales, orders):
+            if last and rotation is None:
+                continue
             form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps,
                            rotary=rotary, rotates=rotation is not None, rotation=rotation or "halves",
                            softcap=self._softcap(attention), scale=scale,
                            rope_scale=self._rope_scale(angles) if rotation else 0.0,
-                           constants=tuple(parts.constants),
+                           constants=tuple(parts.constants), norm_last=last, multiplier=order.factor,
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
-            found[rotation, scale] = Spec(
-                form, (heads["kv_heads"], dim), rotation,
-                tuple(parts.weights[name] for name in parse(form).weights), tuple(parts.kinds), index,
-                window, angles)
+            weights = tuple(parts.weights[name] for name in parse(form).weights)
+            found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
+                                                tuple(parts.kinds), index, window, angles)
         return found
 
-    def _attention(self, parts: _Parts, at: str, attention: nn.Module) -> dict:
+    def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:
+        """Its heads; None where no weight has the rows of groups of heads together."""
         children = {n for n, child in attention.named_children()
                     if next(child.parameters(), None) is not None or _is_norm(child)}
         output = next((n for n in _OUTPUTS if n in children), None)
@@ -486,17 +492,16 @@ class Recogniser:
                     if isinstance(getattr(attention, name, None), int)), None)
         if output is None or dim is None:
             raise Unfit(f"layers: {type(attention).__name__} is not known")
-        norms = next((pair for pair in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
-                      if set(pair) <= children), ())
+        norms = next((pair for pair in _NORMS_OF_HEADS if set(pair) <= children), ())
         inputs = children - {output, *norms}
-        module = attention._modules[output]
         parts.linear((at, output), ("o",))
-        width = module.weight.shape[0 if _is_transposed(module) else 1]
-        heads = width // dim
+        heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
         if inputs == {"q_proj", "k_proj", "v_proj"}:
+            if grouped:
+                return None
             for name in "qkv":
                 parts.linear((at, f"{name}_proj"), (name,))
-            kv_heads = attention.k_proj.out_features // dim
+            kv_heads = parts.weights["w_k"].of(parts.layer).shape[0] // dim
         elif len(inputs) == 1:
             name, = inputs
             module = attention._modules[name]
@@ -506,25 +511,35 @@ class Recogniser:
             kv_heads = (rows // dim - heads) // 2
             if (heads + 2 * kv_heads) * dim != rows:
                 raise Unfit(f"layers: {name} does not give heads of {dim} features")
-            parts.linear((at, name), ("q", "k", "v"), [heads * dim] + [kv_heads * dim] * 2)
+            if not grouped:
+                parts.linear((at, name), ("q", "k", "v"), [heads * dim] + [kv_heads * dim] * 2)
+            elif kv_heads == 1 or heads % kv_heads:  # the same rows, or none
+                return None
+            else:
+                parts.linear((at, name), ("qkv",))
         else:
             raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
                         f"output: {', '.join(sorted(children))}")
-        biases = [f"b_{name}" for name in "qkv" if f"b_{name}" in parts.weights]
-        if 0 < len(biases) < 3:
-            raise Unfit(f"layers: {type(attention).__name__} has biases of {', '.join(biases)} alone")
+        if any(f"b_{name}" in parts.weights for name in "qkv"):
+            for name in "qkv":
+                weight = parts.weights[f"w_{name}"]
+                parts.weights.setdefault(f"b_{name}", Weight(
+                    weight.path, "bias", zeros=weight.of(parts.layer).shape[0]))
+        sizes = []
         for name, ours in zip(norms, ("q_norm", "k_norm")):
             parts.norm((at, name), ours, self.known)
             weight = attention._modules[name]._parameters.get("weight")
-            if weight is not None and weight.numel() != dim:
-                raise Unfit("layers: norms of q and k over all heads, for which there is no kernel")
+            sizes.append(dim if weight is None else weight.numel())
+        norm_rows = bool(sizes) and sizes[0] != dim
+        if sizes and sizes != ([heads * dim, kv_heads * dim] if norm_rows else [dim, dim]):
+            raise Unfit("layers: norms of q and k that are neither of heads nor of all of them together")
         others = set(attention._parameters) | set(attention._buffers)
         if others == {"sinks"}:
             parts.weights["sinks"] = Weight((at,), "sinks")
         elif others:
             raise Unfit(f"layers: {type(attention).__name__} has tensors of its own: "
                         f"{', '.join(sorted(others))}")
-        return dict(heads=heads, kv_heads=kv_heads, dim=dim)
+        return dict(heads=heads, kv_heads=kv_heads, dim=dim, norm_rows=norm_rows, grouped=grouped)
 
     def _softcap(self, attention: nn.Module) -> float:
         """PyTorch's own attention, "sdpa", leaves it out."""
@@ -583,8 +598,6 @@ class Recogniser:
                 or mlp._parameters or mlp._buffers:
             raise Unfit(f"{described} is not known")
         router, gate = router_of(children[routers[0]]), children[routers[0]]
-        if (router.wide or router.widened) and gate.weight.dtype != torch.float32:
-            raise Unfit(f"{described} has a router in float32, for which there is no kernel")
         if router.added is not None:
             raise Unfit(f"{described} weighs by a sum with {router.added} added, for which there is no "
                         "kernel")
@@ -612,7 +625,7 @@ class Recogniser:
         return dict(act=experts.act,
                     choice=Choice(gate.weight.shape[0], gate.top_k, router.score, router.order,
                                   router.renormalise, experts.packing, router.groups,
-                                  router.top_groups, router.group_score, router.scale))
+                                  router.top_groups, router.group_score, router.scale, router.wide))
 
     def _rotary_features(self, angles: Angles) -> int:
         """How many features of a head are rotated."""
@@ -660,6 +673,15 @@ class Recogniser:
                 kept |= set(weight.of(layer).shape)
         kept |= {down.shape[-2], *spec.heads, down.shape[0]}
         return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
+
+
+def _expect_runs(layer: nn.Module, spec: Spec) -> bool:
+    weights = [w.of(layer) for w in spec.weights]
+    try:
+        expect_runs(spec.form, weights, weights[0].get_device() if weights[0].is_cuda else -1)
+    except Error as reason:
+        raise Unfit(f"layers: {reason}") from None
+    return True
 
 
 _PLACES, _BEFORE = 8, 3

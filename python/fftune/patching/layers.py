@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from .._custom import OPS, call
 from .._layer_ops import has_layout
 from . import attention as attentions
-from .layer_specs import Recogniser, Spec, Weight, angles_of, frequencies
+from .layer_specs import Recogniser, Spec, Weight, frequencies
 from .recognise import PatchReport, Unfit, has_kernels, is_known, is_patched, try_to, undoable
-from .rotary import rotary_forward
+from .rotary import angles_of, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -74,7 +74,7 @@ class _Group:
         if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.rotation == "halves" and is_patched(self.rotary, rotary_forward):
+        if spec.rotation == rotation_of(self.rotary):
             angles, rows = embeddings
             return rows, angles.flatten(0, 1)
         pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
