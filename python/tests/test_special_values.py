@@ -10,6 +10,7 @@ from cases import BACKWARDS, CASES
 from fftune import reference
 from test_ops import each, listed, op_of
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NUMBERS = {"nan": (math.nan,), "inf": (math.inf, -math.inf)}
 # Other numbers in the same places: a result that is the same with all of them is independent of
 # these places. PyTorch multiplies NaN by the weight 0 of a masked key; kernels need not.
@@ -30,13 +31,13 @@ def with_numbers(tensor: Tensor, numbers) -> Tensor:
     return changed
 
 
-def results_of(function, case, arguments) -> list[Tensor]:
-    own = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+def results_of(function, case, arguments, device="cpu") -> list[Tensor]:
+    own = tuple(a.clone().to(device) if isinstance(a, Tensor) else a for a in arguments)
     results = [*listed(function(*own)), *(own[i] for i in case.updated)]
-    return results[:1] if case.op in FIRST_ONLY else results
+    return [r.cpu() for r in (results[:1] if case.op in FIRST_ONLY else results)]
 
 
-def compare(case, dtype, place, numbers):
+def compare(case, dtype, place, numbers, device):
     arguments = case.arguments(dtype)
 
     def given(own, wide):
@@ -46,7 +47,7 @@ def compare(case, dtype, place, numbers):
 
     wide = "quantised" not in case.op
     right = getattr(reference, case.op)
-    ours = results_of(op_of(case), case, given(numbers, False))
+    ours = results_of(op_of(case), case, given(numbers, False), device)
     theirs = results_of(right, case, given(numbers, wide))
     others = [results_of(right, case, given(own[:len(numbers)], wide)) for own in SUBSTITUTES]
     for n, (got, expected, *without) in enumerate(zip(ours, theirs, *others, strict=True)):
@@ -65,10 +66,11 @@ def compare(case, dtype, place, numbers):
         assert torch.allclose(got[finite], expected[finite], rtol=tolerance, atol=tolerance), where
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each(CASES + BACKWARDS)
-def test_special_values(case, dtype, numbers):
+def test_special_values(case, dtype, numbers, device):
     torch.manual_seed(0)
     for place, argument in enumerate(case.arguments(dtype)):
         if not isinstance(argument, Tensor) or not argument.is_floating_point():
@@ -76,7 +78,7 @@ def test_special_values(case, dtype, numbers):
         if place in UNREAD.get(case.name, ()):
             continue
         torch.manual_seed(0)
-        compare(case, dtype, place, NUMBERS[numbers])
+        compare(case, dtype, place, NUMBERS[numbers], device)
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu-tanh", "relu"])

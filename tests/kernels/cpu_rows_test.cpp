@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -130,6 +131,34 @@ void check_sines(DType dtype, double beside) {
 TEST_CASE("activations of every bf16 are right to a rounding") {
   for (const RowKernels* kernels : runnable())
     for (const std::string& name : activation_names()) check_every_half(*kernels, name);
+}
+
+TEST_CASE("activations of NaN and infinities in f32 are those of the definition") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> gate{std::nanf(""), infinity, -infinity, 1e30f, -1e30f,
+                                0.0f,          1.0f,     -1.0f,     -90.0f};
+  const auto same = [](float value, double exact) {
+    return std::isnan(exact) ? std::isnan(value)
+                             : value == Approx(exact).epsilon(1e-5).margin(1e-30);
+  };
+  for (const RowKernels* kernels : runnable(DType::f32))
+    for (const std::string& name : gated_activation_names())
+      for (const float of : gate) {
+        const Activation activation = parse_activation(name);
+        const std::vector<float> x(21, of), ones(21, 1.0f), bad(21, std::nanf(""));
+        std::vector<float> out(21), slope(21), hidden(21), cut(21);
+        kernels->act_mul(activation, x.data(), ones.data(), out.data(), 21, false);
+        kernels->act_mul_gradient(activation, x.data(), ones.data(), ones.data(), slope.data(),
+                                  hidden.data(), 21, false);
+        kernels->act_mul_gradient(activation, x.data(), ones.data(), bad.data(), cut.data(),
+                                  hidden.data(), 21, false);
+        CAPTURE(name, of);
+        for (const std::size_t i : {0, 20}) {
+          CHECK(same(out[i], activate(activation, of)));
+          CHECK(same(slope[i], activation_gradient(activation, of, 1)));
+          CHECK(same(cut[i], activation_gradient(activation, of, std::nan(""))));
+        }
+      }
 }
 
 TEST_CASE("a NaN whose lower half is full stays one when it is rounded") {
