@@ -3,8 +3,8 @@
 //
 //   score_e    softmax over all experts, or sigmoid, of the logits; or the logits themselves, and a
 //              softmax over the chosen ones alone (order=after)
-//   ids        the top-k by score_e (+ bias_e), the best first; of equal ones the first. NaN is above
-//              every number, as in PyTorch's topk.
+//   ids        the top-k by score_e (+ bias_e), the best first; of equal ones the first. NaN is
+//              above every number, as in PyTorch's topk.
 //   groups     the experts are in `groups` groups of neighbours; only those of the best
 //   `top-groups`
 //              groups take part. A group is as good as its best expert, or as the sum of its best
