@@ -90,7 +90,7 @@ class ActMul final : public Op {
         const double g = gate[at];
         const double u = up[at + second];
         if (backward) {
-          dgate[at] = dout[i] * u * activation_slope(act, g);
+          dgate[at] = activation_gradient(act, g, dout[i] * u);
           dup_home[at + second] = dout[i] * activate(act, g);
         } else {
           out[i] = activate(act, g) * u;

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(columns* rows)
     for (int e = 0; e < count; ++e) {
       float activated, slope;
       Activation::value_and_slope(value[e], activated, slope);
-      value[e] = gradient[e] * factor[e] * slope;
+      value[e] = activation_gradient<Activation>(value[e], gradient[e] * factor[e], slope);
       factor[e] = gradient[e] * activated;
     }
     store_once(dgate + row * stride + at.column, from_floats<T>(value), policy);

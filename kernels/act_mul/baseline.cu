@@ -44,8 +44,9 @@ __global__ void __launch_bounds__(256)
     baseline_gate_gradient(const T* gate, const T* product, T* dgate, i64 m, i64 h) {
   for_gates<packed>(m, h, [&](i64 i, i64 at, i64) {
     float value, slope;
-    Activation::value_and_slope(to_float(gate[at]), value, slope);
-    dgate[at] = from_float<T>(to_float(product[i]) * slope);
+    const float input = to_float(gate[at]);
+    Activation::value_and_slope(input, value, slope);
+    dgate[at] = from_float<T>(activation_gradient<Activation>(input, to_float(product[i]), slope));
   });
 }
 

@@ -252,15 +252,16 @@ void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) 
           double* const of_row = weights.data() + i * width;
           const double most = std::max(
               inputs.sink(head), width > 0 ? *std::max_element(of_row, of_row + width) : -infinity);
-          double sum = layer.sinks ? std::exp(inputs.sink(head) - most) : 0;
+          double sum = inputs.sink(head) == -infinity ? 0 : std::exp(inputs.sink(head) - most);
           for (std::int64_t j = 0; j < width; ++j) {
             of_row[j] = of_row[j] == -infinity ? 0 : std::exp(of_row[j] - most);
             sum += of_row[j];
           }
-          for (std::int64_t j = 0; j < width; ++j) of_row[j] /= sum;
+          // A row without keys, or whose scores are all -inf, is 0 as in PyTorch; NaN stays.
+          if (sum != 0)
+            for (std::int64_t j = 0; j < width; ++j) of_row[j] /= sum;
           lse[at(inputs.lse_place(sequence, head, first + i))] =
-              sum > 0 ? most + std::log(sum) : -infinity;
-          if (!(sum > 0)) std::fill_n(of_row, width, 0.0);
+              sum != 0 ? most + std::log(sum) : -infinity;
         }
         copy_rows(product(count, layer.dim, width, weights, v, false, true), out, layer.dim, row,
                   (sequence.first_query + first) * row + head * layer.dim);

@@ -96,12 +96,12 @@ struct softmax_result {
 // `sink`: a logit that joins the denominator, or minus infinity.
 __device__ __forceinline__ softmax_result finish_softmax(softmax_row row, float sink) {
   float scale = 1.0f;
-  if (sink > minus_infinity()) {
+  if (sink != minus_infinity()) {
     const float power = sink * log2_e;
     scale = row.rescale(power);
     row.sum += exp2_approximate(power - row.reference);
   }
-  const bool any = row.sum > 0;
+  const bool any = row.sum != 0;  // NaN stays
   return {any ? __fdividef(scale, row.sum) : 0.0f,
           any ? row.reference + log2_approximate(row.sum) : minus_infinity()};
 }

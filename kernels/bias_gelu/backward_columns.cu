@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(columns* rows)
 #pragma unroll
       for (int e = 0; e < count; ++e) {
         float result, slope;
-        Activation::value_and_slope(value[e] + offset[e], result, slope);
-        gradient[e] *= slope;
+        const float input = value[e] + offset[e];
+        Activation::value_and_slope(input, result, slope);
+        gradient[e] = activation_gradient<Activation>(input, gradient[e], slope);
         sum[e] += gradient[e];
       }
       store_once(dx + row * h + at.column, from_floats<T>(gradient), policy);

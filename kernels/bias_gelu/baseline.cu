@@ -29,8 +29,9 @@ __global__ void __launch_bounds__(256)
   for_elements(m, h, [&](i64 row, i64 column) {
     const i64 i = row * h + column;
     float value, slope;
-    Activation::value_and_slope(to_float(sum[i]), value, slope);
-    dx[i] = from_float<T>(to_float(dy[i]) * slope);
+    const float input = to_float(sum[i]);
+    Activation::value_and_slope(input, value, slope);
+    dx[i] = from_float<T>(activation_gradient<Activation>(input, to_float(dy[i]), slope));
   });
 }
 

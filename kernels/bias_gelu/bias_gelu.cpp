@@ -93,7 +93,7 @@ class BiasGelu final : public Op {
         for (std::size_t column = first; column < last; ++column) {
           const std::size_t i = row * h + column;
           input[i] = x[i] + bias[column];
-          out[i] = backward ? dy[i] * activation_slope(act, input[i]) : activate(act, input[i]);
+          out[i] = backward ? activation_gradient(act, input[i], dy[i]) : activate(act, input[i]);
           sums[column] += out[i];
         }
     });

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.hpp"
@@ -19,8 +20,7 @@ struct DoubleMath {
     return 0.5 * std::erfc(x * -0.70710678118654752440);
   }
   static double normal_density(double x) { return 0.39894228040143267794 * std::exp(-0.5 * x * x); }
-  static double at_least(double x, double) { return x; }
-  static double at_most(double x, double) { return x; }
+  static double within(double x, double end) { return std::clamp(x, -end, end); }
 };
 
 }  // namespace
@@ -59,6 +59,15 @@ double up_factor(Activation activation, double up) {
   return up;
 }
 
+bool limits_up(Activation activation, double up) {
+  bool limits = false;
+  with_activation<DoubleMath>(activation, [&](auto definition) {
+    if constexpr (requires { decltype(definition)::up_factor(up); })
+      limits = !(std::abs(up) <= decltype(definition)::limit);
+  });
+  return limits;
+}
+
 double activate(Activation activation, double value) {
   double result = 0;
   with_activation<DoubleMath>(activation,
@@ -66,11 +75,11 @@ double activate(Activation activation, double value) {
   return result;
 }
 
-double activation_slope(Activation activation, double value) {
-  double result = 0;
-  with_activation<DoubleMath>(activation,
-                              [&](auto definition) { result = definition.at(value).slope; });
-  return result;
+double activation_gradient(Activation activation, double value, double d) {
+  with_activation<DoubleMath>(activation, [&](auto definition) {
+    d = activations::gradient<decltype(definition)>(value, d, definition.at(value).slope);
+  });
+  return d;
 }
 
 }  // namespace fftune

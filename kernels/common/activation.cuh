@@ -6,6 +6,9 @@
 // the derivative within 4e-7: less than the 8 units of 2^-24 that the tolerance of f32 grants to an
 // activation (docs/precision.md), and far below one rounding to 16 bits. tanh.approx is not used:
 // its relative error of 2^-11 is as large as an fp16 rounding.
+//
+// NaN and infinities give what PyTorch's activations give: x · 0 is NaN where x is infinite. ex2
+// and rcp reach infinity and 0, so the products of the formulas do that by themselves.
 #pragma once
 
 #include "common/types.cuh"
@@ -50,16 +53,21 @@ struct gelu {
     polynomial = polynomial * t + 0.5f * 0.254829592f;
     tail = polynomial * t * exponential;
   }
+  // max(x, 0), but NaN at -infinity.
+  static __device__ __forceinline__ float upper_part(float x) {
+    const float half = 0.5f * x;
+    return half + fabsf(half);
+  }
   static __device__ __forceinline__ float value(float x) {
     float magnitude, tail, exponential;
     parts(x, magnitude, tail, exponential);
-    return positive_part(x) - magnitude * tail;
+    return upper_part(x) - magnitude * tail;
   }
   static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
     constexpr float reciprocal_root_two_pi = 0.39894228040143268f;
     float magnitude, tail, exponential;
     parts(x, magnitude, tail, exponential);
-    value = positive_part(x) - magnitude * tail;
+    value = upper_part(x) - magnitude * tail;
     slope = (x > 0.0f ? 1.0f - tail : tail) + x * (exponential * reciprocal_root_two_pi);
   }
 };
@@ -107,7 +115,10 @@ struct relu {
   static __device__ __forceinline__ float value(float x) { return positive_part(x); }
   static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
     value = positive_part(x);
-    slope = x > 0.0f ? 1.0f : 0.0f;
+    slope = x <= 0.0f ? 0.0f : 1.0f;
+  }
+  static __device__ __forceinline__ float gradient(float x, float d, float) {
+    return x <= 0.0f ? 0.0f : d;
   }
 };
 
@@ -129,12 +140,34 @@ struct swiglu_oai {
     const float s =
         approximate_reciprocal(1.0f + approximate_exp2(near * (alpha * -1.4426950408889634f)));
     value = near * s;
-    slope = x > limit ? 0.0f : s + value * (1.0f - s) * alpha;
+    slope = s + value * (1.0f - s) * alpha;
+  }
+  static __device__ __forceinline__ float gradient(float x, float d, float slope) {
+    return x <= limit ? d * slope : 0.0f;
   }
   static __device__ __forceinline__ float up_factor(float up) {
     return 1.0f - at_most_limit(-at_most_limit(up));
   }
+  // PyTorch's clamp has no gradient at NaN.
+  static __device__ __forceinline__ float up_gradient(float up, float d) {
+    return fabsf(up) <= limit ? d : 0.0f;
+  }
 };
+
+// d times the derivative, `slope` of value_and_slope(), at x. Activations that cut their argument
+// off have a gradient() that selects 0 there, as PyTorch does, whatever d is.
+template <class activation>
+__device__ __forceinline__ float activation_gradient(float x, float d, float slope) {
+  return d * slope;
+}
+template <>
+__device__ __forceinline__ float activation_gradient<relu>(float x, float d, float slope) {
+  return relu::gradient(x, d, slope);
+}
+template <>
+__device__ __forceinline__ float activation_gradient<swiglu_oai>(float x, float d, float slope) {
+  return swiglu_oai::gradient(x, d, slope);
+}
 
 // act(gate) ⊙ up of a gated layer.
 template <class activation>

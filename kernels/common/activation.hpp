@@ -25,22 +25,25 @@ Activation parse_activation(std::string_view name);
 /// The type that device code has for it: "fftune::gelu_tanh", of common/activation.cuh.
 std::string activation_type(Activation activation);
 
-/// What the activated gate is multiplied by, in float64: up, but for activations that limit it.
+/// The factor of the activated gate, in float64: up, limited where the activation limits it.
 double up_factor(Activation activation, double up);
-/// The value in float64, and the derivative.
+/// Whether the activation limits up, which then has no gradient; PyTorch's clamp has none at NaN.
+bool limits_up(Activation activation, double up);
+/// The value in float64, and the gradient: d times the derivative at `value`.
 double activate(Activation activation, double value);
-double activation_slope(Activation activation, double value);
+double activation_gradient(Activation activation, double value, double d);
 
 /// The definitions, each over an arithmetic `Math`, so that the reference in float64 and the
-/// vectorised loops (cpu_activation.inc) have one formula. Math has
+/// vectorised loops (cpu_activation.inc) have one formula. NaN and infinities give what PyTorch's
+/// activations give: x · 0 is NaN where x is infinite. Math has
 ///
 ///   Value, Scalar      what it computes with, and its constants' type: Value * Scalar is a Value
 ///   sigmoid(x)         1 / (1 + e^-x)
 ///   normal(x)          Φ(x), of the normal distribution
 ///   normal_density(x)  φ(x) = e^(-x²/2) / √(2π)
-///   at_least(x, end), at_most(x, end)
-///                      the larger or smaller of the two where the functions above hold only up to
-///                      `end`; where they hold everywhere, x
+///   within(x, end)     x limited to ±end; NaN stays
+///
+/// for every x. Where one of them is negligible it is exactly 0, as it is at an infinity.
 namespace activations {
 
 template <class Math>
@@ -52,9 +55,7 @@ template <class Math>
 struct Silu {  // x / (1 + e^-x)
   static constexpr std::string_view name = "silu", device_type = "silu";
   static ValueAndSlope<Math> at(typename Math::Value x) {
-    constexpr typename Math::Scalar end = 86;  // beyond it the sigmoid is 0 or 1 to 1e-37
-    x = Math::at_least(x, -end);
-    const auto s = Math::sigmoid(Math::at_most(x, end));
+    const auto s = Math::sigmoid(x);
     const auto value = x * s;
     return {value, s + value * (1 - s)};
   }
@@ -64,11 +65,8 @@ template <class Math>
 struct Gelu {  // x Φ(x), Hendrycks and Gimpel 2016, arXiv 1606.08415
   static constexpr std::string_view name = "gelu", device_type = "gelu";
   static ValueAndSlope<Math> at(typename Math::Value x) {
-    constexpr typename Math::Scalar end = 5.5;  // beyond it gelu is 0 or x to 1e-7
-    x = Math::at_least(x, -end);
-    const auto near = Math::at_most(x, end);
-    const auto normal = Math::normal(near);
-    return {x * normal, normal + near * Math::normal_density(near)};
+    const auto normal = Math::normal(x);
+    return {x * normal, normal + x * Math::normal_density(x)};
   }
 };
 
@@ -76,11 +74,11 @@ template <class Math>
 struct GeluTanh {  // x/2 (1 + tanh u) = x sigmoid(2u), u = √(2/π) (x + 0.044715 x³)
   static constexpr std::string_view name = "gelu-tanh", device_type = "gelu_tanh";
   static ValueAndSlope<Math> at(typename Math::Value x) {
-    constexpr typename Math::Scalar end = static_cast<typename Math::Scalar>(9.9);
     constexpr auto linear = static_cast<typename Math::Scalar>(1.5957691216057307118);
     constexpr auto cubic = static_cast<typename Math::Scalar>(0.0713548162726002527);
-    x = Math::at_least(x, -end);
-    const auto near = Math::at_most(x, end), square = near * near;
+    const auto near =
+        Math::within(x, 1e4f);  // beyond it the sigmoid is 0 or 1, and x² may overflow
+    const auto square = near * near;
     const auto s = Math::sigmoid(near * (linear + cubic * square));
     const auto value = x * s;
     return {value, s + value * (1 - s) * (linear + 3 * cubic * square)};
@@ -88,12 +86,13 @@ struct GeluTanh {  // x/2 (1 + tanh u) = x sigmoid(2u), u = √(2/π) (x + 0.044
 };
 
 template <class Math>
-struct Relu {  // max(x, 0); its derivative at 0 is 0
+struct Relu {  // max(x, 0); its derivative is 0 at 0, and 1 at NaN
   static constexpr std::string_view name = "relu", device_type = "relu";
   static ValueAndSlope<Math> at(typename Math::Value x) {
     constexpr typename Math::Value zero{};
-    return {x > zero ? x : zero, x > zero ? zero + 1 : zero};
+    return {x <= zero ? zero : x, x <= zero ? zero : zero + 1};
   }
+  static auto passes(typename Math::Value x) { return (x > typename Math::Value{}) | (x != x); }
 };
 
 template <class Math>
@@ -110,14 +109,13 @@ struct SwigluOai {
   static constexpr typename Math::Scalar limit = 7;
   static ValueAndSlope<Math> at(typename Math::Value x) {
     constexpr auto alpha = static_cast<typename Math::Scalar>(1.702);
-    constexpr typename Math::Scalar end = 50;  // beyond it the sigmoid is 0 to 1e-37
     constexpr typename Math::Value zero{};
-    x = Math::at_least(x, -end);
     const auto near = x > zero + limit ? zero + limit : x;
     const auto s = Math::sigmoid(near * alpha);
     const auto value = near * s;
-    return {value, x > zero + limit ? zero : s + value * (1 - s) * alpha};
+    return {value, x <= zero + limit ? s + value * (1 - s) * alpha : zero};
   }
+  static auto passes(typename Math::Value x) { return x <= typename Math::Value{} + limit; }
   static typename Math::Value up_factor(typename Math::Value up) {
     constexpr typename Math::Value zero{};
     up = up > zero + limit ? zero + limit : up;
@@ -137,6 +135,16 @@ Value up_factor(Value up) {
     return Definition::up_factor(up);
   else
     return up;
+}
+
+/// d times the derivative, `slope`, at x. An activation that cuts its argument off selects, as
+/// PyTorch does: where passes(x) is false the result is 0, whatever d is.
+template <class Definition, class Value>
+Value gradient(Value x, Value d, Value slope) {
+  if constexpr (requires { Definition::passes(x); })
+    return Definition::passes(x) ? d * slope : Value{};
+  else
+    return d * slope;
 }
 
 }  // namespace activations

@@ -18,9 +18,9 @@ struct VectorKernels {
   /// out[i] = act(gate[i]) * up[i]; out may be gate or up.
   void (*gated)(Activation activation, const float* gate, const float* up, float* out,
                 std::size_t count);
-  /// The largest value; -inf of none.
+  /// The largest value that is a number; -inf of none.
   float (*largest)(const float* values, std::size_t count);
-  /// values[i] = exp(values[i] - shift), 0 below exp(-87); returns their sum.
+  /// values[i] = exp(values[i] - shift), 0 below exp(-87.7); returns their sum.
   float (*exponentials)(float* values, float shift, std::size_t count);
   /// bf16 to float, and back with rounding to nearest even.
   void (*widen)(const std::uint16_t* in, float* out, std::size_t count);

@@ -2,9 +2,11 @@
 // and tensor positions by name.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -51,6 +53,17 @@ inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& te
     if (tensor.role != Role::input) pass(stage.outputs);
   }
   return stage;
+}
+
+/// The largest magnitude; NaN if any value is NaN, so that a scale that comes from it is NaN too.
+template <typename Value>
+Value largest_magnitude(std::span<const Value> values) {
+  Value largest = 0;
+  for (const Value value : values) {
+    const Value own = std::abs(value);
+    if (own > largest || std::isnan(own)) largest = own;
+  }
+  return largest;
 }
 
 /// The families of an op, listed after each other.

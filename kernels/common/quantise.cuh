@@ -1,6 +1,6 @@
 // Per-row quantisation to one byte an element: value = element * scale. The scale maps the row's
 // largest magnitude to the largest number of the type. It is 1 for a row with no magnitude above
-// 2^-100, whose quotients would overflow a float.
+// 2^-100, whose quotients would overflow a float, and NaN for a row with a NaN.
 #pragma once
 
 #include "common/aligned_vector.cuh"
@@ -12,10 +12,19 @@ struct i8 {
   u8 bits;
 };
 
+// The reduction operator of magnitudes; NaN if either is NaN, which fmaxf would drop.
+struct larger_magnitude {
+  static __device__ __forceinline__ float join(float first, float second) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(first), "f"(second));
+    return result;
+  }
+};
+
 template <class Q>
 __device__ __forceinline__ float scale_of(float largest) {
   constexpr float limit = is_same<Q, fp8> ? 448.0f : 127.0f;
-  return largest > 0x1p-100f ? largest / limit : 1.0f;
+  return largest <= 0x1p-100f ? 1.0f : largest / limit;
 }
 
 // Rounds to nearest, ties to even; saturates.

@@ -6,14 +6,9 @@
 
 namespace fftune {
 
-// The reduction operators; 0 is the identity of each.
+// A reduction operator, as larger_magnitude (quantise.cuh) is one; 0 is the identity of each.
 struct addition {
   static __device__ __forceinline__ float join(float first, float second) { return first + second; }
-};
-struct larger_magnitude {  // of values that are magnitudes
-  static __device__ __forceinline__ float join(float first, float second) {
-    return fmaxf(first, second);
-  }
 };
 
 // `group` threads (a power of two) share a row; a block has `groups` groups and at least 32

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate,
   for (int e = 0; e < count; ++e) {
     float activated, slope;
     Activation::value_and_slope(value[e], activated, slope);
-    value[e] = gradient[e] * factor[e] * slope;
+    value[e] = activation_gradient<Activation>(value[e], gradient[e] * factor[e], slope);
     product[e] = activated * factor[e];
     factor[e] = gradient[e] * activated;
   }

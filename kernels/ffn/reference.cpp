@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <iterator>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -45,10 +46,9 @@ std::vector<double> quantise_blocks(std::vector<double>& hidden, std::size_t col
     double* const values = hidden.data() + row * columns;
     for (std::size_t block = 0; block < blocks; ++block) {
       const std::size_t last = std::min((block + 1) * width, columns);
-      double largest = 0;
-      for (std::size_t i = block * width; i < last; ++i)
-        largest = std::max(largest, std::abs(values[i]));
-      const double scale = largest > 0 ? largest / largest_number : 1;
+      const double largest =
+          largest_magnitude(std::span<const double>(values + block * width, last - block * width));
+      const double scale = largest == 0 ? 1 : largest / largest_number;
       for (std::size_t i = block * width; i < last; ++i)
         values[i] = round_to(DType::fp8, values[i] / scale);
       scales[row * blocks + block] = scale;
@@ -220,7 +220,7 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
     const auto last = static_cast<std::size_t>(block.last_row);
     for (auto i = static_cast<std::size_t>(block.first_row); i < last; ++i) {
       const double value = activate(activation, gate[i]);
-      d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
+      d_gate[i] = activation_gradient(activation, gate[i], dc[i] * up[i]);
       dc[i] *= value;
       if (!hidden.empty()) hidden[i] = value * up[i];
     }

@@ -111,7 +111,7 @@ struct epilogue_ops {
                                                   float (&result)[stored_values]) {
     float value, slope;
     activation::value_and_slope(gate, value, slope);
-    result[0] = dc * up * slope;
+    result[0] = activation_gradient<activation>(gate, dc * up, slope);
     result[1] = dc * value;
     if constexpr (stored_values == 3) result[2] = value * up;
   }

@@ -51,13 +51,10 @@ class Rows {
     }
     const auto count = static_cast<std::size_t>(columns);
     const float most = vector_->largest(values, count);
-    float factor = 0;
-    if (most == lowest)
-      std::fill_n(values, columns, 0.0f);
-    else
-      factor = 1 / vector_->exponentials(values, most, count);
-    for (std::int64_t j = 0; j < columns; ++j) values[j] *= factor;
+    const float sum = vector_->exponentials(values, most == lowest ? 0 : most, count);
     std::fill(values + columns, values + layer_.n, 0.0f);
+    const float factor = sum == 0 ? 0 : 1 / sum;
+    for (std::int64_t j = 0; j < layer_.n; ++j) values[j] *= factor;
     converter_.store(layer_.dtype, values, row_of(call, at_.y, row), layer_.n);
   }
 

@@ -33,11 +33,10 @@ __global__ void __launch_bounds__(256)
       own = softmax_sum::join(own, {power, 1.0f});
     }
     const softmax_sum all = reduction::apply(own, shared);
+    const float by = all.sum != 0.0f ? 1.0f / all.sum : 0.0f;
+    const float reference = all.most == lowest_score() ? 0.0f : all.most;
     for (int column = static_cast<int>(threadIdx.x); column < n; column += 256) {
-      const float power = power_at(column);
-      const float weight =
-          power == lowest_score() ? 0.0f : power_of_two(power - all.most) / all.sum;
-      y[row * n + column] = from_float<T>(weight);
+      y[row * n + column] = from_float<T>(power_of_two(power_at(column) - reference) * by);
     }
     __syncthreads();  // the sums of the next row
   }

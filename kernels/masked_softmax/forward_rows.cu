@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(group* groups)
   }
   const softmax_sum all = reduction::apply(own, shared);
   if (row >= rows) return;
-  const float by = all.sum > 0.0f ? softmax_sum::factor(own.most, all.most) / all.sum : 0.0f;
+  const float by = all.sum != 0.0f ? softmax_sum::factor(own.most, all.most) / all.sum : 0.0f;
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     const int column = first_column + i * column_step;

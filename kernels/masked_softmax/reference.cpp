@@ -21,11 +21,13 @@ void forward_row(const Layer& layer, std::int64_t row, const double* x, const do
   double most = -std::numeric_limits<double>::infinity(), sum = 0;
   for (std::int64_t j = 0; j < layer.n; ++j)
     if (allows(j)) most = std::max(most, x[j] * scale);
+  // A row whose scores are all -inf, allowed or not, is 0. NaN makes the whole row NaN.
   for (std::int64_t j = 0; j < layer.n; ++j) {
-    y[j] = allows(j) ? std::exp(x[j] * scale - most) : 0;
+    const bool none = !allows(j) || x[j] * scale == -std::numeric_limits<double>::infinity();
+    y[j] = none ? 0 : std::exp(x[j] * scale - most);
     sum += y[j];
   }
-  for (std::int64_t j = 0; j < layer.n && sum > 0; ++j) y[j] /= sum;
+  for (std::int64_t j = 0; j < layer.n && sum != 0; ++j) y[j] /= sum;
 }
 
 void backward_row(const Layer& layer, std::int64_t row, const double* y, const double* dy,

@@ -158,8 +158,9 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts) {
     const auto* const place_of = data<const std::int32_t>(call, of_choices);
     const auto h = static_cast<std::size_t>(shape.h), d = static_cast<std::size_t>(shape.d);
     for_each_block(shape.rows(), shape.h, call.parallel, [&](const Block& block) {
-      std::vector<float> dc(h), gates(h), ups(h), slopes(h), products(h), d_gate(h), d_up(h),
-          both(2 * h), of_token(biased ? d : 0), bias(biased ? d : 0);
+      std::vector<bool> limited(h);
+      std::vector<float> dc(h), gates(h), ups(h), products(h), d_gate(h), d_up(h), both(2 * h),
+          of_token(biased ? d : 0), bias(biased ? d : 0);
       const auto store_gradients = [&](const std::vector<std::size_t>& to, std::size_t row,
                                        float factor) {
         for (std::size_t i = 0; i < h; ++i) {
@@ -187,14 +188,14 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts) {
         load_row(dtype, call.tensors[gate], row, gates);
         load_row(dtype, call.tensors[up], row, ups);
         for (std::size_t i = 0; i < h; ++i) {
-          slopes[i] = static_cast<float>(up_slope(activation, ups[i]));
+          limited[i] = limits_up(activation, ups[i]);
           ups[i] = static_cast<float>(up_factor(activation, ups[i]));
         }
         rows->act_mul(activation, gates.data(), ups.data(), products.data(), h, false);
         rows->act_mul_gradient(activation, gates.data(), ups.data(), dc.data(), d_gate.data(),
                                d_up.data(), h, false);
         for (std::size_t i = 0; i < h; ++i) {
-          d_up[i] *= slopes[i];
+          if (limited[i]) d_up[i] = 0;
           sum += dc[i] * products[i];
         }
         if (biased && chosen) {

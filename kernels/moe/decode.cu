@@ -510,10 +510,12 @@ __global__ void __launch_bounds__(config.warps * 32)
       if (warp < n_fragments) {
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
-          float own_largest = fmaxf(fabsf(product[half][0]), fabsf(product[half][1]));
+          float own_largest =
+              larger_magnitude::join(fabsf(product[half][0]), fabsf(product[half][1]));
 #pragma unroll
           for (int distance = 1; distance < 4; distance *= 2) {
-            own_largest = fmaxf(own_largest, __shfl_xor_sync(~0u, own_largest, distance));
+            own_largest =
+                larger_magnitude::join(own_largest, __shfl_xor_sync(~0u, own_largest, distance));
           }
           if (lane % 4 == 0) largest[half * 8 + lane / 4][warp] = own_largest;
         }
@@ -529,8 +531,9 @@ __global__ void __launch_bounds__(config.warps * 32)
           for (u32 cta = 0; cta < ctas; ++cta) {
 #pragma unroll
             for (u32 fragment = 0; fragment < n_fragments; ++fragment) {
-              of_all = fmaxf(of_all, __uint_as_float(load_cluster_word(
-                                         cluster_address(own_place + fragment * 4, cta))));
+              of_all = larger_magnitude::join(
+                  of_all, __uint_as_float(
+                              load_cluster_word(cluster_address(own_place + fragment * 4, cta))));
             }
           }
           scale[half] = scale_of<fp8>(of_all);

@@ -151,9 +151,6 @@ struct BiasGradient {
 };
 std::vector<BiasGradient> bias_gradients(const Problem& problem);
 
-/// The derivative of up_factor(): 0 where an activation limits up, 1 elsewhere.
-double up_slope(Activation activation, double up);
-
 /// Computes the outputs of the stage of that name in float64.
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel);

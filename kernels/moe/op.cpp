@@ -580,10 +580,6 @@ std::vector<BiasGradient> bias_gradients(const Problem& problem) {
   return all;
 }
 
-double up_slope(Activation activation, double up) {
-  return up_factor(activation, up) == up_factor(activation, 0) + up ? 1 : 0;
-}
-
 bool stores_gates(const Problem& problem) {
   return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
 }

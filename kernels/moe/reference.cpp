@@ -272,8 +272,7 @@ void Definition::quantise_hidden(Matrix& hidden) {
       const auto begin = hidden.begin() + row * shape_.h + block * scale_block;
       const auto end =
           hidden.begin() + row * shape_.h + std::min((block + 1) * scale_block, shape_.h);
-      double largest = 0;
-      for (auto value = begin; value != end; ++value) largest = std::max(largest, std::abs(*value));
+      const double largest = largest_magnitude(std::span<const double>(begin, end));
       if (largest == 0) continue;
       const double scale = scales[count(row * blocks + block)] = largest / largest_number;
       for (auto value = begin; value != end; ++value) *value = round_to(DType::fp8, *value / scale);
@@ -366,8 +365,8 @@ void Definition::weigh() {
       const std::size_t from = row * h + i;
       const double dc = d_hidden[from], value = activate(activation, gate[from]),
                    factor = up_factor(activation, up[from]);
-      const double d_gate = dc * factor * activation_slope(activation, gate[from]),
-                   d_up = dc * value * up_slope(activation, up[from]);
+      const double d_gate = activation_gradient(activation, gate[from], dc * factor),
+                   d_up = limits_up(activation, up[from]) ? 0 : dc * value;
       set_gradient(gradients[0], row, i, d_gate, d_up);
       set_gradient(gradients[1], row, i, weight * d_gate, weight * d_up);
       of_weight += dc * value * factor;

@@ -79,13 +79,14 @@ struct columns_of_row {
   }
 };
 
-// What the activated gate is multiplied by, and its derivative by up.
+// The factor of the activated gate, and the gradient by up of d times that factor.
 template <class activation>
-__device__ __forceinline__ void factor_and_slope(float up, float& factor, float& slope) {
-  factor = up, slope = 1.0f;
+__device__ __forceinline__ void factor_and_gradient(float up, float d, float& factor,
+                                                    float& gradient) {
+  factor = up, gradient = d;
   if constexpr (is_same<activation, swiglu_oai>) {
     factor = swiglu_oai::up_factor(up);
-    slope = fabsf(up) > swiglu_oai::limit ? 0.0f : 1.0f;
+    gradient = swiglu_oai::up_gradient(up, d);
   }
 }
 
@@ -143,11 +144,11 @@ __global__ void __launch_bounds__(config.threads)
       columns of_gate, of_up, product;
 #pragma unroll
       for (int i = 0; i < columns::count; ++i) {
-        float value, slope, factor, up_slope;
+        float value, slope, factor;
         activation::value_and_slope(gates.value[i], value, slope);
-        factor_and_slope<activation>(ups.value[i], factor, up_slope);
-        of_gate.value[i] = dc.value[i] * factor * slope;
-        of_up.value[i] = dc.value[i] * value * up_slope;
+        factor_and_gradient<activation>(ups.value[i], dc.value[i] * value, factor, of_up.value[i]);
+        of_gate.value[i] =
+            activation_gradient<activation>(gates.value[i], dc.value[i] * factor, slope);
         product.value[i] = value * factor;
         sum += dc.value[i] * product.value[i];
       }
@@ -214,16 +215,17 @@ __global__ void __launch_bounds__(threads)
       columns total = {};
 #pragma unroll
       for (int begin = 0; begin < choices; begin += together) {
-        columns row[together] = {};
+        columns row[together];
+        int place[together];
 #pragma unroll
         for (int i = 0; i < together; ++i) {
-          const int place = begin + i < choices ? own_places[begin + i] : -1;
-          if (place >= 0) row[i] = columns::load(rows + place * width + column);
+          place[i] = begin + i < choices ? own_places[begin + i] : -1;
+          if (place[i] >= 0) row[i] = columns::load(rows + place[i] * width + column);
         }
 #pragma unroll
         for (int i = 0; i < together; ++i) {
           const int choice = begin + i;
-          if (choice >= choices) continue;
+          if (choice >= choices || place[i] < 0) continue;  // no weight or x that is NaN counts
           const float weight = choice < weighted ? own_weights[choice] : 1.0f;
 #pragma unroll
           for (int element = 0; element < columns::count; ++element) {

@@ -82,11 +82,11 @@ class TokenRouter {
 
  private:
   bool is_here(std::int32_t id) const { return id >= 0 && id < router_.experts; }
-  /// The first of the largest that is not taken, which it is then: any value may be -infinity.
+  /// The first of the best that is not taken, which it is then: any value may be -infinity.
   static std::size_t take(const std::vector<float>& values, std::vector<bool>& taken) {
     std::size_t best = values.size();
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (!taken[i] && (best == values.size() || values[i] > values[best])) best = i;
+      if (!taken[i] && (best == values.size() || is_better(values[i], values[best]))) best = i;
     taken[best] = true;
     return best;
   }
@@ -117,8 +117,10 @@ class TokenRouter {
       constexpr float none = -std::numeric_limits<float>::infinity();
       float best = none, second = none;
       for (std::size_t i = first; i < first + size; ++i) {
-        second = std::max(second, std::min(best, by_[i]));
-        best = std::max(best, by_[i]);
+        const bool leads = is_better(by_[i], best);
+        const float other = leads ? best : by_[i];
+        if (is_better(other, second)) second = other;
+        if (leads) best = by_[i];
       }
       of_groups.push_back(router_.sums_two && size > 1 ? best + second : best);
     }

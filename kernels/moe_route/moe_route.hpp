@@ -3,7 +3,8 @@
 //
 //   score_e    softmax over all experts, or sigmoid, of the logits; or the logits themselves, and a
 //              softmax over the chosen ones alone (order=after)
-//   ids        the top-k by score_e (+ bias_e), the best first; of equal ones the first
+//   ids        the top-k by score_e (+ bias_e), the best first; of equal ones the first. NaN is
+//              above every number, as in PyTorch's topk.
 //   groups     the experts are in `groups` groups of neighbours; only those of the best
 //   `top-groups`
 //              groups take part. A group is as good as its best expert, or as the sum of its best
@@ -16,6 +17,7 @@
 // backward pass takes the ids as they are: d_logits of d_weights.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -48,6 +50,12 @@ struct Router {
   DType dtype = DType::f32;  // of the logits
 };
 Router router_of(const Problem& problem);
+
+/// Whether an expert of this value is chosen before one of the other: NaN is above every number.
+template <typename Value>
+bool is_better(Value value, Value than) {
+  return value > than || (std::isnan(value) && !std::isnan(than));
+}
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

@@ -33,19 +33,23 @@ std::vector<double> scores_of(const Router& router, std::span<const double> logi
   return scores;
 }
 
-/// The best `count` of `values`, the best first; of equal ones the first.
+/// The best `count` of `values`, the best first; of equal ones the first, and any NaN is best.
 std::vector<std::size_t> best(std::span<const double> values, std::int64_t count) {
   std::vector<std::size_t> order(values.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return values[a] > values[b]; });
+                   [&](std::size_t a, std::size_t b) { return is_better(values[a], values[b]); });
   order.resize(static_cast<std::size_t>(count));
   return order;
 }
 
-std::vector<std::size_t> chosen_by(const Router& router, std::span<const double> scores,
-                                   std::span<const double> bias) {
-  std::vector<double> by(scores.begin(), scores.end());
+/// The choice is by the scores. Softmax and sigmoid keep the order of the logits, so where scores
+/// are only compared the logits serve; they tell experts apart also where all scores are NaN.
+std::vector<std::size_t> chosen_by(const Router& router, std::span<const double> logits,
+                                   std::span<const double> scores, std::span<const double> bias) {
+  const bool by_logits = bias.empty() && !(router.groups > 1 && router.sums_two);
+  const std::span<const double> from = by_logits ? logits : scores;
+  std::vector<double> by(from.begin(), from.end());
   for (std::size_t i = 0; i < bias.size(); ++i) by[i] += bias[i];
   if (router.groups > 1) {
     const auto size = static_cast<std::size_t>(router.experts / router.groups);
@@ -250,8 +254,9 @@ class MoeRoute final : public Op {
         router.bias ? std::span<const double>(tensors.at("bias")) : std::span<const double>();
     std::vector<double> ids(rows * choices), weights(rows * choices);
     for_each_row(rows, experts, parallel, [&](std::size_t row) {
-      const auto scores = scores_of(router, row_of(logits, row, experts));
-      const auto chosen = chosen_by(router, scores, bias);
+      const auto own_logits = row_of(logits, row, experts);
+      const auto scores = scores_of(router, own_logits);
+      const auto chosen = chosen_by(router, own_logits, scores, bias);
       const auto own = weights_of(router, scores, chosen);
       for (std::size_t i = 0; i < choices; ++i) {
         ids[row * choices + i] = static_cast<double>(chosen[i]);

@@ -1,6 +1,7 @@
 // The router: a warp has a token, and its lanes the logits of experts lane, lane + 32 and so on, in
 // registers. The choices are found one by one: each lane offers its best expert that is left, and
-// five shuffles find the best of all. Of equal experts the first wins.
+// five shuffles find the best of all. The first of equal experts wins. NaN is above every number, as
+// in PyTorch's topk: values are compared as integers of the same order, rank_of().
 //
 // Choices are by the logits themselves where no bias and no group compares sums of scores: softmax
 // and sigmoid keep their order, and the choice does not depend on how either is rounded.
@@ -47,19 +48,34 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// A value and whose it is: the larger one is better, and of equal ones the first.
+// The larger one; NaN if either is.
+__device__ __forceinline__ float larger_or_nan(float one, float other) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(one), "f"(other));
+  return result;
+}
+
+// An integer in the order of floats, NaN above all: the bits of a magnitude are in that order, and
+// those of a negative number in the opposite one.
+__device__ __forceinline__ int rank_of(float value) {
+  const int bits = __float_as_int(value + 0.0f);  // both zeros are +0
+  return value != value ? 0x7fffffff : bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+constexpr int taken = -0x7fffffff - 1;  // below the rank of -infinity
+
+// The rank of a value and whose it is: the larger one is better, and of equal ones the first.
 struct candidate {
-  float value;
+  int rank;
   int index;
 
   __device__ __forceinline__ bool better_than(const candidate& other) const {
-    return value > other.value || (value == other.value && index < other.index);
+    return rank > other.rank || (rank == other.rank && index < other.index);
   }
 };
 __device__ __forceinline__ candidate warp_best(candidate own) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    const candidate other{__shfl_xor_sync(~0u, own.value, distance),
+    const candidate other{__shfl_xor_sync(~0u, own.rank, distance),
                           __shfl_xor_sync(~0u, own.index, distance)};
     if (other.better_than(own)) own = other;
   }
@@ -70,6 +86,7 @@ template <router_form form>
 struct router {
   static constexpr int of_lane = form.of_lane(), experts = form.experts;
   using values = float[of_lane];
+  using ranks = int[of_lane];
 
   static __device__ __forceinline__ int expert(int i) { return i * 32 + threadIdx.x % 32; }
 
@@ -105,10 +122,9 @@ struct router {
     }
   }
 
-  // The best that is left in `by`, which then is not: NaN is better than nothing, where any score
-  // may be -infinity.
-  static __device__ __forceinline__ candidate take(values& by) {
-    candidate own{nothing(), 1 << 30};
+  // The best that is left in `by`, which then is not.
+  static __device__ __forceinline__ candidate take(ranks& by) {
+    candidate own{taken, 1 << 30};
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) {
       const candidate other{by[i], expert(i)};
@@ -117,7 +133,7 @@ struct router {
     own = warp_best(own);
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) {
-      if (expert(i) == own.index) by[i] = __int_as_float(0x7fffffff);
+      if (expert(i) == own.index) by[i] = taken;
     }
     return own;
   }
@@ -135,7 +151,7 @@ struct router {
   static __device__ __forceinline__ void keep_groups(values& by) {
     constexpr int size = experts / form.groups;
     const int lane = threadIdx.x % 32;
-    candidate own{nothing(), lane < form.groups ? lane : 1 << 30};
+    candidate own{taken, lane < form.groups ? lane : 1 << 30};
 #pragma unroll 1
     for (int group = 0; group < form.groups; ++group) {
       float first = nothing(), second = nothing();  // the best two of this lane's experts
@@ -143,7 +159,7 @@ struct router {
       for (int i = 0; i < of_lane; ++i) {
         if (expert(i) / size == group && expert(i) < experts) {
           second = fmaxf(second, fminf(first, by[i]));
-          first = fmaxf(first, by[i]);
+          first = larger_or_nan(first, by[i]);
         }
       }
 #pragma unroll
@@ -151,16 +167,16 @@ struct router {
         const float other_first = __shfl_xor_sync(~0u, first, distance);
         const float other_second = __shfl_xor_sync(~0u, second, distance);
         second = fmaxf(fminf(first, other_first), fmaxf(second, other_second));
-        first = fmaxf(first, other_first);
+        first = larger_or_nan(first, other_first);
       }
-      if (lane == group) own.value = form.sums_two && size > 1 ? first + second : first;
+      if (lane == group) own.rank = rank_of(form.sums_two && size > 1 ? first + second : first);
     }
     u32 kept = 0;
 #pragma unroll 1
     for (int i = 0; i < form.top_groups; ++i) {
       const candidate best = warp_best(own);
       kept |= 1u << best.index;
-      if (lane == best.index) own = {nothing(), 1 << 30};
+      if (lane == best.index) own = {taken, 1 << 30};
     }
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) {
@@ -187,15 +203,18 @@ __global__ void __launch_bounds__(128) choose_experts(const T* logits, const flo
   for (int i = 0; i < of::of_lane; ++i) {
     by[i] = form.chooses_by_logits() ? own[i] : scores[i];
     if (form.bias && of::expert(i) < form.experts) by[i] += bias[of::expert(i)];
-    if (of::expert(i) >= form.experts || by[i] != by[i]) by[i] = nothing();
+    if (of::expert(i) >= form.experts) by[i] = nothing();
   }
   if constexpr (form.groups > 1) of::keep_groups(by);
+  typename of::ranks rank;
+#pragma unroll
+  for (int i = 0; i < of::of_lane; ++i) rank[i] = rank_of(by[i]);
   // Lane i has choice i.
   int id = 0;
   float weight = 0;
 #pragma unroll 1
   for (int choice = 0; choice < form.choices; ++choice) {
-    const candidate best = of::take(by);
+    const candidate best = of::take(rank);
     const float value = of::value_of(scores, best.index);
     if (lane == choice) {
       id = best.index;

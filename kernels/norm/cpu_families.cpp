@@ -67,10 +67,11 @@ float quantise_row(const Layer& layer, const std::byte* x, const float* factors,
   };
   float largest = 0;
   for_each_part([&](std::int64_t, std::span<float> piece) {
-    for (const float value : piece) largest = std::max(largest, std::abs(value));
+    const float both[] = {largest, largest_magnitude(std::span<const float>(piece))};
+    largest = largest_magnitude(std::span<const float>(both));
   });
   const float limit = layer.out_dtype == DType::fp8 ? 448 : 127;
-  const float scale = largest > std::ldexp(1.0f, -100) ? largest / limit : 1;
+  const float scale = largest <= std::ldexp(1.0f, -100) ? 1 : largest / limit;
   for_each_part([&](std::int64_t first, std::span<float> piece) {
     for (float& value : piece) value /= scale;
     encode(layer.out_dtype, std::span<const float>(piece), q + first);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "device/blocks.hpp"
@@ -34,13 +35,17 @@ Moments moments_of(const Layer& layer, const double* row) {
   return {mean, 1 / std::sqrt(squares / static_cast<double>(layer.d) + double{layer.eps})};
 }
 
-/// Divides a row by its scale, which it returns.
+/// Divides a row by its scale, which it returns. The scale of a row with a NaN is NaN; an integer
+/// holds none, and is 0 there.
 double quantise(const Layer& layer, double* row) {
-  double largest = 0;
-  for (std::int64_t i = 0; i < layer.d; ++i) largest = std::max(largest, std::abs(row[i]));
+  const double largest =
+      largest_magnitude(std::span<const double>(row, static_cast<std::size_t>(layer.d)));
   const double limit = layer.out_dtype == DType::fp8 ? 448 : 127;
-  const double scale = largest > std::ldexp(1.0, -100) ? largest / limit : 1;
-  for (std::int64_t i = 0; i < layer.d; ++i) row[i] /= scale;
+  const double scale = largest <= std::ldexp(1.0, -100) ? 1 : largest / limit;
+  for (std::int64_t i = 0; i < layer.d; ++i) {
+    row[i] /= scale;
+    if (is_integer(layer.out_dtype) && std::isnan(row[i])) row[i] = 0;
+  }
   return scale;
 }
 

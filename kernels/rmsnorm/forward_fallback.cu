@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(256)
     float largest[1] = {};
     if constexpr (quantises) {
       for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
-        largest[0] = fmaxf(largest[0], fabsf(weighed(column)));
+        largest[0] = larger_magnitude::join(largest[0], fabsf(weighed(column)));
       }
       row_largest::apply(largest, shared_largest, buffer);
     }

@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(group* groups)
           float value[count];
           weighed(u, i, value);
 #pragma unroll
-          for (int e = 0; e < count; ++e) largest[u] = fmaxf(largest[u], fabsf(value[e]));
+          for (int e = 0; e < count; ++e)
+            largest[u] = larger_magnitude::join(largest[u], fabsf(value[e]));
         }
       }
       row_largest::apply(largest, shared_largest, buffer);

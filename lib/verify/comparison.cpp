@@ -46,8 +46,8 @@ constexpr std::int64_t most_together = 1024;
 
 /// Up to most_together elements of one row, `index` being the first one's place in the matrix.
 void compare_part(DType dtype, std::int64_t index, const std::byte* out,
-                  std::span<const double> reference, double relative_bound, double absolute_bound,
-                  Partial& partial) {
+                  std::span<const double> reference, const double* independent,
+                  double relative_bound, double absolute_bound, Partial& partial) {
   std::array<float, most_together> values;
   const std::size_t count = reference.size();
   decode(dtype, out, {values.data(), count});
@@ -55,6 +55,18 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   const auto bound_of = [=](double value) {
     return std::isinf(value) ? 0 : relative_bound * std::abs(value) + absolute_bound;
   };
+  std::array<double, most_together> expected;
+  if (std::any_of(reference.begin(), reference.end(), [](double x) { return std::isnan(x); })) {
+    std::copy(reference.begin(), reference.end(), expected.begin());
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!std::isnan(expected[i])) continue;
+      if (std::isnan(values[i]))
+        values[i] = 0, expected[i] = 0;  // as it should be
+      else if (independent != nullptr)
+        expected[i] = independent[i];
+    }
+    reference = {expected.data(), count};
+  }
   std::array<double, 4> squares{};  // four chains hide the latency of an addition
   std::array<int, 4> outliers{};
   for (std::size_t i = 0; i < count; ++i) {
@@ -92,10 +104,10 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
 
 /// The root of the mean square of the finite values.
 double size_of(std::span<const double> values) {
-  double squares = 0;
+  double squares = 0, count = 0;
   for (const double value : values)
-    if (!std::isinf(value)) squares += value * value;
-  return std::sqrt(squares / static_cast<double>(values.size()));
+    if (std::isfinite(value)) squares += value * value, ++count;
+  return std::sqrt(squares / std::max(1.0, count));
 }
 
 }  // namespace
@@ -111,6 +123,9 @@ Difference compare(const RepeatedRows& shape, const void* out,
     for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
       const std::int64_t source = shape.source != nullptr ? shape.source[row] : row % shape.period;
       const double* const expected = reference[static_cast<std::size_t>(source)];
+      const double* const independent =
+          shape.independent == nullptr ? nullptr
+                                       : (*shape.independent)[static_cast<std::size_t>(source)];
       for (std::int64_t first = 0; first < shape.columns; first += alike) {
         const std::int64_t last = std::min(first + alike, shape.columns);
         const double own =
@@ -125,7 +140,8 @@ Difference compare(const RepeatedRows& shape, const void* out,
           compare_part(
               shape.dtype, index,
               static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
-              {expected + column, count}, relative_bound, bound, partial);
+              {expected + column, count}, independent == nullptr ? nullptr : independent + column,
+              relative_bound, bound, partial);
         }
       }
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "device/program.hpp"
 #include "registry/op.hpp"
@@ -30,6 +31,10 @@ struct InputData {
 
   std::uint64_t seed = 0;
   const GivenTensors* given = nullptr;  // null: nothing is given
+  /// Other values for those of `given` that are NaN or infinite. A place of a result which all of
+  /// them leave the same number is independent of those values. Where its reference is NaN, it may
+  /// be this number: 0 · NaN is NaN, and a kernel may skip a product by 0.
+  std::vector<const GivenTensors*> substitutes = {};
 };
 
 }  // namespace fftune

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "core/error.hpp"
@@ -24,6 +25,7 @@ constexpr double heavy_tail = 7.39;
 struct Squares {
   double values = 0;
   double errors = 0;
+  std::int64_t finite = 0;  // of how many values
 };
 
 Squares squares_of(DType dtype, std::span<const double> exact, const double* before_rounding) {
@@ -37,7 +39,8 @@ Squares squares_of(DType dtype, std::span<const double> exact, const double* bef
     decode(dtype, bytes.data(), std::span<double>(rounded.data(), count));
     for (std::size_t i = 0; i < count; ++i) {
       const double value = exact[first + i];
-      if (std::isinf(value)) continue;  // meant, and compared exactly
+      if (!std::isfinite(value)) continue;  // meant, and compared exactly
+      ++squares.finite;
       const double error = rounded[i] - value;
       squares.values += value * value;
       squares.errors += error * error;
@@ -51,11 +54,19 @@ Squares squares_of(DType dtype, std::span<const double> exact, const double* bef
 Truth::Truth(const Op& op, Problem problem, InputData data, Parallel& parallel, ReferenceFile* kept)
     : parallel_(&parallel),
       rows_(op, std::move(problem), data, parallel),
-      references_(rows_, parallel, kept) {}
+      references_(rows_, parallel, kept) {
+  for (const GivenTensors* given : data.substitutes)
+    substitutes_.push_back(
+        std::make_unique<Substitute>(op, rows_.problem(), InputData(data.seed, given), parallel));
+}
 
 void Truth::retoken(std::int64_t tokens) {
   rows_.retoken(tokens);
   references_.follow();
+  for (const auto& substitute : substitutes_) {
+    substitute->rows.retoken(tokens);
+    substitute->references.follow();
+  }
   encoded_.clear();
   expected_.clear();
 }
@@ -112,8 +123,9 @@ void Truth::measure(std::size_t tensor, std::int64_t rows,
     if (times[row] == 0 || (skips && !(of_rows[row].errors > 0))) continue;
     all.values += of_rows[row].values * static_cast<double>(times[row]);
     all.errors += of_rows[row].errors * static_cast<double>(times[row]);
+    all.finite += of_rows[row].finite * times[row];
     counted += times[row];
-    expected.distinct += columns(tensor);
+    expected.distinct += of_rows[row].finite;
   }
   if (!std::isfinite(all.values) || !std::isfinite(all.errors))
     throw Error(ErrorKind::internal,
@@ -122,13 +134,33 @@ void Truth::measure(std::size_t tensor, std::int64_t rows,
                             problem().text(), spec.name, dtype_name(spec.dtype)));
   expected.distinct = std::max<std::int64_t>(1, expected.distinct);
   expected.norm = std::sqrt(all.values);
-  expected.root_mean_square = std::sqrt(
-      all.values / static_cast<double>(std::max<std::int64_t>(1, counted) * columns(tensor)));
+  expected.root_mean_square =
+      std::sqrt(all.values / static_cast<double>(std::max<std::int64_t>(1, all.finite)));
   expected.rounding_error = all.values == 0 ? 0 : std::sqrt(all.errors / all.values);
   if (!rows_.any_given() || !(all.errors > 0)) return;
   const double usual = all.errors / static_cast<double>(counted);
   for (const Squares& row : of_rows)
     expected.row_factors.push_back(std::max(1.0, std::sqrt(row.errors / usual)));
+}
+
+void Truth::find_independent(std::size_t first_stage, std::size_t tensor, Expected& expected) {
+  const auto width = static_cast<std::size_t>(columns(tensor));
+  for (const double* row : expected.rows) {
+    auto& numbers = expected.independent.emplace_back(row, row + width);
+    for (double& number : numbers)  // unlike every number until the first substitute
+      number = std::isnan(number) ? std::numeric_limits<double>::infinity() : std::nan("");
+  }
+  for (const auto& substitute : substitutes_) {
+    const bool is_first = substitute == substitutes_.front();
+    const auto rows = substitute->references.rows(first_stage, tensor);
+    for (std::size_t row = 0; row < expected.rows.size(); ++row)
+      for (std::size_t i = 0; i < width; ++i) {
+        double& number = expected.independent[row][i];
+        const double other = rows[row][i];
+        if (is_first && std::isinf(number)) number = other;
+        if (number != other || !std::isfinite(number)) number = std::nan("");
+      }
+  }
 }
 
 const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
@@ -140,6 +172,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   expected.rows = references_.rows(first_stage, tensor);
   if (sources(tensor) == nullptr) expected.rows.resize(static_cast<std::size_t>(period(tensor)));
   measure(tensor, live_rows(tensor), references_.rows(stage, tensor), expected);
+  if (!substitutes_.empty()) find_independent(first_stage, tensor, expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as
   // large relative to it: their squares add. With few values, some outweigh the others by far, and

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,10 @@ struct Expected {
   // Of given values: by how much the errors of that reference are larger in each distinct row than
   // in all together, at least 1. Empty: random rows are alike.
   std::vector<double> row_factors;
-  std::int64_t distinct = 0;  // elements of the distinct rows among those
+  std::int64_t distinct = 0;  // finite elements of the distinct rows among those
+  /// Of each distinct row, where the reference is NaN and InputData::substitutes leave it one
+  /// number: that number; else NaN. Empty without substitutes.
+  std::vector<std::vector<double>> independent;
   std::int64_t reduction_length = 0;
   double tolerance = 0;
 };
@@ -70,9 +74,21 @@ class Truth {
   void measure(std::size_t tensor, std::int64_t rows,
                const std::vector<const double*>& before_rounding, Expected& expected) const;
 
+  /// Sets what is independent of values that are no numbers.
+  void find_independent(std::size_t first_stage, std::size_t tensor, Expected& expected);
+
+  /// The same problem with other values in its inputs.
+  struct Substitute {
+    Substitute(const Op& op, const Problem& problem, InputData data, Parallel& parallel)
+        : rows(op, problem, std::move(data), parallel), references(rows, parallel, nullptr) {}
+    DistinctRows rows;
+    References references;
+  };
+
   Parallel* parallel_;
   DistinctRows rows_;
   References references_;
+  std::vector<std::unique_ptr<Substitute>> substitutes_;
   std::map<std::size_t, std::vector<std::byte>> encoded_;  // of what stages write
   std::map<std::pair<std::size_t, std::size_t>, Expected> expected_;
 };

@@ -36,7 +36,7 @@ struct Verifier::State {
   State(Backend& device, const Op& op, Problem problem, InputData data, ReferenceFile* kept)
       : backend(&device),
         threads(device),
-        truth(op, std::move(problem), data, threads, kept),
+        truth(op, std::move(problem), std::move(data), threads, kept),
         tensors(device, truth, threads) {
     tensors.fit();
   }
@@ -165,6 +165,9 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
     RepeatedRows shape{spec.dtype, truth.live_rows(tensor), truth.columns(tensor),
                        truth.period(tensor), truth.sources(tensor)};
     if (!expected.row_factors.empty()) shape.factors = expected.row_factors.data();
+    std::vector<const double*> independent;
+    for (const auto& row : expected.independent) independent.push_back(row.data());
+    if (!independent.empty()) shape.independent = &independent;
     double size = expected.root_mean_square;
     if (spec.alike > 0) {
       // Rounding is relative to a row's own elements. The sums behind these are not: where terms
@@ -258,7 +261,7 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
 
 Verifier::Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
                    ReferenceFile* kept)
-    : state_(std::make_unique<State>(backend, op, std::move(problem), data, kept)) {}
+    : state_(std::make_unique<State>(backend, op, std::move(problem), std::move(data), kept)) {}
 
 Verifier::~Verifier() = default;
 

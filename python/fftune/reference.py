@@ -1,5 +1,7 @@
-"""What every op computes, in plain PyTorch: what runs with FFTUNE_DISABLE=1, and what tests compare
-with. Functions take the arguments of the custom ops of the same names (fftune.ops)."""
+"""Every op in plain PyTorch. These run with FFTUNE_DISABLE=1, and tests compare with them. Functions
+take the arguments of the custom ops of the same names (fftune.ops)."""
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,7 +98,7 @@ def quantise(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     k = x.shape[-1]
     blocks = F.pad(x.float(), (0, -k % 128)).unflatten(-1, (-1, 128))
     scale = blocks.abs().amax(-1, keepdim=True) / 448
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = torch.where(scale == 0, 1.0, scale)
     return ((blocks / scale).flatten(-2)[..., :k].to(torch.float8_e4m3fn), scale.squeeze(-1))
 
 
@@ -105,12 +107,12 @@ def quantise_weight(w: Tensor, block: bool) -> tuple[Tensor, Tensor]:
     n, k = w.shape
     if not block:
         scale = (w.float().abs().max() / 448).reshape(1)
-        scale = torch.where(scale > 0, scale, 1.0)
+        scale = torch.where(scale == 0, 1.0, scale)
         return quantise(w, scale)[0], scale
     tiles = F.pad(w.float(), (0, -k % 128, 0, -n % 128)).unflatten(-1, (-1, 128))
     tiles = tiles.unflatten(0, (-1, 128))  # [n / 128, 128, k / 128, 128]
     scale = tiles.abs().amax((1, 3), keepdim=True) / 448
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = torch.where(scale == 0, 1.0, scale)
     q = (tiles / scale).flatten(0, 1).flatten(1, 2)[:n, :k]
     return q.to(torch.float8_e4m3fn), scale.squeeze((1, 3))
 
@@ -156,7 +158,7 @@ def masked_linear(x, mask, w_true, w_false, pattern):
 def masked_linear_backward(dy, x, mask, w_true, w_false, pattern):
     marked = mask.bool().unsqueeze(-1)
     results = []
-    for dy_part, w in ((dy * marked, w_true), (dy * ~marked, w_false)):
+    for dy_part, w in ((torch.where(marked, dy, 0), w_true), (torch.where(marked, 0, dy), w_false)):
         results.append((dy_part @ w, _rows(dy_part).T @ _rows(x)))
     return results[0][0] + results[1][0], results[0][1], results[1][1]
 
@@ -178,8 +180,8 @@ def masked_ffn_preact(x, mask, *weights_and_options):
 def masked_ffn_backward(dy, x, mask, gate, up, *weights_and_options):
     *weights, act, _ = weights_and_options
     marked = mask.bool().unsqueeze(-1)
-    true = ffn_backward(dy * marked, x, gate, up, *weights[:3], act)
-    false = ffn_backward(dy * ~marked, x, gate, up, *weights[3:], act)
+    true = ffn_backward(torch.where(marked, dy, 0), x, gate, up, *weights[:3], act)
+    false = ffn_backward(torch.where(marked, 0, dy), x, gate, up, *weights[3:], act)
     return (true[0] + false[0], *true[1:], *false[1:])
 
 
@@ -285,7 +287,7 @@ def moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_
         hidden = ACTIVATIONS[act](F.linear(own, gate[expert])) * F.linear(own, up[expert])
         if by_token:
             scale = hidden.abs().amax(-1, keepdim=True) / 448
-            scale = torch.where(scale > 0, scale, 1.0)
+            scale = torch.where(scale == 0, 1.0, scale)
             hidden = quantise(hidden, scale)[0].float() * scale
         else:
             hidden = _dequantised(*quantise(hidden, hidden_scale), 1)
@@ -298,9 +300,10 @@ def _activated_backward(act, d_hidden, gate, up):
     if act != "swiglu-oai":
         return activation_backward(act, d_hidden * up, gate), d_hidden * ACTIVATIONS[act](gate)
     near, share = gate.clamp(max=7.0), torch.sigmoid(1.702 * gate.clamp(max=7.0))
-    slope = torch.where(gate > 7, 0.0, share + 1.702 * near * share * (1 - share))
-    factor = up.clamp(-7.0, 7.0) + 1
-    return d_hidden * factor * slope, torch.where(up.abs() > 7, 0.0, d_hidden * near * share)
+    d_gate = d_hidden * (up.clamp(-7.0, 7.0) + 1) * (share + 1.702 * near * share * (1 - share))
+    # As the gradient of clamp, which is 0 at NaN.
+    return (torch.where(gate <= 7, d_gate, 0.0),
+            torch.where(up.abs() <= 7, d_hidden * near * share, 0.0))
 
 
 def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up, b_down, act,
@@ -370,7 +373,11 @@ def _router_weights(logits, ids, score, order, renormalise, scale):
 
 def moe_route(logits, bias, top_k, score, order, groups, top_groups, group_score, renormalise,
               scale):
-    by = logits.detach() if order == "after" else _router_scores(logits.detach(), score)
+    # Softmax and sigmoid keep the order of the logits, which differ also where all scores are NaN.
+    by_logits = bias is None and not (groups and group_score == "top2")
+    by = logits.detach()
+    if not by_logits and order != "after":
+        by = _router_scores(by, score)
     if bias is not None:
         by = by + bias
     if groups:
@@ -379,7 +386,7 @@ def moe_route(logits, bias, top_k, score, order, groups, top_groups, group_score
         best = grouped.topk(counted, -1)[0].sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool).scatter(
             -1, best.topk(top_groups or groups, -1)[1], True)
-        by = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+        by = grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
     ids = by.sort(stable=True, dim=-1, descending=True)[1][..., :top_k]
     return _router_weights(logits, ids, score, order, renormalise, scale), ids.to(torch.int32)
 
@@ -452,8 +459,8 @@ def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     total = x if residual is None else x + residual
     y = _normalised(total, eps) * (1 + w.float() if convention == "gemma" else w.float())
     largest = y.abs().amax(-1)
-    scale = torch.where(largest > 2.0**-100, largest / (127 if int8 else 448), 1.0)
-    y = y / scale.unsqueeze(-1)
+    scale = torch.where(largest <= 2.0**-100, 1.0, largest / (127 if int8 else 448))
+    y = (y / scale.unsqueeze(-1)).nan_to_num(0.0) if int8 else y / scale.unsqueeze(-1)
     q = y.round().to(torch.int8) if int8 else y.to(torch.float8_e4m3fn)
     return q, scale, total.new_empty(0) if residual is None else total
 
@@ -514,8 +521,6 @@ def act_mul_packed_backward(dy, gate_up, act):
 
 def _frequencies(rotary: int, rule: str, numbers: list[float]) -> tuple[Tensor, float]:
     """Of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the rules)."""
-    import math
-
     base, factor, context, low, high, beta_fast, beta_slow, scale = numbers
     exponents = torch.arange(0, rotary, 2, dtype=torch.float64) / rotary
     plain = base**-exponents
@@ -699,7 +704,7 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
     scores = (form.get("scale") or q.shape[-1] ** -0.5) * (q @ keys.transpose(2, 3))
     if softcap := form.get("softcap"):
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~allowed, float("-inf"))
+    scores = scores.masked_fill(~allowed, -math.inf)
     if "sinks" in w:
         sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), -1)
@@ -782,7 +787,7 @@ def ngram_block(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
                   if text[end - size + 1: end] == last and text[end] != padding
                   and 0 <= text[end] < vocab]
         if banned:
-            logits[row, banned] = float("-inf")
+            logits[row, banned] = -math.inf
     return invalid.to(logits.device)
 
 
@@ -798,11 +803,12 @@ def _attend(q, k, v, allowed, bias, sinks, softcap, scale):
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    scores = scores.masked_fill(~allowed, float("-inf"))
+    scores = scores.masked_fill(~allowed, -math.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks[:, None, None].expand(-1, q.shape[1], 1)), -1)
     lse = scores.logsumexp(-1)
-    weights = torch.where(lse.isfinite()[..., None], torch.exp(scores - lse[..., None]), 0)
+    lse = torch.where(lse == math.inf, math.nan, lse)  # as softmax is NaN there
+    weights = torch.where((lse != -math.inf)[..., None], torch.exp(scores - lse[..., None]), 0)
     return weights[..., :v.shape[1]] @ v, lse
 
 
@@ -895,7 +901,7 @@ def attention_backward(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv
         if own is not None:
             raw = raw + _wide(own)
         total = lse[_lse_rows(offsets, rows)].to(wide)[..., None]
-        weights = torch.where(allowed & total.isfinite(), torch.exp(raw - total), 0)
+        weights = torch.where(allowed & (total != -math.inf), torch.exp(raw - total), 0)
         delta = (grad * out).sum(-1, keepdim=True)
         d_scores = scale * slope * weights * (grad @ many_v.transpose(1, 2) - delta)
         shared = lambda t: t.unflatten(0, (-1, group)).sum(1).transpose(0, 1)
@@ -903,7 +909,8 @@ def attention_backward(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv
         dk[columns] = shared(d_scores.transpose(1, 2) @ own_q)
         dv[columns] = shared(weights.transpose(1, 2) @ grad)
         if sinks is not None:
-            share = torch.where(total.isfinite(), torch.exp(_wide(sinks)[:, None, None] - total), 0)
+            share = torch.where(total != -math.inf,
+                                torch.exp(_wide(sinks)[:, None, None] - total), 0)
             d_sinks -= (share * delta).sum((1, 2))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), \
         d_sinks if wide == torch.float64 else d_sinks.float()
@@ -930,8 +937,9 @@ def masked_softmax(x, mask, causal, scale):
         seen = seen.tril(n - s)
     if mask is not None:
         seen = seen & mask.bool()
-    scores = (scale * _wide(x)).masked_fill(~seen, float("-inf"))
-    return torch.where(seen.any(-1, keepdim=True), scores.softmax(-1), 0.0).to(x.dtype)
+    scores = (scale * _wide(x)).masked_fill(~seen, -math.inf)
+    any_left = (scores != -math.inf).any(-1, keepdim=True)
+    return torch.where(any_left, scores.softmax(-1), 0.0).to(x.dtype)
 
 
 def masked_softmax_backward(dy, y, causal, scale):

@@ -564,7 +564,7 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
               const double gate = element(tensors, epilogue.gate, at);
               const double up = element(tensors, epilogue.up, at);
               const double dc = sums[0].value;
-              result = dc * up * activation_slope(epilogue.activation, gate);
+              result = activation_gradient(epilogue.activation, gate, dc * up);
               element(tensors, epilogue.d_up, at) = dc * activate(epilogue.activation, gate);
               if (!epilogue.hidden.empty())
                 element(tensors, epilogue.hidden, at) = activate(epilogue.activation, gate) * up;

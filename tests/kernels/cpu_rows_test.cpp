@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -71,14 +72,21 @@ void check_every_half(const RowKernels& kernels, const std::string& name) {
   for (std::size_t i = 0; i < halves; ++i) {
     const float x = as_float(static_cast<std::uint16_t>(i));
     CAPTURE(name, x);
-    if (std::isnan(x)) {
-      REQUIRE(std::isnan(as_float(results.biased[i])) == (name != "relu"));
-    } else if (std::isfinite(x)) {
+    if (!std::isfinite(x)) {
+      const auto same = [](std::uint16_t half, double exact) {
+        const float value = as_float(half);
+        return value == static_cast<float>(exact) || (std::isnan(value) && std::isnan(exact));
+      };
+      REQUIRE(same(results.biased[i], activate(activation, static_cast<double>(x))));
+      REQUIRE(same(results.gated[i], activate(activation, static_cast<double>(x))));
+      REQUIRE(same(results.slope[i], activation_gradient(activation, static_cast<double>(x), 1)));
+    } else {
       // Gelu's lower tail ends where 1e-7 is left of it, and the definition's digits end too.
       const double beside = name == "gelu" ? 2e-7 : 1e-14;
       REQUIRE(close(results.biased[i], activate(activation, static_cast<double>(x)), beside));
       REQUIRE(as_float(results.gated[i]) == as_float(results.biased[i]));
-      REQUIRE(close(results.slope[i], activation_slope(activation, static_cast<double>(x)), 2e-3));
+      REQUIRE(close(results.slope[i], activation_gradient(activation, static_cast<double>(x), 1),
+                    2e-3));
     }
   }
 }
@@ -123,6 +131,34 @@ void check_sines(DType dtype, double beside) {
 TEST_CASE("activations of every bf16 are right to a rounding") {
   for (const RowKernels* kernels : runnable())
     for (const std::string& name : activation_names()) check_every_half(*kernels, name);
+}
+
+TEST_CASE("activations of NaN and infinities in f32 are those of the definition") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> gate{std::nanf(""), infinity, -infinity, 1e30f, -1e30f,
+                                0.0f,          1.0f,     -1.0f,     -90.0f};
+  const auto same = [](float value, double exact) {
+    return std::isnan(exact) ? std::isnan(value)
+                             : value == Approx(exact).epsilon(1e-5).margin(1e-30);
+  };
+  for (const RowKernels* kernels : runnable(DType::f32))
+    for (const std::string& name : gated_activation_names())
+      for (const float of : gate) {
+        const Activation activation = parse_activation(name);
+        const std::vector<float> x(21, of), ones(21, 1.0f), bad(21, std::nanf(""));
+        std::vector<float> out(21), slope(21), hidden(21), cut(21);
+        kernels->act_mul(activation, x.data(), ones.data(), out.data(), 21, false);
+        kernels->act_mul_gradient(activation, x.data(), ones.data(), ones.data(), slope.data(),
+                                  hidden.data(), 21, false);
+        kernels->act_mul_gradient(activation, x.data(), ones.data(), bad.data(), cut.data(),
+                                  hidden.data(), 21, false);
+        CAPTURE(name, of);
+        for (const std::size_t i : {0, 20}) {
+          CHECK(same(out[i], activate(activation, of)));
+          CHECK(same(slope[i], activation_gradient(activation, of, 1)));
+          CHECK(same(cut[i], activation_gradient(activation, of, std::nan(""))));
+        }
+      }
 }
 
 TEST_CASE("a NaN whose lower half is full stays one when it is rounded") {

@@ -65,6 +65,31 @@ TEST_CASE("the absolute bound of a row is multiplied by its factor") {
   CHECK(outliers() == 3);
 }
 
+TEST_CASE("NaN equals NaN alone, unless the place is independent of it") {
+  HostThreads threads;
+  const double nan = std::nan("");
+  const std::vector<double> reference{1, nan, nan, HUGE_VAL, nan, 2};
+  const std::vector<double> independent{nan, nan, 5, nan, 5, nan};
+  const auto independent_rows = rows_of(independent, 6);
+  RepeatedRows shape{DType::f32, 1, 6, 1};
+  const auto outliers = [&](const std::vector<float>& out) {
+    const auto found = compare(shape, out.data(), rows_of(reference, 6), 0, 0.5, threads);
+    CHECK((found.norm > 0) == (found.outliers > 0));
+    return found.outliers;
+  };
+  const float none = std::nanf(""), infinity = HUGE_VALF;
+  CHECK(outliers({1, none, none, infinity, none, 2}) == 0);
+  CHECK(outliers({1, 0, none, infinity, none, 2}) == 1);
+  CHECK(outliers({1, infinity, none, infinity, none, 2}) == 1);
+  CHECK(outliers({1, none, none, none, none, none}) == 2);
+  CHECK(outliers({1, none, none, -infinity, none, 2}) == 1);
+  CHECK(outliers({1, none, 5, infinity, none, 2}) == 1);
+  shape.independent = &independent_rows;
+  CHECK(outliers({1, none, 5, infinity, none, 2}) == 0);
+  CHECK(outliers({1, none, 5, infinity, 6, 2}) == 1);
+  CHECK(outliers({1, 5, none, infinity, none, 2}) == 1);
+}
+
 TEST_CASE("poison is counted in both element sizes") {
   HostThreads threads;
   for (const auto dtype : {DType::f32, DType::bf16, DType::fp16}) {

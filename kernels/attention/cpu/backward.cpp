@@ -88,7 +88,10 @@ void differentiate(const HostAttention& host, const HostCall& call, const Block&
       std::fill_n(ds, width, 0.0f);
       continue;
     }
-    host.vector->exponentials(p, own, static_cast<std::size_t>(width));
+    if (std::isnan(own))  // keys that are masked stay so
+      std::replace_if(
+          p, p + width, [](float score) { return score != lowest; }, own);
+    host.vector->exponentials(p, std::isnan(own) ? 0 : own, static_cast<std::size_t>(width));
     const float sum = sums.at(block, query);
     for (std::int64_t j = 0; j < width; ++j) ds[j] = p[j] * (ds[j] - sum);
     if (slope == nullptr) continue;

@@ -27,19 +27,17 @@ void divide(const HostAttention& host, const HostCall& call, const Block& block,
   const float sink = host.sink(call, block.head);
   for (std::int64_t i = 0; i < block.range.size(); ++i) {
     const float most = std::max(softmax.most[i], sink);
-    float sum = 0, factor = 0;
-    if (softmax.most[i] != lowest) {
-      factor = std::exp(softmax.most[i] - most);
-      sum = softmax.sum[i] * factor;
-    }
+    // NaN stays in sums and values, whatever they are multiplied by.
+    const float factor = softmax.most[i] == lowest ? 0 : std::exp(softmax.most[i] - most);
+    float sum = softmax.sum[i] * factor;
     if (sink != lowest) sum += std::exp(sink - most);
-    const float by = factor > 0 ? factor / sum : 0;
+    const float by = sum == 0 ? 0 : factor / sum;
     float* const row = softmax.values + i * host.layer.dim;
-    for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] = by == 0 ? 0 : row[e] * by;
+    for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] *= by;
     if (host.layer.lse)
       static_cast<float*>(call.tensors[host.at.lse])[host.lse_at(block.sequence, block.head,
                                                                  block.range.first + i)] =
-          most == lowest ? lowest : most + std::log(sum);
+          sum == 0 ? lowest : most + std::log(sum);
   }
 }
 
@@ -124,10 +122,6 @@ class CpuBlas final : public StageFamily {
                       float* scores, std::int64_t count) {
     const auto width = static_cast<std::size_t>(count);
     const float most = std::max(softmax.most[i], host.vector->largest(scores, width));
-    if (most == lowest) {
-      std::fill_n(scores, count, 0.0f);
-      return;
-    }
     if (most != softmax.most[i]) {
       const float factor = std::exp(softmax.most[i] - most);
       softmax.sum[i] *= factor;
@@ -135,7 +129,7 @@ class CpuBlas final : public StageFamily {
       for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] *= factor;
       softmax.most[i] = most;
     }
-    softmax.sum[i] += host.vector->exponentials(scores, most, width);
+    softmax.sum[i] += host.vector->exponentials(scores, most == lowest ? 0 : most, width);
   }
 };
 
@@ -202,9 +196,9 @@ class CpuPlain final : public StageFamily {
       }
       host.finish_row(call, block.sequence, block.head, block.range.first, keys, scores, nullptr);
       most = host.vector->largest(scores, static_cast<std::size_t>(keys.size()));
-      if (most != lowest)
-        sum = host.vector->exponentials(scores, most, static_cast<std::size_t>(keys.size()));
-      for (std::int64_t j = 0; most != lowest && j < keys.size(); ++j) {
+      sum = host.vector->exponentials(scores, most == lowest ? 0 : most,
+                                      static_cast<std::size_t>(keys.size()));
+      for (std::int64_t j = 0; j < keys.size(); ++j) {
         if (scores[j] == 0) continue;
         const Range key{keys.first + j, keys.first + j + 1};
         const MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, key, row_room);

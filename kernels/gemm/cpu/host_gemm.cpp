@@ -378,9 +378,8 @@ void HostGemm::store_c(const HostCall& call, std::int64_t group, int output, std
     const std::int64_t blocks = ceil_div(gemm.n, scale_block);
     for (std::int64_t i = 0; i < count; i += scale_block) {
       const std::int64_t part = std::min(scale_block, count - i);
-      float largest = 0;
-      for (std::int64_t j = 0; j < part; ++j) largest = std::max(largest, std::abs(values[i + j]));
-      const float scale = largest > least ? largest / largest_number : 1;
+      const float largest = largest_magnitude(std::span<const float>(values + i, elements(part)));
+      const float scale = largest <= least ? 1 : largest / largest_number;
       for (std::int64_t j = 0; j < part; ++j) values[i + j] /= scale;
       const std::int64_t place = row * blocks + (column + i) / scale_block;
       *reinterpret_cast<float*>(c_scale.at(call, 0, place)) = scale;

@@ -328,13 +328,13 @@ class simt_kernel {
           if (row_exists && at_n < p.n) {
             value[half][j] = finish(sum[half][i][j], p, tile, at_m, at_n);
           }
-          largest = fmaxf(largest, fabsf(value[half][j]));
+          largest = larger_magnitude::join(largest, fabsf(value[half][j]));
         }
       }
       if constexpr (finds_scales) {
 #pragma unroll
         for (int lane = 1; lane < side; lane *= 2) {
-          largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+          largest = larger_magnitude::join(largest, __shfl_xor_sync(~0u, largest, lane));
         }
         const float scale = scale_of<fp8>(largest);
         if (!row_exists) continue;

@@ -430,10 +430,11 @@ struct value_epilogue {
         float largest = 0;
 #pragma unroll
         for (int i = 0; i < values / 2; ++i) {
-          largest = fmaxf(largest, fabsf(value[m64][i / 2 * 4 + half * 2 + i % 2]));
+          largest =
+              larger_magnitude::join(largest, fabsf(value[m64][i / 2 * 4 + half * 2 + i % 2]));
         }
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        largest = larger_magnitude::join(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = larger_magnitude::join(largest, __shfl_xor_sync(~0u, largest, 2));
         const float scale = scale_of<fp8>(largest), factor = 1 / scale;
 #pragma unroll
         for (int i = 0; i < values / 2; ++i) {
@@ -459,12 +460,12 @@ struct value_epilogue {
       float largest = 0;
 #pragma unroll
       for (int m64 = block * of_scale; m64 < (block + 1) * of_scale; ++m64) {
-        largest = fmaxf(largest, fabsf(value[m64][i / 2 * 4 + i % 2]));
-        largest = fmaxf(largest, fabsf(value[m64][i / 2 * 4 + 2 + i % 2]));
+        largest = larger_magnitude::join(largest, fabsf(value[m64][i / 2 * 4 + i % 2]));
+        largest = larger_magnitude::join(largest, fabsf(value[m64][i / 2 * 4 + 2 + i % 2]));
       }
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+        largest = larger_magnitude::join(largest, __shfl_xor_sync(~0u, largest, distance));
       }
       if (lane < 4) store_shared(exchange + (warp * columns + column_of(i)) * 4, largest);
     }
@@ -485,9 +486,9 @@ struct value_epilogue {
       float largest = 0;
 #pragma unroll
       for (int other = 0; other < 4 * scale_sharers; ++other) {
-        largest =
-            fmaxf(largest, load_shared_float(first + other / 4 * plan.warpgroup_epilogue_bytes +
-                                             (other % 4 * columns + column) * 4));
+        largest = larger_magnitude::join(
+            largest, load_shared_float(first + other / 4 * plan.warpgroup_epilogue_bytes +
+                                       (other % 4 * columns + column) * 4));
       }
       const float scale = scale_of<fp8>(largest);
       store_shared(factors + column * 4, 1 / scale);

@@ -1,0 +1,130 @@
+"""NaN and infinities in each input of every custom op give what PyTorch gives."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cases import BACKWARDS, CASES
+from fftune import reference
+from test_ops import each, listed, op_of
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+NUMBERS = {"nan": (math.nan,), "inf": (math.inf, -math.inf)}
+# Other numbers in the same places: a result that is the same with all of them is independent of
+# these places. PyTorch multiplies NaN by the weight 0 of a masked key; kernels need not.
+SUBSTITUTES = ((0.9, -0.4), (-0.7, 1.1), (2.3, -1.9))
+# gate and up of these are in other orders than the reference's.
+FIRST_ONLY = ("masked_ffn_preact", "moe_ffn_preact")
+# Arguments that the reference does not read, or reads other elements of than the kernels.
+UNREAD = {"moe_ffn_backward": (1, 4, 5, 6, 7), "moe_ffn_backward-oai": (1, 4, 5, 6, 9),
+          "qkv-table": (10,)}
+
+
+def with_numbers(tensor: Tensor, numbers) -> Tensor:
+    """The last element and another one are these."""
+    changed = tensor.clone()
+    flat = changed.view(-1)
+    for i, number in enumerate(numbers):
+        flat[max(0, flat.numel() - 1 - i * (flat.numel() // 2 + 5))] = number
+    return changed
+
+
+def results_of(function, case, arguments, device="cpu") -> list[Tensor]:
+    own = tuple(a.clone().to(device) if isinstance(a, Tensor) else a for a in arguments)
+    results = [*listed(function(*own)), *(own[i] for i in case.updated)]
+    return [r.cpu() for r in (results[:1] if case.op in FIRST_ONLY else results)]
+
+
+def compare(case, dtype, place, numbers, device):
+    arguments = case.arguments(dtype)
+
+    def given(own, wide):
+        changed = [with_numbers(a, own) if i == place else a for i, a in enumerate(arguments)]
+        return [a.double() if wide and isinstance(a, Tensor) and a.dtype == dtype else a
+                for a in changed]
+
+    wide = "quantised" not in case.op
+    right = getattr(reference, case.op)
+    ours = results_of(op_of(case), case, given(numbers, False), device)
+    theirs = results_of(right, case, given(numbers, wide))
+    others = [results_of(right, case, given(own[:len(numbers)], wide)) for own in SUBSTITUTES]
+    for n, (got, expected, *without) in enumerate(zip(ours, theirs, *others, strict=True)):
+        got, expected = got.double(), expected.double()
+        same = [without[0] == other for other in without] + [without[0].double().isfinite()]
+        independent = expected.isnan() & torch.stack(same).all(0)
+        expected = torch.where(independent & ~got.isnan(), without[0].double(), expected)
+        finite = expected.isfinite()
+        where = f"argument {place}, result {n}"
+        assert torch.equal(got.isfinite(), finite), where
+        # A gradient may multiply an infinity by a sum or by each of its terms: infinite or NaN.
+        if not case.op.endswith(("_backward", "_into")):
+            assert torch.equal(got.nan_to_num(7, 8, 9)[~finite],
+                               expected.nan_to_num(7, 8, 9)[~finite]), where
+        tolerance = 1e-4 if dtype == torch.float32 else 0.1
+        assert torch.allclose(got[finite], expected[finite], rtol=tolerance, atol=tolerance), where
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each(CASES + BACKWARDS)
+def test_special_values(case, dtype, numbers, device):
+    torch.manual_seed(0)
+    for place, argument in enumerate(case.arguments(dtype)):
+        if not isinstance(argument, Tensor) or not argument.is_floating_point():
+            continue
+        if place in UNREAD.get(case.name, ()):
+            continue
+        torch.manual_seed(0)
+        compare(case, dtype, place, NUMBERS[numbers], device)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu-tanh", "relu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_activations(act, dtype):
+    """Beside PyTorch itself, in float64: in f32 its vectors give NaN for gelu(inf)."""
+    gate = torch.tensor([math.nan, math.inf, -math.inf, 1e4, -1e4, 1e30, -1e30, 0.0, 1.0],
+                        dtype=dtype).repeat(9)
+    wide = gate.double().requires_grad_()
+    expected = reference.ACTIVATIONS[act](wide)
+    expected.backward(torch.ones_like(wide))
+    got = torch.ops.fftune.act_mul(gate, torch.ones_like(gate), act)
+    slope, _ = torch.ops.fftune.act_mul_backward(torch.ones_like(gate), gate,
+                                                 torch.ones_like(gate), act)
+    near = gate.isnan() | gate.isinf() | (gate.abs() < 1e10)  # x² overflows in f32 beyond
+    for ours, theirs in ((got, expected.detach().to(dtype)), (slope, wide.grad.to(dtype))):
+        assert torch.allclose(ours[near], theirs[near], rtol=1e-2, atol=1e-4, equal_nan=True)
+
+
+def test_attention_is_that_of_pytorch():
+    """A NaN and an infinity in q, k or v, none of them masked."""
+    for place in range(3):
+        for number in (math.nan, math.inf, -math.inf):
+            torch.manual_seed(1)
+            q, k, v = (torch.randn(2, 9, 4, 16) for _ in range(3))
+            (q, k, v)[place][0, 3, 1, 5] = number
+            ours = torch.ops.fftune.attention(q, k, v, *(None,) * 8, None, False, 0, 0.0, 0.0,
+                                              False)[0]
+            theirs = F.scaled_dot_product_attention(
+                *(t.double().transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+            assert torch.allclose(ours.double(), theirs, atol=1e-5, equal_nan=True)
+
+
+def test_the_router_puts_nan_first():
+    logits = torch.randn(3, 12)
+    logits[0, 7] = math.nan
+    logits[1, 2], logits[1, 9] = math.nan, math.inf
+    logits[2] = -math.inf
+    for score, order in (("softmax", "before"), ("softmax", "after"), ("sigmoid", "before")):
+        weights, ids = torch.ops.fftune.moe_route(logits, None, 3, score, order, 0, 0, "max",
+                                                  False, 1.0)
+        chosen = logits.topk(3, -1)[1]
+        assert ids[0].tolist() == chosen[0].tolist() and ids[1].tolist() == chosen[1].tolist()
+        assert ids[2].tolist() == [0, 1, 2]
+        of_all = logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
+        expected = of_all.gather(-1, ids.long())
+        if order == "after":
+            expected = logits.gather(-1, ids.long()).softmax(-1)
+        assert torch.allclose(weights, expected, equal_nan=True)

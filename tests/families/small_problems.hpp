@@ -1,0 +1,72 @@
+// Small problems of every family, and the stages that it covers.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+
+namespace fftune::test {
+
+using Options = std::map<std::string, std::string>;
+
+/// The usual form of the pass, and each rare one by itself.
+inline std::vector<Options> forms_of(const Op& op, const std::string& pass) {
+  std::vector<Options> forms{{}};
+  for (const auto& field : options_of(op, pass))
+    for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
+      forms.push_back({{field.name, field.choices[i]}});
+  return forms;
+}
+
+/// The first small problem of this pass, dtype and form that the family does not refuse.
+inline std::optional<Problem> small_problem(const Op& op, const Family& family,
+                                            const std::string& pass, DType dtype,
+                                            const Options& options, const DeviceFacts& facts) {
+  constexpr double most_elements = 1 << 25;
+  for (const std::int64_t tokens : {33, 5, 128, 1})
+    for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
+      Problem problem;
+      problem.op = op.name();
+      problem.pass = pass;
+      problem.dtype = dtype;
+      problem.options = options;
+      // Unlike extents, so that one taken for another is seen.
+      std::int64_t next = extent;
+      double product = 1;
+      for (const auto& size : op.sizes()) {
+        if (size.rare) continue;
+        problem.sizes[size.name] = size.name == op.token_size() ? tokens : next;
+        product *= static_cast<double>(problem.sizes[size.name]);
+        if (size.name != op.token_size()) next += extent;
+      }
+      if (product > most_elements) continue;  // of a tensor with all of them
+      try {
+        problem = canonical(op, problem, facts.kind);
+      } catch (const Error&) {
+        continue;  // extents that do not go together
+      }
+      if (!family.refusal(problem, facts)) return problem;
+    }
+  return std::nullopt;
+}
+
+inline std::size_t first_stage(const Op& op, const Family& family, const Problem& problem) {
+  const auto stages = op.stages(problem);
+  const auto own = family.stages();
+  const auto first = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
+    return stage.name == own.front();
+  });
+  REQUIRE(first != stages.end());
+  return static_cast<std::size_t>(std::distance(stages.begin(), first));
+}
+
+}  // namespace fftune::test

@@ -1,0 +1,163 @@
+// NaN and infinities in each input of every family: a result is NaN or infinite exactly where the
+// float64 reference is, and no place that is independent of them changes. The reference's own
+// special values are held to PyTorch's by python/tests/test_special_values.py.
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "families/small_problems.hpp"
+#include "registry/catalog.hpp"
+#include "runtime/devices.hpp"
+#include "runtime/environment.hpp"
+#include "support/catch.hpp"
+#include "support/verify_variants.hpp"
+#include "verify/random_rows.hpp"
+#include "verify/verifier.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+constexpr std::uint64_t seed = 1;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+/// Random values, but for a few places of one tensor: its last element, and others spread over it.
+class FewPlaces final : public GivenTensors {
+ public:
+  /// Whether a place has that number, or one of the tensor's usual size times it.
+  enum class Unit { one, usual };
+  FewPlaces(std::string name, std::vector<double> numbers, Unit unit)
+      : name_(std::move(name)), numbers_(std::move(numbers)), unit_(unit) {}
+
+  bool fill(const TensorSpec& spec, std::span<std::byte> out, Parallel& parallel) const override {
+    if (spec.name != name_) return false;
+    const std::int64_t rows = spec.shape.at(0), elements = spec.elements();
+    random_rows(seed, spec.name, spec.dtype, spec.scale, spec.mean, rows, elements / rows,
+                out.data(), parallel);
+    const auto places = std::ssize(numbers_);
+    for (std::int64_t i = 0; i < places; ++i) {
+      const std::int64_t at =
+          std::max<std::int64_t>(0, elements - 1 - i * elements / places - i * 5);
+      const double number = numbers_[static_cast<std::size_t>(i)];
+      const double value = unit_ == Unit::one ? number : spec.mean + number * spec.scale;
+      encode(spec.dtype, std::span<const double>(&value, 1),
+             out.data() + static_cast<std::size_t>(at) * dtype_bytes(spec.dtype));
+    }
+    return true;
+  }
+
+ private:
+  std::string name_;
+  std::vector<double> numbers_;
+  Unit unit_;
+};
+
+struct Compiled {
+  std::string variant;
+  std::size_t first_stage, stage_count;
+  std::shared_ptr<const Executable> executable;
+};
+
+/// A problem with variants that serve it.
+struct Case {
+  Problem problem;
+  std::vector<Compiled> variants;
+};
+
+/// The default and, where it is another, the last feasible configuration.
+void compile_few(Backend& backend, const Op& op, const Family& family, Case& of) {
+  const DeviceFacts& facts = backend.facts();
+  std::vector<Config> configs{family.default_config(of.problem, facts)};
+  const auto feasible = family.space(of.problem, facts).feasible();
+  if (!feasible.empty() && feasible.back() != configs.front()) configs.push_back(feasible.back());
+  for (const auto& config : configs) {
+    const auto result = backend.compile(family.program(of.problem, facts, config));
+    CAPTURE(of.problem.text(), family.name(), config.text(), result.report.failure);
+    REQUIRE(result.executable);
+    of.variants.push_back({Variant{std::string(family.name()), config}.id(),
+                           first_stage(op, family, of.problem), family.stages().size(),
+                           result.executable});
+  }
+}
+
+/// Small problems of the pass that have each choice of each option, and its families' variants.
+std::vector<Case> cases_of(Backend& backend, const Op& op, const std::string& pass, DType dtype) {
+  const DeviceFacts& facts = backend.facts();
+  std::vector<Options> forms{{}};
+  for (const auto& field : options_of(op, pass))
+    for (std::size_t i = 1; i < field.choices.size(); ++i)
+      forms.push_back({{field.name, field.choices[i]}});
+  std::vector<Case> cases;
+  for (const Options& form : forms)
+    for (const Family* family : op.families()) {
+      if (family->device_kind() != facts.kind) continue;
+      const auto problem = small_problem(op, *family, pass, dtype, form, facts);
+      if (!problem) continue;
+      // Every form of an op's parts is tried by itself.
+      if (!form.empty() && !op.parts(*problem).empty()) continue;
+      auto known = std::find_if(cases.begin(), cases.end(),
+                                [&](const Case& other) { return other.problem == *problem; });
+      if (known == cases.end()) known = cases.insert(known, {*problem, {}});
+      compile_few(backend, op, *family, *known);
+    }
+  return cases;
+}
+
+/// NaN, or both infinities, in one input.
+void verify_special_values(Backend& backend, const Op& op, const Case& of, const TensorSpec& input,
+                           const std::vector<double>& numbers) {
+  const FewPlaces special(input.name, numbers, FewPlaces::Unit::one);
+  const FewPlaces up(input.name, {0.9, -0.4}, FewPlaces::Unit::usual),
+      down(input.name, {-0.7, 1.1}, FewPlaces::Unit::usual),
+      far(input.name, {2.3, -1.9}, FewPlaces::Unit::usual);
+  InputData data(seed, &special);
+  data.substitutes = {&up, &down, &far};
+  Verifier verifier(backend, op, of.problem, data);
+  for (const auto& each : of.variants) {
+    CAPTURE(of.problem.text(), each.variant, input.name, numbers.front());
+    const auto result = verifier.verify(each.first_stage, each.stage_count, {each.executable});
+    CAPTURE(result.failure, result.error, result.tolerance);
+    CHECK(result.passed);
+  }
+}
+
+void verify_special_values(Backend& backend, const Op& op) {
+  for (const auto& pass : op.passes())
+    for (const DType dtype : op.dtypes_of_pass(backend.facts().kind, pass))
+      for (const Case& each : cases_of(backend, op, pass, dtype))
+        for (const TensorSpec& input : op.tensors(each.problem)) {
+          const bool given = input.role == Role::input || input.role == Role::updated;
+          if (!given || input.draw || !input.pattern.empty() || is_integer(input.dtype)) continue;
+          verify_special_values(backend, op, each, input, {nan, nan});
+          // fp8 has no infinities. Kernels multiply sums by factors such as fp8's scales and a
+          // reciprocal deviation: infinity times a sum is infinite where one times each of its
+          // terms is NaN.
+          const bool is_factor =
+              input.mean != 0 || (dtype == DType::fp8 && input.dtype == DType::f32);
+          if (is_factor || input.dtype == DType::fp8) continue;
+          verify_special_values(backend, op, each, input, {infinity, -infinity});
+        }
+}
+
+}  // namespace
+
+TEST_CASE("NaN and infinities are the reference's in every CPU family", "[special]") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const Op* op : builtin_catalog().ops) DYNAMIC_SECTION(op->name()) {
+      verify_special_values(*backend, *op);
+    }
+}
+
+TEST_CASE("NaN and infinities are the reference's in every CUDA family", "[gpu][special]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Op* op : builtin_catalog().ops) DYNAMIC_SECTION(op->name()) {
+      verify_special_values(*backend, *op);
+    }
+}
