@@ -23,8 +23,7 @@ struct attention_sequence {
   __device__ __forceinline__ int shift() const { return kv_len - q_len; }
 };
 
-// An offset or a length from memory, cut to [least, most]: whatever it is, no row is outside the
-// tensors.
+// An offset from memory, cut to [least, most]: whatever it is, no row is outside the tensors.
 __device__ __forceinline__ int bounded(int value, int least, int most) {
   return larger(least, smaller(value, most));
 }
@@ -44,17 +43,18 @@ __device__ __forceinline__ attention_sequence sequence_of(const attention_params
     }
   }
   if constexpr (form.lengths) {
-    sequence.kv_len = bounded(params.lengths[index], 0, sequence.kv_len);
+    sequence.kv_len = smaller(sequence.kv_len, larger(params.lengths[index], 0));
   }
   return sequence;
 }
 
-// The page that has key `key` of a sequence: -1 where the table names one that is not in the cache,
-// whose keys and values are zeros.
-__device__ __forceinline__ int page_of(const attention_params& params, int sequence, int key) {
-  const i64 row = static_cast<i64>(sequence) * ceil_div(params.kv_len, params.page);
-  const int page = params.pages[row + key / params.page];
-  return static_cast<u32>(page) < static_cast<u32>(params.page_count) ? page : -1;
+// The pages of a sequence.
+__device__ __forceinline__ const int* page_table(const attention_params& params, int sequence) {
+  return params.pages + static_cast<i64>(sequence) * ceil_div(params.kv_len, params.page);
+}
+// Whether the cache has a page that a table names. Keys and values of others are zeros.
+__device__ __forceinline__ bool has_page(const attention_params& params, int page) {
+  return static_cast<u32>(page) < static_cast<u32>(params.page_count);
 }
 
 // Keys [first, last).

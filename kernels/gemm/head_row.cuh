@@ -90,9 +90,13 @@ struct head_row {
 // The row of the caches that a token's k and v go to: negative where its slot is none of theirs.
 template <qkv_form form>
 __device__ __forceinline__ i64 slot_of(const qkv_params& qkv, i64 token) {
-  const i64 slot = form.wide_slots ? static_cast<const i64*>(qkv.slots)[token]
-                                   : static_cast<const int*>(qkv.slots)[token];
-  return static_cast<u64>(slot) < static_cast<u64>(qkv.cache_rows) ? slot : -1;
+  if constexpr (form.wide_slots) {
+    const i64 slot = static_cast<const i64*>(qkv.slots)[token];
+    return static_cast<u64>(slot) < static_cast<u32>(qkv.cache_rows) ? slot : -1;
+  } else {
+    const int slot = static_cast<const int*>(qkv.slots)[token];
+    return static_cast<u32>(slot) < static_cast<u32>(qkv.cache_rows) ? slot : -1;
+  }
 }
 
 // The row of its part that a token's heads go to: negative where it has none.

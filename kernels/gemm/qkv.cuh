@@ -49,7 +49,7 @@ struct qkv_params {
   const void* norms[2];  // [dim], of q and of k
   const float* sines;    // [m, rotary / 2, 2]: cosine and sine of each pair
   const void* slots;     // [m]
-  long long cache_rows;  // of the caches
+  int cache_rows;        // of the caches
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 import fftune
 from fftune import ops, reference
 from fftune.patching import layers as patched_layers
-from models import LAYERED, inputs, make
+from models import _SIZES, LAYERED, inputs, make
 from test_ops import OPCHECK, error
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
@@ -475,6 +475,15 @@ def test_copies_and_casts(runs):
     assert error(decode(again), decode(model)) < 2e-6 and len(runs) == 5
     wide = decode(model)
     assert error(decode(again.bfloat16()), wide) < 5e-2 and len(runs) == 10
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("dim", [4, 6, 10, 12, 20, 100, 264, 512])
+def test_heads_of_any_even_size(dim, monkeypatch, runs):
+    monkeypatch.setitem(LAYERED, "heads", lambda: transformers.LlamaConfig(**_SIZES, head_dim=dim))
+    model, own = patched("heads")
+    assert error(decode(own), decode(model)) < 1e-4
+    assert runs == [(7, 2)] + [(1, 2)] * 4
 
 
 @needs_transformers_5

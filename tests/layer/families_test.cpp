@@ -59,6 +59,16 @@ void verify_model(Backend& backend, const SmallModel& model, DType dtype, int mo
   }
 }
 
+/// A small Llama with heads of 4, 6, 10, 12, 20, 100 and 264 features.
+std::vector<SmallModel> models_of_head_dims() {
+  std::vector<SmallModel> models;
+  for (const std::int64_t dim : {4, 6, 10, 12, 20, 100, 264})
+    models.push_back({"llama",
+                      {{"d", 72}, {"h", 136}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}},
+                      {{"qk-norm", dim % 4 == 0 ? "yes" : "no"}}});
+  return models;
+}
+
 /// Device memory for the first `count` of the tensors, with the test data of each.
 class Buffers {
  public:
@@ -171,4 +181,18 @@ TEST_CASE("layers of every model are right on the GPU, in decode and prefill", "
       for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
         verify_model(*backend, model, dtype, dtype == DType::bf16 ? 1 : 0);
     }
+}
+
+TEST_CASE("layers with heads of any even number of features are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : models_of_head_dims())
+    for (const DType dtype : layer_op().dtypes(DeviceKind::cpu))
+      verify_model(*backend, model, dtype, 0);
+}
+
+TEST_CASE("layers with heads of any even number of features are right on the GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : models_of_head_dims())
+    verify_model(*backend, model, DType::bf16, 0);
 }

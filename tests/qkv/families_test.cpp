@@ -59,7 +59,7 @@ TEST_CASE("qkv is right on the CPU in every form and dtype, at ragged sizes") {
   for (const DType dtype : qkv_op().dtypes(DeviceKind::cpu))
     for (const Options& options : forms())
       for (const auto& of : {sizes(1, 1, 1, 1, 2), sizes(33, 70, 3, 1, 24), sizes(45, 65, 6, 2, 96),
-                             sizes(5, 600, 2, 2, 256)}) {
+                             sizes(5, 600, 2, 2, 256), sizes(3, 40, 2, 1, 512)}) {
         const Problem problem = qkv_problem(DeviceKind::cpu, dtype, of, options);
         REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) > 0);
         verify_recipe(*backend, qkv_op(), problem,
@@ -99,6 +99,21 @@ TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gp
                                            {"factor", "8"},
                                            {"cache", "yes"}});
       REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) >= 2);
+    }
+}
+
+TEST_CASE("qkv is right on a GPU with heads of any even number of features", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(5);
+  for (const std::int64_t dim : {2, 4, 6, 10, 12, 20, 100, 254, 264, 512})
+    for (const std::int64_t m : {1, 70}) {
+      const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, sizes(m, 264, 4, 2, dim),
+                                          {{"norm", m == 1 ? "yes" : "no"},
+                                           {"rotation", "halves"},
+                                           {"angles", "base"},
+                                           {"cache", "yes"}});
+      REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 1) > 0);
     }
 }
 

@@ -176,10 +176,11 @@ class decode_kernel {
     }
 
     __device__ __forceinline__ void list_pages() {
+      const int* const table = page_table(p_, sequence_.index);
 #pragma unroll
       for (int part = 0; part < slice / 16; ++part) {
         const int key = first_key(tile_ + static_cast<int>(threadIdx.x) % 32) + part * 16;
-        page_[part] = key < sequence_.kv_len ? page_of(p_, sequence_.index, key) : -1;
+        page_[part] = key < sequence_.kv_len ? table[key / p_.page] : -1;
       }
       listed_ = tile_;
       list_end_ = tile_ + 32;
@@ -241,9 +242,9 @@ class decode_kernel {
           int count = sequence_.kv_len - key;
           i64 k_at, v_at;
           if constexpr (form.paged) {
-            const i64 page = __shfl_sync(~0u, page_[part], tile_ - listed_);
-            if (page < 0) count = 0;
-            const i64 row = page * p_.page + key % p_.page;
+            const int page = __shfl_sync(~0u, page_[part], tile_ - listed_);
+            if (!has_page(p_, page)) count = 0;
+            const i64 row = static_cast<i64>(page) * p_.page + key % p_.page;
             k_at = row * p_.k_row;
             v_at = row * p_.v_row;
           } else {

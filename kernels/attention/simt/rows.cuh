@@ -88,8 +88,9 @@ struct simt_rows {
                                                const attention_sequence& sequence, int key,
                                                i64 batch_stride, int row_stride) {
     if constexpr (form.paged) {
-      const i64 page = page_of(p, sequence.index, key);
-      return page < 0 ? -1 : (page * p.page + key % p.page) * row_stride;
+      const int page = page_table(p, sequence.index)[key / p.page];
+      if (!has_page(p, page)) return -1;
+      return (static_cast<i64>(page) * p.page + key % p.page) * row_stride;
     } else {
       return static_cast<i64>(sequence.kv_first + key) * row_stride +
              (form.packed_sequences() ? 0 : sequence.index * batch_stride);

@@ -84,8 +84,9 @@ class sm80_attention {
       bool exists = key < tile.sequence.kv_len;
       i64 token = key, k_at = 0, v_at = 0;
       if constexpr (form.paged) {
-        const int page = exists ? page_of(p, tile.sequence.index, key) : -1;
-        exists = page >= 0;
+        const int* const table = page_table(p, tile.sequence.index);
+        const int page = exists ? table[key / p.page] : -1;
+        exists = has_page(p, page);
         token = static_cast<i64>(page) * p.page + key % p.page;
       } else if constexpr (form.packed_sequences()) {
         token += tile.sequence.kv_first;

@@ -180,8 +180,7 @@ struct attention_forward {
     if constexpr (form.paged) {
       // Beyond the last key, any page: these are masked. TMA fills what is outside the cache, as a
       // page that it does not have, with zeros.
-      const int* const table = params.pages + static_cast<i64>(tile.sequence.index) *
-                                                  ceil_div(params.kv_len, params.page);
+      const int* const table = page_table(params, tile.sequence.index);
       const int last = larger(tile.sequence.kv_len - 1, 0) / params.page;
       for (int at = 0; at < bn; at += smaller(params.page, bn)) {
         const int key = block * bn + at;

@@ -12,7 +12,7 @@ namespace {
 
 using namespace gemm_cpu;
 
-constexpr std::int64_t most_columns = 256;   // of a task: its sums lie on the stack
+constexpr std::int64_t most_columns = 512;   // of a task: its sums lie on the stack
 constexpr std::int64_t slice = scale_block;  // of k
 static_assert(most_columns % scale_block == 0);
 
@@ -100,7 +100,7 @@ void multiply(const HostGemm& host, const HostCall& call, const Part& part, int 
   for (std::int64_t j = 0; j < columns; ++j) sums[j] *= scale;
 }
 
-/// One task for each row of C, output, group with a C of its own, and 256 columns.
+/// One task for each row of C, output, group with a C of its own, and 512 columns.
 void run(const HostGemm& host, const HostCall& call, std::byte* order) {
   const GemmProblem& gemm = host.gemm;
   const SortedGroups groups = host.sort(call, order);
