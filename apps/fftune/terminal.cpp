@@ -36,7 +36,7 @@ std::size_t character_length(std::string_view text) {
   if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90))
     return 0;
-  // What turns the direction of the text around could show another text than there is; U+FFFE and
+  // Characters that turn the text's direction could show another text than there is; U+FFFE and
   // U+FFFF are no characters, and no XML may have them.
   const std::string_view own = text.substr(0, length);
   const bool turns = (own >= "\u202a" && own <= "\u202e") || (own >= "\u2066" && own <= "\u2069");

@@ -12,7 +12,7 @@ namespace {
 struct Addition {
   std::string_view families;  // as fits_family() has it
   std::string_view parameter;
-  /// What stands for the family without the parameter; nothing: it did what its default
+  /// The value that stands for the family without the parameter; nothing: it did what its default
   /// configuration does, which depends on the problem.
   std::optional<std::int64_t> before;
 };

@@ -21,7 +21,7 @@ using namespace fftune;
 
 namespace {
 
-/// What git prints; empty where there is no git, or no history here.
+/// The output of git; empty where there is no git, or no history here.
 std::string git(const std::string& words) {
   const std::string command = "git -C '" FFTUNE_SOURCE_DIR "' " + words + " 2>/dev/null";
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen(command.c_str(), "r"),
