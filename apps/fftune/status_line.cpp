@@ -53,9 +53,11 @@ void StatusLine::update(const std::string& text, bool always) {
   const std::lock_guard lock(mutex_);
   if (mode_ == ProgressMode::none || !(always || due_locked())) return;
   last_ = Clock::now();
-  if (mode_ == ProgressMode::plain) return print(text + "\n");
+  // Names of files are in it.
+  const std::string line = shown(text);
+  if (mode_ == ProgressMode::plain) return print(line + "\n");
   drawn_ = true;
-  print(std::string(clear_line) + truncated(text, terminal_width(stderr) - 1));
+  print(std::string(clear_line) + truncated(line, terminal_width(stderr) - 1));
 }
 
 void StatusLine::clear() {

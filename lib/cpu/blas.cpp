@@ -63,7 +63,7 @@ std::size_t buffers_of(std::uint64_t threads) {
   return 2 * static_cast<std::size_t>(threads) + 1;
 }
 
-/// The limit of the memory that this process may map, in words; empty if there is none, as is usual.
+/// The limit of the memory that this process may map, in words; empty if there is none.
 std::string mapping_limit() {
   rlimit limit{};
   const auto is_limited = [&](auto resource) {

@@ -492,3 +492,20 @@ TEST_CASE("a limit of the data segment is no endless wait") {
     CHECK((done.code == 0 || done.code == 1 || done.code == 3));
   }
 }
+
+TEST_CASE("no name of a file reaches the terminal as a command to it") {
+  const Sandbox sandbox;
+  const auto& folder = sandbox.folder();
+  const std::string name = "a\x1b[2J\n\xe2\x80\xae.json";
+  write_text(folder / name, "{");
+  for (const char* words : {"presets show", "presets validate", "presets merge", "report"}) {
+    CAPTURE(words);
+    const Finished done =
+        by_shell(sandbox, "exec \"$@\" \"$(printf 'a\\033[2J\\n\\342\\200\\256.json')\"", words);
+    INFO(done.err << done.out);
+    CHECK((done.code == 1 || done.code == 2));
+    CHECK((done.err + done.out).find('\x1b') == std::string::npos);
+    CHECK((done.err + done.out).find("\xe2\x80\xae") == std::string::npos);
+    CHECK((done.err + done.out).find("a\\x1b[2J\\x0a\\xe2\\x80\\xae.json") != std::string::npos);
+  }
+}

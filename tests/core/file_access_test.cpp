@@ -198,10 +198,12 @@ TEST_CASE("obstacles to a write are found before it") {
 TEST_CASE("a folder of one's own takes no file that others planted") {
   const TemporaryFolder folder;
   const auto victim = folder.path() / "victim";
+  const auto other = folder.path() / "other victim";
   write(victim, "precious\n");
+  write(other, "precious\n");
   const OwnFolder own(folder.path() / "own");
   const auto at = [&](const char* name) { return own.path() / name; };
-  fs::create_symlink(victim, at("link"));
+  fs::create_symlink(other, at("link"));
   fs::create_hard_link(victim, at("second name"));
   REQUIRE(::mkfifo(at("pipe").c_str(), 0600) == 0);
   fs::create_directory(at("folder"));
@@ -227,6 +229,7 @@ TEST_CASE("a folder of one's own takes no file that others planted") {
     CHECK(!complaint([&] { own.create(name); }).empty());
   }
   CHECK(read_whole_file(victim) == "precious\n");
+  CHECK(read_whole_file(other) == "precious\n");
 
   const auto file = own.append("fine");
   REQUIRE(write_all(file.value(), "a") == 0);

@@ -204,11 +204,11 @@ TEST_CASE("a bundle is a regular file that is there") {
     }
     return "";
   };
-  CHECK(said(folder.path() / "none").find("cannot be opened: No such file") != std::string::npos);
-  CHECK(said(folder.path()).find("is no regular file") != std::string::npos);
+  CHECK(said(folder.path() / "none").find("cannot be read: No such file") != std::string::npos);
+  CHECK(said(folder.path()).find("is not a regular file") != std::string::npos);
   const auto fifo = folder.path() / "fifo";
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
-  CHECK(said(fifo).find("is no regular file") != std::string::npos);
+  CHECK(said(fifo).find("is not a regular file") != std::string::npos);
 }
 
 }  // namespace fftune::cuda

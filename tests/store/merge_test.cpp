@@ -346,6 +346,13 @@ TEST_CASE("a folder that cannot be synced leaves every file as it was, the last 
     CHECK(read_whole_file(place / "aa.json") == aa);
     CHECK(read_whole_file(place / "ffn.json") == ffn);
   }
+  for (const char* name : {"aa.json", "new.json"}) {
+    folder_syncs_before_failure = 0;
+    CHECK(!reason([&] { replace_file(place / name, "text"); }).empty());
+    folder_syncs_before_failure = -1;
+  }
+  CHECK(names_in(place) == before);
+  CHECK(read_whole_file(place / "aa.json") == aa);
   merge_preset_batches(folder.path(), {batch_of("aa", 2), batch_of("bb", 2)});
   CHECK(read_preset_file(place / "aa.json").records.size() == 2);
 }

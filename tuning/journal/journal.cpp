@@ -94,8 +94,8 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
     journal.write_line(journal_line(header));
     remove_oldest(own_folder, journals_of(own_folder, op), name);
   } catch (const Error& error) {
-    throw Error(ErrorKind::io, fmt::format("the sweep's journal {} {}; give another state folder "
-                                           "by XDG_STATE_HOME",
+    throw Error(ErrorKind::io, fmt::format("cannot keep the sweep's journal: {} {}; give another "
+                                           "state folder by XDG_STATE_HOME",
                                            journal.path_.string(), error.what()));
   }
   return journal;

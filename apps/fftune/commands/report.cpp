@@ -61,6 +61,10 @@ int run(const Options& options, const Session& session) {
   require_writable_file(options.out, "-o");
   ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
   const Json data = report_data(input, session.catalog, utc_now());
+  if (data["records"].empty() && data["searches"].empty() && data["benches"].empty() &&
+      !input.left_out.empty())
+    throw Error(ErrorKind::invalid_input,
+                input.left_out.front() + ": there is nothing to report on");
   const std::string page = report_page(data);
   replace_file(options.out, page);
   for (const std::string& one : input.left_out) spdlog::warn("{}; it is left out", one);

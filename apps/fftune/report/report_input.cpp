@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 
@@ -49,8 +50,12 @@ void add_file(PresetFile file, std::size_t path, ReportInput& input) {
 }
 
 void add_journal(const fs::path& journal, const Catalog& catalog, ReportInput& input) try {
-  for (SearchSummary& summary : summarise_journal(journal, catalog))
+  std::size_t damaged = 0;
+  for (SearchSummary& summary : summarise_journal(journal, catalog, &damaged))
     input.searches.push_back(std::move(summary));
+  if (damaged > 0)
+    input.left_out.push_back(
+        fmt::format("{}: {} of it cannot be read", journal.string(), counted(damaged, "line")));
 } catch (const Error& error) {
   input.left_out.emplace_back(error.what());
 }

@@ -135,8 +135,10 @@ GroupSearch group_of(const std::string& stages, const Lines& lines) {
 }  // namespace
 
 std::vector<SearchSummary> summarise_journal(const std::filesystem::path& path,
-                                             const Catalog& catalog) {
+                                             const Catalog& catalog, std::size_t* damaged) {
   const JournalText text = read_journal(path);
+  // A search that was killed leaves a torn end.
+  if (damaged) *damaged = text.damaged_lines - (text.whole_bytes < text.bytes ? 1 : 0);
   std::vector<std::string> problems;  // in the order of the search
   std::map<std::string, std::map<std::string, Lines>> lines;
   JournalHeader header;
