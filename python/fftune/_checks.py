@@ -294,6 +294,9 @@ def _unlike_tensor(value) -> str | None:
 
 
 def named(value) -> str:
+    """A value that was given, in a few words."""
+    if isinstance(value, Tensor) and not value.is_nested:
+        return f"{value.dtype} {list(value.shape)} on {value.device}"
     text = repr(value) if isinstance(value, (str, bool, int, float)) else ""
     if not text or len(text) > 40 or not text.isprintable():
         return f"of type {type(value).__name__}"

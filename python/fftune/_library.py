@@ -162,8 +162,11 @@ class Plan:
         self.streams: dict[int, object] = {}  # all of them: the handle -> what the caller gave
         handle = ctypes.c_void_p()
         owner = context(device)  # is not destroyed during the call
-        check_status(library().fftune_plan_create(owner.handle, json.dumps(problem).encode(),
-                                                  ctypes.byref(handle)))
+        try:
+            text = json.dumps(problem).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Error(f"problem: {error}: give sizes as integers and options as strings") from None
+        check_status(library().fftune_plan_create(owner.handle, text, ctypes.byref(handle)))
         self.handle = handle
         self.count = library().fftune_plan_buffer_count(handle)
         # Bytes are made in a third of the time of an array of ctypes.

@@ -66,6 +66,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
 
 def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
+    expect_module("unpatch", model)
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)
