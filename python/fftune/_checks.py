@@ -1,11 +1,11 @@
-"""What the arguments of ops must be: element types, dimensions and shapes of tensors, types of
+"""Checks of the arguments of ops: element types, dimensions and shapes of tensors, types of
 options.
 
 The library sees addresses alone, so everything is checked here, in three places. PyTorch's schema
 of the op checks the types of arguments: call() in _custom.py goes past it only with arguments of
 the right types. Where a plan is new, and in fake kernels, check_tensors() checks element types and
-dimensions by the table TENSORS; what shapes have in common is checked by the op's Form. What fails
-in another way before that, explain() finds.
+dimensions by the table TENSORS; what shapes have in common is checked by the op's Form. The cause
+of a failure before that is found by explain().
 """
 import math
 from dataclasses import dataclass
@@ -203,13 +203,13 @@ def check_number(op: str, name: str, value: float) -> None:
         raise Error(f"{op}: {name} is {value}: give a finite number")
 
 
-# What a value of each type of a schema is called, and what it may be.
+# Python's types for each type of a schema.
 _OPTIONS = {"str": (str,), "bool": (bool,), "int": (int, torch.SymInt),
             "float": (float, int, torch.SymFloat, torch.SymInt)}
 
 
 def explain(name: str, schema, arguments: Sequence) -> Error | None:
-    """What is wrong with the arguments of a custom op, if that is known."""
+    """The fault in the arguments of a custom op, if it is known."""
     home, tensors = home_of(name), []
     op = _short(home)
     for declared, value in zip(schema.arguments, arguments):

@@ -55,7 +55,7 @@ class _Ops:
 
 OPS = _Ops()
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-# What the dispatcher would take for the types of a schema.
+# Python's types that the dispatcher takes for the types of a schema.
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _TYPES = {"Tensor": _TENSORS, "str": frozenset((str,)), "bool": frozenset((bool,)),
           "int": frozenset((int,)), "float": frozenset((float, int))}
@@ -191,7 +191,7 @@ def fake(name: str):
 
 
 def _check_fakes(name: str, declared: Sequence, arguments: Sequence) -> None:
-    """What holds of tensors whose sizes may be symbols."""
+    """Checks that need no sizes, which may be symbols."""
     named = [(a.name, t) for a, given in zip(declared, arguments)
              for t in (given if isinstance(given, (list, tuple)) else (given,))
              if isinstance(t, Tensor)]
@@ -208,10 +208,11 @@ def _any_tensor_wants_gradient(*inputs) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
 
 
-# An autograd.Function in the kernel of a dispatch key: transforms of torch.func reach the kernel by
-# the dispatcher, one level after the other, so that it derives at a single level like PyTorch's own
-# ops. autograd.Function's apply() would begin the transforms anew.
 class _Function(torch.autograd.function._SingleLevelFunction):
+    """An autograd.Function for the kernel of a dispatch key. The dispatcher brings transforms of
+    torch.func to the kernel one level after the other; autograd.Function's own apply() would begin
+    them anew."""
+
     @classmethod
     def run(cls, *arguments):
         if _functorch_level() is None:
@@ -273,7 +274,7 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
             if _is_plain(inputs, own):
                 output = kernel(*inputs)
             else:
-                # Of an outer level of torch.func, which derives what this one computes.
+                # An outer level of torch.func derives what this one computes.
                 outer = _functorch_level() is not None
                 with torch.set_grad_enabled(outer), torch._C._AutoDispatchBelowAutograd():
                     output = op(*inputs)
@@ -399,7 +400,7 @@ def save_gates(ctx, tensors, output) -> None:
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    # What is no tensor is for call() to refuse.
+    # call() refuses values that are no tensors.
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad
                                            for t in tensors)
 

@@ -196,9 +196,8 @@ _dying: list[tuple[list[ctypes.c_void_p], list[Callable[[], bool]]]] = []
 
 
 def destroy_idle(mark: Callable[[int, object], Callable[[], bool]]) -> None:
-    """Destroys the plans that nobody has, and of which no stream has work left. mark(device,
-    stream) marks the end of a stream's work, and gives a function that says whether it was
-    reached."""
+    """Destroys the plans that nobody has and that no stream has work of. mark(device, stream) marks
+    the end of a stream's work; its result says whether that was reached."""
     with _lock:
         retired = []
         while _retired:  # other threads, and the garbage collector, append to it

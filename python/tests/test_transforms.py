@@ -62,7 +62,7 @@ def test_gradients_of_each_sample(case):
 
 @each(PURE)
 def test_vmap(case):
-    """Of every tensor by itself, at its first and its last dimension, and of all at once."""
+    """Over one tensor, at its first and its last dimension, and over all at once."""
     arguments = case.arguments()
     places = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
     function = lambda *tensors: tuple(listed(op_of(case)(*replaced(arguments, places, tensors))))
@@ -77,7 +77,7 @@ def test_vmap(case):
             for sample in range(2):
                 right = function(*(t if d is None else t.select(d, sample)
                                    for t, d in zip(many, dims)))
-                # Of masked_ffn_preact the rows of the products have an order of its own.
+                # masked_ffn_preact gives the rows of its products in an order of its own.
                 count = 1 if case.op == "masked_ffn_preact" else None
                 for mine, result in zip(ours[:count], right[:count], strict=True):
                     assert error(mine[sample], result) < 1e-5

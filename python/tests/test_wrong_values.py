@@ -111,7 +111,7 @@ WRONG_VALUES = (None, True, -1, 0, 3, 2**40, 2**70, 0.5, -1.0, math.nan, math.in
 
 
 def accepts(call) -> None:
-    """What it does, or fftune.Error with one line."""
+    """That the call returns, or raises fftune.Error with one line."""
     try:
         call()
     except fftune.Error as error:
