@@ -119,8 +119,10 @@ def _short(home: str) -> str:
     return home.removesuffix("-fp8")
 
 
-def _list_of(types: Iterable[torch.dtype]) -> str:
-    return ", ".join(sorted(map(str, types)))
+def _list_of(types: frozenset) -> str:
+    if types is _INTEGERS:
+        return "int32 or int64"
+    return " or ".join(sorted(map(str, types)))
 
 
 def check_tensors(home: str, tensors: Sequence[tuple[str, Tensor | None]],
@@ -137,8 +139,7 @@ def check_tensors(home: str, tensors: Sequence[tuple[str, Tensor | None]],
         if dtype not in kind.types:
             added = "; what is to be added to the scores is bias" if (
                 kind.types is _MASKS and dtype.is_floating_point) else ""
-            raise Error(f"{_short(home)}: {name} is {dtype}: give "
-                        f"{'one of ' if len(kind.types) > 1 else ''}{_list_of(kind.types)}{added}")
+            raise Error(f"{_short(home)}: {name} is {dtype}: give {_list_of(kind.types)}{added}")
         if kind.one_type:
             problem_type = problem_type or dtype
             if dtype is not problem_type:
@@ -188,7 +189,7 @@ def float32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.dtype is torch.float32:
         return tensor
     if tensor.dtype not in _FLOATS:
-        raise Error(f"{op}: {name} is {tensor.dtype}: give one of {_list_of(_FLOATS)}")
+        raise Error(f"{op}: {name} is {tensor.dtype}: give {_list_of(_FLOATS)}")
     return tensor.float()
 
 
