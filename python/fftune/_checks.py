@@ -4,8 +4,8 @@ options.
 The library sees addresses alone, so everything is checked here, in three places. PyTorch's schema
 of the op checks the types of arguments: call() in _custom.py goes past it only with arguments of
 the right types. Where a plan is new, and in fake kernels, check_tensors() checks element types and
-dimensions by the table TENSORS; relations between shapes are checked by the op's Form. Failures
-that occur before that are explained by explain().
+dimensions by the table TENSORS; what shapes have in common is checked by the op's Form. The cause
+of a failure before that is found by explain().
 """
 import math
 from dataclasses import dataclass
@@ -119,8 +119,10 @@ def _short(home: str) -> str:
     return home.removesuffix("-fp8")
 
 
-def _list_of(types: Iterable[torch.dtype]) -> str:
-    return ", ".join(sorted(map(str, types)))
+def _list_of(types: frozenset) -> str:
+    if types is _INTEGERS:
+        return "int32 or int64"
+    return " or ".join(sorted(map(str, types)))
 
 
 def check_tensors(home: str, tensors: Sequence[tuple[str, Tensor | None]],
@@ -137,8 +139,7 @@ def check_tensors(home: str, tensors: Sequence[tuple[str, Tensor | None]],
         if dtype not in kind.types:
             added = "; what is to be added to the scores is bias" if (
                 kind.types is _MASKS and dtype.is_floating_point) else ""
-            raise Error(f"{_short(home)}: {name} is {dtype}: give "
-                        f"{'one of ' if len(kind.types) > 1 else ''}{_list_of(kind.types)}{added}")
+            raise Error(f"{_short(home)}: {name} is {dtype}: give {_list_of(kind.types)}{added}")
         if kind.one_type:
             problem_type = problem_type or dtype
             if dtype is not problem_type:
@@ -188,7 +189,7 @@ def float32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.dtype is torch.float32:
         return tensor
     if tensor.dtype not in _FLOATS:
-        raise Error(f"{op}: {name} is {tensor.dtype}: give one of {_list_of(_FLOATS)}")
+        raise Error(f"{op}: {name} is {tensor.dtype}: give {_list_of(_FLOATS)}")
     return tensor.float()
 
 
@@ -203,13 +204,13 @@ def check_number(op: str, name: str, value: float) -> None:
         raise Error(f"{op}: {name} is {value}: give a finite number")
 
 
-# The name of each type of a schema in messages, and the types that its values may have.
+# Python's types for each type of a schema.
 _OPTIONS = {"str": (str,), "bool": (bool,), "int": (int, torch.SymInt),
             "float": (float, int, torch.SymFloat, torch.SymInt)}
 
 
 def explain(name: str, schema, arguments: Sequence) -> Error | None:
-    """The error in the arguments of a custom op, if it is known."""
+    """The fault in the arguments of a custom op, if it is known."""
     home, tensors = home_of(name), []
     op = _short(home)
     for declared, value in zip(schema.arguments, arguments):
@@ -294,6 +295,9 @@ def _unlike_tensor(value) -> str | None:
 
 
 def named(value) -> str:
+    """A value that was given, in a few words."""
+    if isinstance(value, Tensor) and not value.is_nested:
+        return f"{value.dtype} {list(value.shape)} on {value.device}"
     text = repr(value) if isinstance(value, (str, bool, int, float)) else ""
     if not text or len(text) > 40 or not text.isprintable():
         return f"of type {type(value).__name__}"

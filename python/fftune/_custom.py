@@ -55,7 +55,7 @@ class _Ops:
 
 OPS = _Ops()
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-# The types that the dispatcher accepts for the types of a schema.
+# Python's types that the dispatcher takes for the types of a schema.
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _TYPES = {"Tensor": _TENSORS, "str": frozenset((str,)), "bool": frozenset((bool,)),
           "int": frozenset((int,)), "float": frozenset((float, int))}
@@ -191,7 +191,7 @@ def fake(name: str):
 
 
 def _check_fakes(name: str, declared: Sequence, arguments: Sequence) -> None:
-    """Checks that hold for tensors whose sizes may be symbols."""
+    """Checks that need no sizes, which may be symbols."""
     named = [(a.name, t) for a, given in zip(declared, arguments)
              for t in (given if isinstance(given, (list, tuple)) else (given,))
              if isinstance(t, Tensor)]
@@ -208,10 +208,11 @@ def _any_tensor_wants_gradient(*inputs) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
 
 
-# An autograd.Function in the kernel of a dispatch key. Transforms of torch.func reach the kernel by
-# the dispatcher, one level after the other, so that it derives at a single level like PyTorch's own
-# ops. With autograd.Function's apply(), the transforms would begin anew.
 class _Function(torch.autograd.function._SingleLevelFunction):
+    """An autograd.Function for the kernel of a dispatch key. The dispatcher brings transforms of
+    torch.func to the kernel one level after the other; autograd.Function's own apply() would begin
+    them anew."""
+
     @classmethod
     def run(cls, *arguments):
         if _functorch_level() is None:
@@ -274,7 +275,7 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
             if _is_plain(inputs, own):
                 output = kernel(*inputs)
             else:
-                # Whether an outer level of torch.func derives the result of this one.
+                # An outer level of torch.func derives what this one computes.
                 outer = _functorch_level() is not None
                 with torch.set_grad_enabled(outer), torch._C._AutoDispatchBelowAutograd():
                     output = op(*inputs)
@@ -400,7 +401,7 @@ def save_gates(ctx, tensors, output) -> None:
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    # Arguments that are no tensors are refused by call().
+    # call() refuses values that are no tensors.
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad
                                            for t in tensors)
 

@@ -162,8 +162,11 @@ class Plan:
         self.streams: dict[int, object] = {}  # all of them: the handle -> what the caller gave
         handle = ctypes.c_void_p()
         owner = context(device)  # is not destroyed during the call
-        check_status(library().fftune_plan_create(owner.handle, json.dumps(problem).encode(),
-                                                  ctypes.byref(handle)))
+        try:
+            text = json.dumps(problem).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Error(f"problem: {error}: give sizes as integers and options as strings") from None
+        check_status(library().fftune_plan_create(owner.handle, text, ctypes.byref(handle)))
         self.handle = handle
         self.count = library().fftune_plan_buffer_count(handle)
         # Bytes are made in a third of the time of an array of ctypes.
@@ -193,9 +196,8 @@ _dying: list[tuple[list[ctypes.c_void_p], list[Callable[[], bool]]]] = []
 
 
 def destroy_idle(mark: Callable[[int, object], Callable[[], bool]]) -> None:
-    """Destroys the plans that have no owner and no work left on any stream. The function
-    mark(device, stream) marks the end of a stream's work, and returns a function that says
-    whether it was reached."""
+    """Destroys the plans that nobody has and that no stream has work of. mark(device, stream) marks
+    the end of a stream's work; its result says whether that was reached."""
     with _lock:
         retired = []
         while _retired:  # other threads, and the garbage collector, append to it

@@ -1,7 +1,7 @@
 """Runs a problem on tensors: plans by problem, addresses, workspace, stream.
 
-A plan that was made is found by the shapes and types of the tensors and by the options. The
-requirements are checked, and strings and JSON are made, only for a new plan.
+A plan that was made is found by the shapes and types of the tensors and by the options. They are
+checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
 from dataclasses import dataclass, field

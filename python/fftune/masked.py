@@ -6,6 +6,14 @@ is copied. Tokens whose mask is set take the first weights, the others the secon
 from torch import Tensor
 
 from . import ops
+from ._checks import named
+from ._library import Error
+
+
+def _turned(name: str, w: Tensor) -> Tensor:
+    if not isinstance(w, Tensor) or w.is_nested or w.dim() != 2:
+        raise Error(f"{name} is {named(w)}: give a tensor of two dimensions, as layer.weight.T")
+    return w.t()
 
 
 class MaskedLinear:
@@ -14,7 +22,8 @@ class MaskedLinear:
     @staticmethod
     def apply(x: Tensor, w_true_t: Tensor, w_false_t: Tensor, mask: Tensor) -> Tensor:
         """x [..., k], w_true_t and w_false_t [k, n], mask [...] -> [..., n]"""
-        return ops.masked_linear(x, mask, w_true_t.t(), w_false_t.t())
+        return ops.masked_linear(x, mask, _turned("w_true_t", w_true_t),
+                                 _turned("w_false_t", w_false_t))
 
 
 class MaskedFFN:
@@ -28,4 +37,5 @@ class MaskedFFN:
 
         x [..., d]; w1_t, w3_t, u1_t, u3_t [d, h]; w2_t, u2_t [h, d]; mask [...]. -> [..., d]
         """
-        return ops.masked_ffn(x, mask, w1_t.t(), w3_t.t(), w2_t.t(), u1_t.t(), u3_t.t(), u2_t.t())
+        weights = dict(w1_t=w1_t, w3_t=w3_t, w2_t=w2_t, u1_t=u1_t, u3_t=u3_t, u2_t=u2_t)
+        return ops.masked_ffn(x, mask, *(_turned(name, w) for name, w in weights.items()))

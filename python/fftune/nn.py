@@ -3,6 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from ._checks import flag, named
 from ._library import Error
 from .reference import ACTIVATIONS, quantise, quantise_weight
 
@@ -10,9 +11,19 @@ __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", 
            "MaskedMLP", "MoE"]
 
 
+def _expect_one_of(name: str, value: str, words) -> None:
+    if not isinstance(value, str) or value not in words:
+        raise Error(f"{name} is {named(value)}: give one of {', '.join(words)}")
+
+
 def _expect_activation(act: str) -> None:
-    if act not in ACTIVATIONS:
-        raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+    _expect_one_of("act", act, ACTIVATIONS)
+
+
+def _expect_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise Error(f"{name} is {named(size)}: give a positive integer")
 
 
 class GatedMLP(nn.Module):
@@ -26,6 +37,8 @@ class GatedMLP(nn.Module):
                  recompute: bool = False, device=None, dtype=None):
         super().__init__()
         _expect_activation(act)
+        _expect_sizes(hidden=hidden, intermediate=intermediate)
+        bias = flag("GatedMLP", "bias", bias)
         options = {"device": device, "dtype": dtype}
         self.gate_proj = nn.Linear(hidden, intermediate, bias=False, **options)
         self.up_proj = nn.Linear(hidden, intermediate, bias=False, **options)
@@ -81,6 +94,8 @@ class RMSNorm(nn.Module):
     def __init__(self, features: int, eps: float = 1e-6, convention: str = "llama", device=None,
                  dtype=None):
         super().__init__()
+        _expect_sizes(features=features)
+        _expect_one_of("convention", convention, ("llama", "t5", "gemma"))
         start = torch.zeros if convention == "gemma" else torch.ones
         self.weight = nn.Parameter(start(features, device=device, dtype=dtype))
         self.eps = eps
@@ -98,6 +113,7 @@ class BiasGELU(nn.Module):
 
     def __init__(self, features: int, approximate: str = "none", device=None, dtype=None):
         super().__init__()
+        _expect_sizes(features=features)
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
         self.approximate = approximate
 
@@ -127,6 +143,7 @@ class MaskedLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, pattern: str | None = None, device=None,
                  dtype=None):
         super().__init__()
+        _expect_sizes(in_features=in_features, out_features=out_features)
         self.pattern = pattern
         options = {"bias": False, "device": device, "dtype": dtype}
         self.linear_v = nn.Linear(in_features, out_features, **options)
@@ -146,6 +163,8 @@ class MaskedMLP(nn.Module):
     def __init__(self, hidden: int, intermediate: int, act: str = "silu",
                  pattern: str | None = None, device=None, dtype=None):
         super().__init__()
+        _expect_activation(act)
+        _expect_sizes(hidden=hidden, intermediate=intermediate)
         options = {"bias": False, "device": device, "dtype": dtype}
         for expert in "wu":
             for number, (rows, columns) in enumerate(
@@ -193,10 +212,12 @@ class MoE(nn.Module):
                  bias: bool = False, shared: int = 0):
         super().__init__()
         _expect_activation(act)
-        if shared < 0:
-            raise Error(f"shared is {shared}: give the number of shared experts, or 0")
-        if not 1 <= top_k <= experts:
-            raise Error(f"top_k is {top_k} of {experts} experts: give 1 to {experts}")
+        _expect_sizes(hidden=hidden, intermediate=intermediate, experts=experts)
+        if type(shared) is not int or shared < 0:
+            raise Error(f"shared is {named(shared)}: give the number of shared experts, or 0")
+        if type(top_k) is not int or not 1 <= top_k <= experts:
+            raise Error(f"top_k is {named(top_k)} of {experts} experts: give 1 to {experts}")
+        bias = flag("MoE", "bias", bias)
         self.gate = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
         if bias:
             self.gate.register_buffer("e_score_correction_bias",
@@ -211,6 +232,10 @@ class MoE(nn.Module):
                            top_groups=top_groups, group_score=group_score, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
+        if (not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim() or x.size(-1) != self.gate.in_features
+                or x.device != self.gate.weight.device):
+            raise Error(f"MoE: x is {named(x)}: give floating point [..., {self.gate.in_features}] "
+                        f"on {self.gate.weight.device}")
         logits = nn.functional.linear(x.to(self.gate.weight.dtype), self.gate.weight)
         bias = getattr(self.gate, "e_score_correction_bias", None)
         ids, weights = ops.moe_route(logits, self.top_k, bias=bias, **self.router)

@@ -905,7 +905,7 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
     multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
     backward pass, which computes it again otherwise.
     """
-    if wants_gradient(x, w) and flag("rmsnorm", "save_rstd", save_rstd):
+    if save_rstd is not False and flag("rmsnorm", "save_rstd", save_rstd) and wants_gradient(x, w):
         return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
     return call(OPS.rmsnorm, x, w, eps, convention)
 
@@ -913,7 +913,8 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
-    if wants_gradient(x, residual, w) and flag("rmsnorm", "save_rstd", save_rstd):
+    if (save_rstd is not False and flag("rmsnorm", "save_rstd", save_rstd)
+            and wants_gradient(x, residual, w)):
         return call(OPS.add_rmsnorm_rstd, x, residual, w, eps, convention)[:2]
     return call(OPS.add_rmsnorm, x, residual, w, eps, convention)
 

@@ -1,5 +1,6 @@
 """tune(), check() and explain(): what the tool does, for the problems of a model."""
 import copy
+import math
 import os
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from . import _library, _run
 from .__main__ import tool_environment
+from ._checks import named
 from ._library import Error, Plan, tool_path
 from .patching import expect_module, patch, unpatch
 
@@ -27,10 +29,17 @@ def _device_name(device: int) -> str:
 def _device_number(device) -> int:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cpu":
+    try:
+        given = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        given = None
+    if given is None or given.type not in ("cpu", "cuda"):
+        raise Error(f"device is {named(device)}: give 'cpu', 'cuda' or 'cuda:0'")
+    if given.type == "cpu":
         return -1
-    return device.index if device.index is not None else torch.cuda.current_device()
+    if given.index is not None:
+        return given.index
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def _call(model, example):
@@ -104,6 +113,8 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     captured before keep their variants.
     """
     expect_module("tune", model)
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
+        raise Error(f"tune: budget is {named(budget)}: give seconds")
     found: dict[str, tuple[int, dict]] = {}
     with _listening(found):
         if train:
@@ -261,4 +272,6 @@ def explain(problem: dict, device: str | torch.device | None = None) -> dict:
     -> variants with their parameters, the preset and the rule that chose it, "reason", and the
     buffers in order with shapes and types. `fftune ops` lists the fields of problems.
     """
+    if not isinstance(problem, dict):
+        raise Error(f"explain: problem is {named(problem)}: give a dict with \"op\" and sizes")
     return Plan(_device_number(device), problem).describe()

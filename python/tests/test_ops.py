@@ -370,7 +370,7 @@ def test_gradients_are_added_where_they_are():
     with pytest.raises(fftune.Error, match="contiguous"):
         ops.linear_backward(torch.randn(6, 40), torch.randn(6, 24), gate,
                             into=[torch.zeros(24, 40).T])
-    with pytest.raises(fftune.Error, match="holds 1 tensors, not 2"):
+    with pytest.raises(fftune.Error, match="holds 1 values, not 2"):
         ops.linear_backward(torch.randn(6, 40), torch.randn(6, 24), gate, bias=True,
                             into=[torch.zeros(40, 24)])
 

@@ -227,7 +227,7 @@ NONE = torch.tensor(1.0)
     (lambda: ops.moe_route(NONE, 1), r"moe-route: logits is \[\]"),
     (lambda: ops.moe_route(X, -1), "top_k is -1"),
     (lambda: ops.qkv(X, torch.ones(32, 8), 0), "qkv: 0 heads"),
-    (lambda: ops.qkv(X, (W, W), 2, 1), "qkv: 2 weights"),
+    (lambda: ops.qkv(X, (W, W), 2, 1), "qkv: w holds 2 values, not 3"),
 ])
 def test_wrong_inputs_are_one_error(call, words):
     refuses(call, words)

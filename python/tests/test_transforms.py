@@ -62,7 +62,7 @@ def test_gradients_of_each_sample(case):
 
 @each(PURE)
 def test_vmap(case):
-    """Checks every tensor by itself, at its first and its last dimension, and all at once."""
+    """Over one tensor, at its first and its last dimension, and over all at once."""
     arguments = case.arguments()
     places = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
     function = lambda *tensors: tuple(listed(op_of(case)(*replaced(arguments, places, tensors))))
@@ -77,7 +77,7 @@ def test_vmap(case):
             for sample in range(2):
                 right = function(*(t if d is None else t.select(d, sample)
                                    for t, d in zip(many, dims)))
-                # The rows of masked_ffn_preact's products have an order of their own.
+                # masked_ffn_preact gives the rows of its products in an order of its own.
                 count = 1 if case.op == "masked_ffn_preact" else None
                 for mine, result in zip(ours[:count], right[:count], strict=True):
                     assert error(mine[sample], result) < 1e-5
@@ -150,15 +150,6 @@ def test_meta(case):
         assert ours.is_meta and ours.shape == theirs.shape and ours.dtype == theirs.dtype
 
 
-class Call(nn.Module):
-    def __init__(self, op):
-        super().__init__()
-        self.op = op
-
-    def forward(self, *arguments):
-        return tuple(listed(self.op(*arguments)))
-
-
 def call_of(case):
     places = [i for i, a in enumerate(case.arguments()) if isinstance(a, Tensor)]
 
@@ -190,3 +181,43 @@ def test_export_keeps_sizes_symbolic(case):
     own = tuple(t.clone() for t in tensors)
     for mine, other in zip(exported.module()(*own), run(arguments, tensors), strict=True):
         assert torch.equal(mine, other) or error(mine, other) < 1e-5
+
+
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
+PATCHES = [{}, {"attention": True}, {"projections": True}]
+
+
+@pytest.mark.parametrize("options", PATCHES, ids=str)
+def test_patched_models_are_exported_for_any_length(options):
+    from models import make
+
+    model = make("llama")
+    fftune.patch(model, **options)
+    auto = torch.export.Dim.AUTO
+    with torch.no_grad():
+        exported = torch.export.export(Logits(model), (torch.randint(3, 96, (2, 9)),),
+                                       dynamic_shapes={"ids": {0: auto, 1: auto}})
+        ids = torch.randint(3, 96, (3, 70))
+        assert error(exported.module()(ids), model(input_ids=ids).logits) < 1e-5
+
+
+@pytest.mark.parametrize("options", PATCHES, ids=str)
+def test_patched_models_are_compiled_once_for_all_lengths(options):
+    from models import make
+
+    model = make("llama")
+    fftune.patch(model, **options)
+    torch._dynamo.reset()  # other models have guards of their own
+    compiled = torch.compile(Logits(model), fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (9, 14, 70):
+            ids = torch.randint(3, 96, (2, tokens))
+            assert error(compiled(ids), model(input_ids=ids).logits) < 1e-5

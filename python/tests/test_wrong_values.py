@@ -111,7 +111,7 @@ WRONG_VALUES = (None, True, -1, 0, 3, 2**40, 2**70, 0.5, -1.0, math.nan, math.in
 
 
 def accepts(call) -> None:
-    """What it does, or fftune.Error with one line."""
+    """That the call returns, or raises fftune.Error with one line."""
     try:
         call()
     except fftune.Error as error:
@@ -251,7 +251,7 @@ def test_modules_take_no_wrong_value(name, good, calls):
 
 @pytest.mark.parametrize("call", [
     lambda wrong: fftune.patch(wrong), lambda wrong: fftune.unpatch(wrong),
-    lambda wrong: fftune.tune(wrong, X), lambda wrong: fftune.check(wrong or 1, X),
+    lambda wrong: fftune.tune(wrong, X), lambda wrong: fftune.check(1 if wrong is None else wrong, X),
     lambda wrong: fftune.explain(wrong), lambda wrong: fftune.explain({"op": wrong}),
     lambda wrong: fftune.explain({"op": "rmsnorm", "m": wrong, "d": 8}, "cpu"),
     lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8}, wrong),

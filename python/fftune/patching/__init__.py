@@ -74,6 +74,7 @@ def _mark_dropout(module: nn.Module) -> None:
 
 def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
+    expect_module("unpatch", model)
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)

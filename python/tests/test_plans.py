@@ -1,0 +1,187 @@
+"""Plans: threads, forks, and what is destroyed when."""
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from fftune import _library, _run, ops, tuning
+
+
+def fork(work, seconds: int = 30) -> int:
+    """How a forked child that does the work ends: its wait status, SIGALRM if it hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(seconds)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fork() beside threads
+def test_a_child_makes_plans_while_a_thread_of_its_parent_did():
+    w, sizes, stops = torch.ones(8), iter(range(2, 10**6)), threading.Event()
+
+    def makes_plans():
+        while not stops.is_set():
+            ops.rmsnorm(torch.randn(next(sizes), 8), w)
+            ops.attention(*[torch.randn(1, next(sizes) % 300 + 1, 1, 8)] * 3)
+
+    threads = [threading.Thread(target=makes_plans) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(40):
+            time.sleep(0.001 * (i % 7))
+            assert fork(lambda: (ops.rmsnorm(torch.randn(1, 8 + i), torch.ones(8 + i)),
+                                 _run.forget_plans(), ops.rmsnorm(torch.randn(2, 8), w))) == 0
+    finally:
+        stops.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_of_a_child_makes_plans_too():
+    def work():
+        ops.rmsnorm(torch.randn(3, 16), torch.ones(16))
+        assert fork(lambda: ops.rmsnorm(torch.randn(4, 16), torch.ones(16))) == 0
+    assert fork(work) == 0
+
+
+def test_plans_are_forgotten_while_others_run_them():
+    x, w = torch.randn(64, 256), torch.randn(256, 256)
+    right, wrong, stops = ops.linear(x, w), [], threading.Event()
+
+    def runs():
+        while not stops.is_set():
+            if not torch.equal(ops.linear(x, w), right):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=runs) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            _run.forget_plans()
+            tuning.forget_plans()
+    finally:
+        stops.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+class FakeLibrary:
+    """Counts the plans that are destroyed."""
+
+    def __init__(self):
+        self.destroyed = []
+
+    def fftune_plan_destroy(self, handle):
+        self.destroyed.append(handle)
+
+
+def test_plans_of_a_stream_wait_for_its_work(monkeypatch):
+    """With streams that say when their work is done, as events on a GPU do."""
+    library, done = FakeLibrary(), set()
+    monkeypatch.setattr(_library, "_opened", library)
+    monkeypatch.setattr(_library, "_dying", [])
+    monkeypatch.setattr(_library, "_retired", [])
+    marks = []
+
+    def mark(device, owner):
+        marks.append((device, owner))
+        return lambda: owner in done
+
+    def plan(handle, *streams):
+        made = object.__new__(_library.Plan)
+        made.handle, made.device, made.stream, made.streams = handle, 0, None, {}
+        for stream in streams:
+            made.runs_on(stream, f"stream {stream}")
+        return made
+
+    plan(1)  # never ran: nothing to wait for
+    assert library.destroyed == [1]
+    held = plan(2, 7)
+    del held
+    both = plan(3, 7, 8)
+    del both
+    gc.collect()
+    assert library.destroyed == [1]
+    _library.destroy_idle(mark)
+    assert sorted(marks) == [(0, "stream 7"), (0, "stream 8")]  # once for each stream
+    kept = plan(4, 7)
+    done.add("stream 7")
+    _library.destroy_idle(mark)
+    assert library.destroyed == [1]
+    done.add("stream 8")
+    _library.destroy_idle(mark)
+    assert sorted(library.destroyed) == [1, 2, 3]
+    assert not _library._dying and kept.handle == 4
+    monkeypatch.setattr(_library.sys, "is_finalizing", lambda: True)
+    del kept  # the end of the process destroys none
+    assert not _library._retired and 4 not in library.destroyed
+    monkeypatch.undo()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_still_runs_plans_that_are_forgotten():
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    for step in range(30):
+        results = []
+        x = torch.randn(64 + step, 4096, device="cuda", dtype=torch.bfloat16)
+        right = ops.rmsnorm(x, w)
+        torch.cuda.synchronize()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(20_000_000)  # the plans' kernels wait behind it
+                results.append(ops.rmsnorm(x, w))
+        _run.forget_plans()
+        assert _library._dying or _library._retired
+        ops.rmsnorm(x[:step + 1], w)
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, right) for y in results)
+    _run.forget_plans()
+    torch.cuda.synchronize()
+    _run.forget_plans()
+    assert not _library._dying and not _library._retired
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_graph_keeps_the_plans_that_it_was_captured_with():
+    x, w = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((33, 512), (512,)))
+    right = ops.rmsnorm(x, w)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.rmsnorm(x, w)
+    _run.forget_plans()
+    for rows in range(1, 20):
+        ops.rmsnorm(x[:rows], w)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, right)
+
+
+def test_the_process_ends_while_threads_run_plans(run_python):
+    assert run_python("""
+        import threading, torch
+        from fftune import ops
+        x, w = torch.randn(256, 256), torch.randn(256, 256)
+        def runs():
+            while True:
+                ops.linear(x, w)
+        for _ in range(3):
+            threading.Thread(target=runs, daemon=True).start()
+        for _ in range(50):
+            ops.linear(x, w)
+        print("good")
+    """) == "good"
