@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .._custom import OPS, call
 from .._layer_ops import has_layout
 from . import attention as attentions
-from .layer_specs import Recogniser, Spec, Weight, frequencies
+from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import PatchReport, Unfit, has_kernels, is_known, is_patched, try_to, undoable
 from .rotary import angles_of, rotation_of
 
@@ -214,7 +214,8 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     if _is_mark(bound.get("attention_mask")):
         if not runs:
             return hidden_states
-        return group.run(hidden_states, bound["past_key_values"].layers,
+        cache = bound[name_of_cache(self) or "past_key_values"]
+        return group.run(hidden_states, cache.layers,
                          bound.get("position_embeddings"), bound.get("position_ids"))
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)
 
