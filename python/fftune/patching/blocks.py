@@ -131,7 +131,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if (arguments or checkpoints or drops(self) or not is_patched(norm, norm_forward)
-            or watched(norm)
+            or watched(norm) or torch.compiler.is_compiling()
             or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)

@@ -1,9 +1,10 @@
-"""What a layer of a decoder is to the op `layer`: found by its parts, and accepted by what it computes.
+"""A decoder's layers as arguments of the op `layer`: found by their parts, accepted by their results.
 
 The order of norms, attention, MLP and residuals is seen where a stand-in of the layer runs with affine
-functions in the place of its parts: only one order explains what it gives. Then the whole layer is
-compared, as a stand-in with weights of its own, with what the op computes in every form that its parts
-allow: rotated by halves, by neighbours or not at all, with one scale of scores or another.
+functions in the place of its parts: only one order explains what it gives. The whole
+layer, as a stand-in with weights of its own, is then compared with the op in every form that its parts
+allow. Forms differ in the rotation, the scale of scores, the rows of a packed weight, and the order of
+rotation and norms of heads.
 """
 import inspect
 import itertools
@@ -62,7 +63,7 @@ class Angles:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a layer is to the op."""
+    """A layer as the op sees it."""
 
     form: str
     heads: tuple[int, int]  # of keys, and their features
@@ -243,7 +244,7 @@ def _norm_of(module: nn.Module, known: dict) -> _Norm:
 
 
 def _norm_by_values(module: nn.Module) -> _Norm:
-    """Of a norm without a weight or a bias, or of a class of its own."""
+    """For a norm without a weight or a bias, or of a class of its own."""
     subject = f"layers: {type(module).__name__}"
     names = {name for name, _ in module.named_parameters()}
     if not names <= {"weight", "bias"} or next(module.buffers(), None) is not None:
@@ -365,7 +366,7 @@ def _told_apart(given: dict) -> int:
 
 
 def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
-    """What a decoder gives each of its layers beside hidden states. Unfit where it does anything
+    """The arguments that a decoder gives each of its layers. Unfit where it does anything
     between them, or calls one twice or not at all."""
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
@@ -421,7 +422,7 @@ class Recogniser:
         return None if angles is None else self.rotaries[angles.path]
 
     def spec_of(self, layer: nn.Module, at: int) -> Spec:
-        """Of the layer at a place."""
+        """The spec of the layer at a place."""
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
         candidates = self._candidates(layer, order, at)
@@ -432,8 +433,8 @@ class Recogniser:
         return candidates[found]
 
     def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
-        """What the layer may be, by rotation, scale of scores, rows of a packed weight, and whether
-        norms of heads are behind the rotation."""
+        """The forms that the layer may have, by rotation, scale of scores, rows of a packed weight, and
+        the order of rotation and norms of heads."""
         found = {}
         for grouped in (False, True):
             parts = _Parts(layer)

@@ -223,7 +223,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 # what is recognised
 
 def _patch_layers(decoder: nn.Module, known: dict) -> str:
-    """Of a decoder whose parts are patched as far as they can be."""
+    """For a decoder whose parts are patched as far as they can be."""
     lists = [(name, child) for name, child in decoder.named_children()
              if isinstance(child, nn.ModuleList) and next(child.parameters(), None) is not None]
     if len(lists) != 1:

@@ -20,7 +20,7 @@ def required_arguments(module: nn.Module) -> int:
 
 
 def _small_sizes(d: int, h: int) -> dict[int, int]:
-    """Of stand-ins for MLPs of real size. Small numbers may be settings."""
+    """Sizes of stand-ins for large MLPs. Small numbers may be settings."""
     return {h: 16, 2 * h: 32, d: {h: 16, 2 * h: 32}.get(d, 24)} if min(d, h) > 64 else {}
 
 
@@ -45,7 +45,7 @@ def _draw(own: nn.Module, width: int):
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """What a module is to ffn: the paths of its layers, or in `gate` that of gate and up together."""
+    """A module as ffn sees it: the paths of its layers, or in `gate` that of gate and up together."""
 
     gate: str
     up: str | None
@@ -56,7 +56,7 @@ class GatedMLP:
 
 
 def gated_of(mlp: nn.Module) -> GatedMLP | None:
-    """What patch_gated_mlp() found the module to be."""
+    """The form that patch_gated_mlp() found."""
     forward = mlp.__dict__.get("forward")
     return mlp.__dict__["_fftune"][0] if getattr(forward, "__func__", None) is gated_mlp_forward \
         else None
@@ -147,7 +147,7 @@ def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options)
 
 
 def gated_weights(mlp: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """Of gate, up and down, and the bias of down; None if a layer was exchanged since, by an adapter
+    """The weights of gate, up and down, and the bias of down; None if a layer was exchanged since, by an adapter
     say, or a part is watched."""
     form = mlp.__dict__["_fftune"][0]
     layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down) if path]

@@ -119,8 +119,9 @@ def _convention(module: nn.Module, eps: float) -> str:
 
 @undoable
 def norm_forward(self, hidden_states: Tensor) -> Tensor:
-    # Of two types the result would take the wider one.
-    if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states) \
+    # With two types the result would have the wider one. A compiler fuses a norm with what is around it.
+    if torch.compiler.is_compiling() or hidden_states.dtype != self.weight.dtype \
+            or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states):
         return original(self, hidden_states)
     convention, eps = self._fftune

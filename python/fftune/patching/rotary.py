@@ -83,7 +83,7 @@ _HEAD = 16  # features of the heads that are tried
 
 
 def _rotation_of(theirs, layout: str, width: int) -> str:
-    """Of what apply_rotary_pos_emb computes, with cosines and sines of `width` features."""
+    """The rotation that apply_rotary_pos_emb computes, with cosines and sines of `width` features."""
     def swap(t):
         return t.transpose(1, 2)
 
@@ -169,7 +169,7 @@ def _layout_of(rotary: nn.Module) -> str:
     return identify(lambda position_ids: torch.cat(own(torch.zeros(1), position_ids)),
                     {name: computed(layout) for name, layout in _LAYOUTS.items()}, draw,
                     subject=type(rotary).__name__,
-                    # Of one pair there is no order.
+                    # One pair has no order.
                     canonical=lambda name: name if name == "once" or rotary.inv_freq.numel() > 1
                     else "")
 
@@ -198,7 +198,8 @@ def rotation_of(rotary: nn.Module) -> str | None:
 def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
            ) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
-    if not has_kernels(q):
+    # A compiler fuses the rotation with what is around it, and cannot look into an op.
+    if torch.compiler.is_compiling() or not has_kernels(q):
         return tuple(_rotate_plainly(t, angles, scale, rotation) for t in (q, k))
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
@@ -213,8 +214,10 @@ def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
 
 
 def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> Tensor:
-    """As transformers does."""
-    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(1) for t in (angles.cos(), angles.sin()))
+    """As transformers does. In memory the heads of a token lie next to each other, as attention reads
+    them."""
+    x = x.transpose(1, 2)
+    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(2) for t in (angles.cos(), angles.sin()))
     rotary = angles.shape[-1]
     part = x[..., :rotary]
     if rotation == "interleaved":
@@ -222,7 +225,8 @@ def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> T
     else:
         first, second = part.chunk(2, -1)
         partners = torch.cat((-second, first), -1)
-    return torch.cat((part * cosines + partners * sines, x[..., rotary:]), -1)
+    rotated = torch.cat((part * cosines + partners * sines, x[..., rotary:]), -1)
+    return rotated.transpose(1, 2)
 
 
 # projections of attention
