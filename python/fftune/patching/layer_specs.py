@@ -9,7 +9,7 @@ rotation and norms of heads.
 import inspect
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn

@@ -147,8 +147,8 @@ def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options)
 
 
 def gated_weights(mlp: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """The weights of gate, up and down, and the bias of down; None if a layer was exchanged since, by an adapter
-    say, or a part is watched."""
+    """The weights of gate, up and down, and the bias of down; None if a layer was exchanged since, by an
+    adapter say, or a part is watched."""
     form = mlp.__dict__["_fftune"][0]
     layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down) if path]
     *inner, down = layers
