@@ -23,6 +23,19 @@ SizeField row_tokens() {
           .default_on_cpu = {1, 64, 4096}};
 }
 
+OptionField y_scale_option() {
+  return {
+      .name = "y-scale",
+      .help = "whether columns of y are multiplied by a factor each, before a residual is added",
+      .choices = {"no", "yes"},
+      .rare = true,
+      .pass = "fwd"};
+}
+
+TensorSpec y_scale_tensor(std::int64_t n) {
+  return {"y_scale", DType::f32, {n}, Role::input, 0.25, 0.75};
+}
+
 OptionField residual_option() {
   return {.name = "residual",
           .help = "whether y is added to a residual of its size",

@@ -24,6 +24,10 @@ SizeField product_tokens();
 /// The tokens of a memory-bound op.
 SizeField row_tokens();
 
+/// Whether every column of y [m, n] is multiplied by an element of y_scale [n], before a residual
+/// is added: layer scale, and the residual multiplier of Granite. And that tensor.
+OptionField y_scale_option();
+TensorSpec y_scale_tensor(std::int64_t n);
 /// Whether y is added to a residual in the same pass.
 OptionField residual_option();
 /// Whether gradients are accumulated; `of` says whose: "the weights".

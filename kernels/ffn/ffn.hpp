@@ -48,11 +48,12 @@ struct Form {
   bool bias_up = false;   // bias=both: before the activation, without a gate
   bool saves = false;     // gate and up are stored too: save=preact, or in the pass bwd save=input
   bool bias = false;      // y has a bias: bias=down or both
+  bool y_scale = false;   // columns of y have a factor each, before that: y-scale=yes
   bool residual = false;  // y is added to a residual: residual=yes
   bool accumulates = false;  // bwd: the weights' gradients are added to others: accumulate=yes
   bool normalises = false;   // x is normalised first: norm=rms or add-rms
   bool adds_before = false;  // and a residual is added to it before that: norm=add-rms
-  bool adds() const { return bias || residual; }
+  bool adds() const { return bias || y_scale || residual; }
 };
 Form form_of(const Problem& problem);
 /// Whether a backward pass computes gate and up again: save=input.
@@ -73,7 +74,7 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 //
 //   gate_up    gate = x·w_gateᵀ,  up = x·w_upᵀ,  hidden = c
 //   up         hidden = act(x·w_upᵀ (+ b_up)), in the place of gate_up: gate=no
-//   down       y = hidden·w_downᵀ (+ b_down) (+ residual)
+//   down       y = hidden·w_downᵀ (+ b_down) (* y_scale) (+ residual)
 //   d_hidden   dc = dy·w_down,  d_gate = dc ⊙ up ⊙ act'(gate),  d_up = dc ⊙ act(gate)
 //   d_x        dx = d_gate·w_gate + d_up·w_up
 //   d_gate_up  dw_gate = d_gateᵀ·x,  dw_up = d_upᵀ·x

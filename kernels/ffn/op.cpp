@@ -45,6 +45,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const DType wide = wide_dtype(problem);
   if (form.bias_up) tensors.push_back({"b_up", wide, {h}, Role::input, 1});
   if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
+  if (form.y_scale) tensors.push_back(y_scale_tensor(d));
   if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
   const auto append_norm_tensors = [&](Role role) {
     for (TensorSpec& tensor : norm_tensors(problem, role)) tensors.push_back(std::move(tensor));
@@ -123,6 +124,7 @@ class Ffn final : public Op {
           .choices = {"none", "down", "both"},
           .rare = true,
           .pass = "fwd"},
+         y_scale_option(),
          residual_option(),
          {.name = "gate",
           .help = "whether the activation's result gates another product, or is hidden itself",
@@ -182,7 +184,7 @@ class Ffn final : public Op {
     return joined({forward_families(), norm_families(), backward_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    if (!form_of(problem).gated) return {};
+    if (!form_of(problem).gated || form_of(problem).y_scale) return {};
     return ffn::baselines(problem, facts);
   }
 };
@@ -215,6 +217,7 @@ Form form_of(const Problem& problem) {
           .bias_up = problem.has("bias", "both"),
           .saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
           .bias = problem.has("bias", "down") || problem.has("bias", "both"),
+          .y_scale = problem.has("y-scale", "yes"),
           .residual = problem.has("residual", "yes"),
           .accumulates = problem.has("accumulate", "yes"),
           .normalises = problem.has("norm", "rms") || problem.has("norm", "add-rms"),

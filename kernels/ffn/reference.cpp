@@ -106,11 +106,15 @@ class Forward {
     const Form form = form_of(problem_);
     auto y = product("hidden", "w_down", shape_.d, shape_.h);
     const double* bias = form.bias ? tensors_.at("b_down").data() : nullptr;
+    const double* scale = form.y_scale ? tensors_.at("y_scale").data() : nullptr;
     const double* residual = form.residual ? tensors_.at("residual").data() : nullptr;
     const auto d = static_cast<std::size_t>(shape_.d);
     for_each_row(y.size() / d, d, parallel_, [&](std::size_t row) {
-      for (std::size_t i = row * d; i < (row + 1) * d; ++i)
-        y[i] += (bias ? bias[i - row * d] : 0) + (residual ? residual[i] : 0);
+      for (std::size_t i = 0; i < d; ++i) {
+        double& value = y[row * d + i];
+        value = (value + (bias ? bias[i] : 0)) * (scale ? scale[i] : 1) +
+                (residual ? residual[row * d + i] : 0);
+      }
     });
     tensors_["y"] = std::move(y);
   }

@@ -78,6 +78,7 @@ GemmProblem down_gemm(const Problem& problem) {
   gemm.b = {{"w_down"}};
   gemm.c = {{"y"}};
   if (form.bias) gemm.epilogue.row(row_broadcast::bias) = "b_down";
+  if (form.y_scale) gemm.epilogue.row(row_broadcast::scale) = "y_scale";
   if (form.residual) gemm.epilogue.source = {{"residual"}};
   if (is_quantised(problem))
     gemm.quantisation = {

@@ -6,17 +6,17 @@
 
 namespace fftune {
 
-enum class row_broadcast { bias };  // in the order in which they are applied
-constexpr int row_broadcasts = 1;
+enum class row_broadcast { bias, scale };  // in the order in which they are applied
+constexpr int row_broadcasts = 2;
 
 /// Whether its elements are f32 whatever C is, rather than those of the source.
-constexpr bool is_f32(row_broadcast) {
-  return false;
+constexpr bool is_f32(row_broadcast row) {
+  return row == row_broadcast::scale;
 }
 
 /// An element of C with the vector's element of its column.
-constexpr float apply(row_broadcast, float value, float element) {
-  return value + element;
+constexpr float apply(row_broadcast row, float value, float element) {
+  return row == row_broadcast::scale ? value * element : value + element;
 }
 
 }  // namespace fftune

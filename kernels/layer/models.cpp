@@ -40,6 +40,21 @@ Options gpt() {
           {"qkv-bias", "yes"}, {"out-bias", "yes"}, {"ffn-bias", "yes"}};
 }
 
+/// Its angles have a rule of their own, between yarn's whole pairs.
+Options gpt_oss() {
+  return {{"ffn", "moe"},      {"order", "after"},         {"act", "swiglu-oai"},
+          {"eps", "1e-05"},    {"gate-up", "interleaved"}, {"router-bias", "yes"},
+          {"sinks", "yes"},    {"angles", "table"},        {"qkv-bias", "yes"},
+          {"out-bias", "yes"}, {"ffn-bias", "yes"}};
+}
+
+/// Experts are chosen by sigmoids with a bias, in float32.
+Options glm_moe() {
+  return {{"ffn", "moe"},         {"score", "sigmoid"}, {"choice-bias", "yes"},
+          {"renormalise", "yes"}, {"logits", "f32"},    {"gate-up", "halves"},
+          {"qkv-bias", "yes"},    {"eps", "1e-05"},     {"base", "1000000"}};
+}
+
 Options with(Options options, const Options& more) {
   options.insert(more.begin(), more.end());
   return options;
@@ -62,6 +77,34 @@ std::vector<KnownModel> known_models() {
       model("mixtral-8x7b", 4096, 14336, {32, 8, 128}, with(moe(), {{"eps", "1e-05"}})),
       model("qwen3-30b-a3b", 2048, 768, {32, 4, 128}, with(moe(), {{"qk-norm", "yes"}})),
       model("qwen3-235b-a22b", 4096, 1536, {64, 4, 128}, with(moe(), {{"qk-norm", "yes"}})),
+      model("olmo-2-1b", 2048, 8192, {16, 16, 128},
+            {{"post-norms", "only"}, {"qk-norm", "rows"}, {"base", "500000"}}),
+      model("olmo-2-7b", 4096, 11008, {32, 32, 128},
+            {{"post-norms", "only"}, {"qk-norm", "rows"}, {"base", "500000"}}),
+      // The layers with a window.
+      model("gpt-oss-20b", 2880, 2880, {64, 8, 64}, gpt_oss()),
+      model("granite-3.3-8b", 4096, 12800, {32, 8, 128},
+            {{"eps", "1e-05"},
+             {"base", "10000000"},
+             {"scale", "0.0078125"},
+             {"residual-scale", "yes"}}),
+      model("glm-4-9b", 4096, 13696, {32, 2, 128},
+            {{"eps", "1e-05"},
+             {"post-norms", "yes"},
+             {"rotation", "interleaved"},
+             {"qkv-bias", "yes"}}),
+      model("glm-4.5-air", 4096, 1408, {96, 8, 128}, glm_moe()),
+      // The layers with RoPE.
+      model("smollm3-3b", 2048, 11008, {16, 4, 128}, {{"base", "5000000"}}),
+      model(
+          "pythia-6.9b", 4096, 16384, {32, 32, 128},
+          with({{"act", "gelu"}, {"block", "parallel-norms"}, {"qkv-weights", "grouped"}}, gpt())),
+      model("qwen2-57b-a14b", 3584, 2560, {28, 4, 128},
+            {{"ffn", "moe"},
+             {"gate-up", "halves"},
+             {"shared-gate", "yes"},
+             {"qkv-bias", "yes"},
+             {"base", "1000000"}}),
       model("gpt2", 768, 3072, {12, 12, 64}, with(gpt(), {{"rotation", "none"}}))};
   const auto add = [&](const char* name, const char* size, std::int64_t value) {
     for (KnownModel& known : models)
@@ -74,6 +117,15 @@ std::vector<KnownModel> known_models() {
   add_experts("mixtral-8x7b", 8, 2);
   add_experts("qwen3-30b-a3b", 128, 8);
   add_experts("qwen3-235b-a22b", 128, 8);
+  add_experts("gpt-oss-20b", 32, 4);
+  add_experts("glm-4.5-air", 128, 8);
+  add_experts("qwen2-57b-a14b", 64, 8);
+  add("glm-4.5-air", "shared-h", 1408);
+  add("qwen2-57b-a14b", "shared-h", 20480);
+  add("gpt-oss-20b", "window", 128);
+  add("glm-4-9b", "rotary", 64);
+  add("glm-4.5-air", "rotary", 64);
+  add("pythia-6.9b", "rotary", 32);
   add("gemma-2-9b", "window", 4096);
   add("gemma-3-4b", "window", 1024);
   add("phi-2", "rotary", 32);

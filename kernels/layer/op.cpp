@@ -27,23 +27,45 @@ constexpr std::int64_t most_layers = 256;
 constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
-constexpr const char* own_inputs[] = {"attn_norm",     "attn_norm_bias",
-                                      "w_q",           "w_k",
-                                      "w_v",           "b_q",
-                                      "b_k",           "b_v",
-                                      "q_norm",        "k_norm",
-                                      "k_cache",       "v_cache",
-                                      "sinks",         "w_o",
-                                      "b_o",           "attn_post_norm",
-                                      "ffn_norm",      "ffn_norm_bias",
-                                      "w_router",      "b_router",
-                                      "choice_bias",   "w_gate",
-                                      "w_up",          "w_gate_up",
-                                      "w_down",        "b_gate",
-                                      "b_up",          "b_gate_up",
-                                      "b_down",        "w_shared_router",
-                                      "w_shared_gate", "w_shared_up",
-                                      "w_shared_down", "ffn_post_norm"};
+constexpr const char* own_inputs[] = {"attn_norm",
+                                      "attn_norm_bias",
+                                      "w_q",
+                                      "w_k",
+                                      "w_v",
+                                      "b_q",
+                                      "b_k",
+                                      "b_v",
+                                      "w_qkv",
+                                      "b_qkv",
+                                      "q_norm",
+                                      "k_norm",
+                                      "q_norm_bias",
+                                      "k_norm_bias",
+                                      "k_cache",
+                                      "v_cache",
+                                      "sinks",
+                                      "residual_scale",
+                                      "w_o",
+                                      "b_o",
+                                      "attn_post_norm",
+                                      "ffn_norm",
+                                      "ffn_norm_bias",
+                                      "w_router",
+                                      "b_router",
+                                      "choice_bias",
+                                      "w_gate",
+                                      "w_up",
+                                      "w_gate_up",
+                                      "w_down",
+                                      "b_gate",
+                                      "b_up",
+                                      "b_gate_up",
+                                      "b_down",
+                                      "w_shared_router",
+                                      "w_shared_gate",
+                                      "w_shared_up",
+                                      "w_shared_down",
+                                      "ffn_post_norm"};
 
 bool is_shared(const std::string& name) {
   return std::find(std::begin(shared_inputs), std::end(shared_inputs), name) !=
@@ -258,7 +280,7 @@ std::string contradiction_of_experts(const Problem& problem) {
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
   for (const char* name : {"score", "order", "renormalise", "routing", "gate-up", "group-score",
-                           "choice-bias", "router-bias", "route-scale", "shared-gate"})
+                           "choice-bias", "router-bias", "route-scale", "shared-gate", "logits"})
     if (problem.options.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
   return "";
@@ -350,6 +372,10 @@ class Layer final : public Op {
                     "whether what attention and the feed-forward network give is normalised before "
                     "it is added; only: and what they take is not",
                     {"no", "yes", "only"}),
+        rare_option("residual-scale",
+                    "whether a vector multiplies what is added to the residual; experts have "
+                    "route-scale",
+                    {"no", "yes"}),
         rare_option("block",
                     "whether the feed-forward network follows attention; or stands beside it, and "
                     "takes the same normalised x, or x by a norm of its own",
@@ -373,6 +399,8 @@ class Layer final : public Op {
         rare_option("choice-bias",
                     "whether a bias is added to the experts' scores for the choice alone",
                     {"no", "yes"}),
+        rare_option("logits", "element type of the router's logits: that of x, or f32",
+                    {"same", "f32"}),
         rare_option("router-bias", "whether the router's product has a bias", {"no", "yes"}),
         {.name = "route-scale",
          .help = "a factor of the weights of a token's experts",
@@ -398,8 +426,17 @@ class Layer final : public Op {
                     {"llama", "gemma", "t5"}),
         rare_number("eps", "of the norms: added to the mean square", "1e-06", 1),
         rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
-        rare_option("qk-norm", "whether heads of q and k are normalised, with weights of their own",
-                    {"no", "yes"}),
+        rare_option("qkv-weights",
+                    "the weights of q, k and v: separate; or packed in w_qkv, whose rows are those "
+                    "of q, of k and of v, or (grouped) of each head of k those of its heads of q, "
+                    "its own and those of v",
+                    {"separate", "packed", "grouped"}),
+        rare_option("qk-norm",
+                    "whether heads of q and k are normalised, with weights of their own; rows: all "
+                    "heads of q, and of k, together; layer: heads by layer normalisation",
+                    {"no", "yes", "rows", "layer"}),
+        rare_option("qk-norm-order", "whether heads are normalised before RoPE or after it",
+                    {"before", "after"}),
         rare_option("sinks",
                     "whether each head has a logit that joins attention's softmax without a value",
                     {"no", "yes"}),
@@ -429,6 +466,11 @@ class Layer final : public Op {
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
+    if (problem.has("residual-scale", "yes") && problem.options.contains("post-norms"))
+      return fmt::format("residual-scale=yes with post-norms={}: a norm takes a factor away again",
+                         problem.option("post-norms"));
+    if (problem.has("residual-scale", "yes") && problem.has("shared-gate", "yes"))
+      return "residual-scale=yes with shared-gate=yes: that network has no factor";
     const bool post_norms = problem.options.contains("post-norms");
     if (layer_norm && post_norms)
       return fmt::format(

@@ -50,12 +50,13 @@ class Parts {
 
  private:
   void add(const char* name, const Op& op, std::map<std::string, std::int64_t> sizes,
-           std::map<std::string, std::string> options, Names names) {
+           std::map<std::string, std::string> options, Names names,
+           std::optional<DType> dtype = std::nullopt) {
     // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
     parts_.push_back({name, &op,
                       canonical(op,
-                                {std::string(op.name()), "fwd", problem_.dtype, std::move(sizes),
-                                 std::move(options)},
+                                {std::string(op.name()), "fwd", dtype.value_or(problem_.dtype),
+                                 std::move(sizes), std::move(options)},
                                 DeviceKind::cuda),
                       std::move(names)});
   }
@@ -98,12 +99,15 @@ class Parts {
     const std::string rotation = option_or(problem_, "rotation", "halves");
     // Norms of heads round nothing on the way, in either convention.
     const bool from_one = problem_.has("convention", "gemma");
-    std::map<std::string, std::string> options{{"bias", option_or(problem_, "qkv-bias", "no")},
-                                               {"norm", option_or(problem_, "qk-norm", "no")},
-                                               {"eps", option_or(problem_, "eps", usual_eps)},
-                                               {"convention", from_one ? "gemma" : "llama"},
-                                               {"rotation", rotation},
-                                               {"cache", "yes"}};
+    std::map<std::string, std::string> options{
+        {"bias", option_or(problem_, "qkv-bias", "no")},
+        {"norm", option_or(problem_, "qk-norm", "no")},
+        {"norm-order", option_or(problem_, "qk-norm-order", "before")},
+        {"weights", option_or(problem_, "qkv-weights", "separate")},
+        {"eps", option_or(problem_, "eps", usual_eps)},
+        {"convention", from_one ? "gemma" : "llama"},
+        {"rotation", rotation},
+        {"cache", "yes"}};
     if (rotation != "none") {
       options["angles"] = option_or(problem_, "angles", "base");
       for (const char* name :
@@ -112,7 +116,7 @@ class Parts {
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
     add("qkv", qkv_op(), std::move(sizes), std::move(options),
-        {{"x", norms_first_ ? "normalised" : "x"}});
+        {{"x", norms_first_ ? "normalised" : "x"}, {"w", "w_qkv"}, {"bias", "b_qkv"}});
   }
 
   void add_attention() {
@@ -141,10 +145,13 @@ class Parts {
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
          {"n", problem_.size("d")}},
-        {{"bias", option_or(problem_, "out-bias", "no")}, {"residual", post_norms_ ? "no" : "yes"}},
+        {{"bias", option_or(problem_, "out-bias", "no")},
+         {"y-scale", scales()},
+         {"residual", post_norms_ ? "no" : "yes"}},
         {{"x", x},
          {"w", w},
          {"bias", "b_o"},
+         {"y_scale", "residual_scale"},
          {"residual", residual},
          {"y", post_norms_ ? "attn_out" : y}});
   }
@@ -158,15 +165,22 @@ class Parts {
          {"bias", !bias   ? "none"
                   : gated ? "down"
                           : "both"},
+         {"y-scale", scales()},
          {"residual", post_norms_ ? "no" : "yes"}},
-        {{"x", ffn_input_}, {"residual", "mid"}, {"y", post_norms_ ? "ffn_out" : "y"}});
+        {{"x", ffn_input_},
+         {"y_scale", "residual_scale"},
+         {"residual", "mid"},
+         {"y", post_norms_ ? "ffn_out" : "y"}});
   }
+
+  std::string scales() const { return option_or(problem_, "residual-scale", "no"); }
 
   /// The router's product, the choice, and the experts.
   void add_experts() {
     const std::int64_t experts = problem_.size("experts"), choices = problem_.size("top-k");
+    const std::string logits = option_or(problem_, "logits", "same");
     add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}},
-        {{"bias", option_or(problem_, "router-bias", "no")}},
+        {{"bias", option_or(problem_, "router-bias", "no")}, {"output", logits}},
         {{"x", ffn_input_}, {"w", "w_router"}, {"bias", "b_router"}, {"y", "router_logits"}});
     std::map<std::string, std::int64_t> of_route{
         {"m", tokens_}, {"top-k", choices}, {"experts", experts}};
@@ -180,7 +194,8 @@ class Parts {
         {{"logits", "router_logits"},
          {"bias", "choice_bias"},
          {"ids", "expert_ids"},
-         {"weights", "expert_weights"}});
+         {"weights", "expert_weights"}},
+        logits == "f32" ? DType::f32 : problem_.dtype);
     const bool shares = problem_.sizes.contains("shared-h");
     if (shares) add_shared();
     const bool adds = shares || !post_norms_;
@@ -209,12 +224,16 @@ class Parts {
     const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");
     const std::string act = option_or(problem_, "act", "silu"),
                       residual = post_norms_ ? "no" : "yes";
-    Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"}, {"w_up", "w_shared_up"},
-                {"w_down", "w_shared_down"}, {"residual", "mid"},         {"y", "shared_out"},
-                {"hidden", "shared_hidden"}};
+    Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
+                {"w_down", "w_shared_down"}, {"residual", "mid"},          {"y", "shared_out"},
+                {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
     if (!problem_.has("shared-gate", "yes")) {
       add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}},
-          {{"act", act}, {"gate", "yes"}, {"bias", "none"}, {"residual", residual}},
+          {{"act", act},
+           {"gate", "yes"},
+           {"bias", "none"},
+           {"y-scale", scales()},
+           {"residual", residual}},
           std::move(names));
       return;
     }
@@ -259,7 +278,7 @@ std::vector<PartKind> part_kinds() {
                                             moe::stage_combine};
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
-          {"qkv", qkv_op, {qkv::stage_product}},
+          {"qkv", qkv_op, {qkv::stage_product, qkv::stage_heads}},
           {"attention", attention_op, {attention::stage_forward}},
           {"out", linear_op, {linear::stage_product}},
           rms("attn_post_norm"),

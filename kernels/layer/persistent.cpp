@@ -84,7 +84,7 @@ persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
           .dim = static_cast<int>(heads.dim),
           .blocks = facts.multiprocessors,
           .bias = heads.bias,
-          .head_norms = heads.norm,
+          .head_norms = heads.normalises(),
           .rotates = heads.rotates(),
           .wide_slots = heads.wide_slots};
 }
@@ -107,8 +107,8 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"}, {"post-norms", "no"}, {"block", "serial"}, {"ffn", "gated"},
-      {"sinks", "no"}, {"out-bias", "no"},   {"ffn-bias", "no"}};
+      {"norm", "rms"}, {"post-norms", "no"},     {"block", "serial"}, {"ffn", "gated"},
+      {"sinks", "no"}, {"residual-scale", "no"}, {"out-bias", "no"},  {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -158,6 +158,7 @@ class PersistentLayers final : public RepeatedFamily {
     if (auto reason = unknown_option(problem)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;
+    if (heads.in_two_stages()) return "the kernel normalises heads one by one, before RoPE";
     if (heads.dim != 64 && heads.dim != 128)
       return fmt::format("dim={}: the kernel has heads of 64 and 128 features", heads.dim);
     if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary != heads.dim))

@@ -1,4 +1,4 @@
-// A linear layer: y = x·wᵀ (+ bias) (+ residual), and its gradients dx = dy·w, dw = dyᵀ·x, dbias =
+// A linear layer: y = x·wᵀ (+ bias) (* y_scale) (+ residual), and its gradients dx = dy·w, dw = dyᵀ·x, dbias =
 // the sum of dy's rows.
 #pragma once
 
@@ -19,7 +19,9 @@ namespace linear {
 struct Form {
   bool backward = false;
   bool bias = false;         // fwd: y has a bias; bwd: dbias is computed
+  bool y_scale = false;      // fwd: columns of y have a factor each, before the residual is added
   bool residual = false;     // fwd: y is added to a residual
+  bool wide = false;         // fwd: y is f32, whatever x and w are
   bool accumulates = false;  // bwd: the gradients of the weights and the bias are added to others
 };
 Form form_of(const Problem& problem);
@@ -38,7 +40,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
 
 // The stages of linear that are GEMMs; the gradient of the bias (stage_d_bias) is a column sum.
 
-constexpr const char* stage_product = "product";  // y = x·wᵀ (+ bias) (+ residual)
+constexpr const char* stage_product = "product";  // y = x·wᵀ (+ bias) (* y_scale) (+ residual)
 constexpr const char* stage_d_x = "d_x";          // dx = dy·w
 constexpr const char* stage_d_w = "d_w";          // dw = dyᵀ·x
 constexpr const char* stage_d_bias = "d_bias";    // dbias = the sum of dy's rows

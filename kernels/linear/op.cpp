@@ -40,7 +40,13 @@ class Linear final : public Op {
              .help = "whether y has a bias, and the backward pass its gradient",
              .choices = {"no", "yes"},
              .rare = true},
+            y_scale_option(),
             residual_option(),
+            {.name = "output",
+             .help = "element type of y: that of x and w, or f32",
+             .choices = {"same", "f32"},
+             .rare = true,
+             .pass = "fwd"},
             accumulate_option("w and bias")};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
@@ -59,8 +65,9 @@ class Linear final : public Op {
     tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
     if (!form.backward) {
       if (form.bias) tensors.push_back({"bias", dtype, {n}, Role::input, 1});
+      if (form.y_scale) tensors.push_back(y_scale_tensor(n));
       if (form.residual) tensors.push_back({"residual", dtype, {m, n}, Role::input, 1});
-      tensors.push_back({"y", dtype, {m, n}, Role::output, 1});
+      tensors.push_back({"y", form.wide ? DType::f32 : dtype, {m, n}, Role::output, 1});
       return tensors;
     }
     const auto of_weights = [&](const std::string& suffix, Role role) {
@@ -101,7 +108,9 @@ class Linear final : public Op {
 Form form_of(const Problem& problem) {
   return {.backward = problem.pass == "bwd",
           .bias = problem.has("bias", "yes"),
+          .y_scale = problem.has("y-scale", "yes"),
           .residual = problem.has("residual", "yes"),
+          .wide = problem.has("output", "f32"),
           .accumulates = problem.has("accumulate", "yes")};
 }
 

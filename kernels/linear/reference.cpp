@@ -19,12 +19,18 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
                 : large_vector<double>(static_cast<std::size_t>(elements), parallel);
   };
   if (stage == stage_product) {
-    auto y = start(form.residual, "residual", m * n);
-    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, form.residual, y.data());
-    if (form.bias)
-      for_each_row(static_cast<std::size_t>(m), width, parallel, [&](std::size_t row) {
-        for (std::size_t i = 0; i < width; ++i) y[row * width + i] += data("bias")[i];
-      });
+    auto y = large_vector<double>(static_cast<std::size_t>(m * n), parallel);
+    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, 0, y.data());
+    const double* const bias = form.bias ? data("bias") : nullptr;
+    const double* const scale = form.y_scale ? data("y_scale") : nullptr;
+    const double* const residual = form.residual ? data("residual") : nullptr;
+    for_each_row(static_cast<std::size_t>(m), width, parallel, [&](std::size_t row) {
+      for (std::size_t i = 0; i < width; ++i) {
+        double& value = y[row * width + i];
+        value = (value + (bias ? bias[i] : 0)) * (scale ? scale[i] : 1) +
+                (residual ? residual[row * width + i] : 0);
+      }
+    });
     tensors["y"] = std::move(y);
   } else if (stage == stage_d_x) {
     auto dx = start(false, "", m * k);

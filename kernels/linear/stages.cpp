@@ -30,7 +30,9 @@ GemmProblem product_gemm(const Problem& problem) {
   gemm.a = {{"x"}};
   gemm.b = {{"w"}};
   gemm.c = {{"y"}};
+  if (form.wide) gemm.c_dtype = DType::f32;
   if (form.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
+  if (form.y_scale) gemm.epilogue.row(row_broadcast::scale) = "y_scale";
   if (form.residual) gemm.epilogue.source = {{"residual"}};
   return gemm;
 }

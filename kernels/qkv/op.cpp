@@ -68,7 +68,12 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     weight("w_q", q), weight("w_k", kv), weight("w_v", kv);
     if (layer.bias) vector("b_q", q), vector("b_k", kv), vector("b_v", kv);
   }
-  if (layer.norm) vector("q_norm", layer.dim), vector("k_norm", layer.dim);
+  if (layer.normalises()) {
+    const bool rows = layer.norm == HeadNorm::rows;
+    vector("q_norm", rows ? q : layer.dim), vector("k_norm", rows ? kv : layer.dim);
+  }
+  if (layer.norm == HeadNorm::centred)
+    vector("q_norm_bias", layer.dim), vector("k_norm_bias", layer.dim);
   if (layer.rotates()) {
     TensorSpec positions{"positions", DType::i32, {layer.m}};
     const std::int64_t bound = layer.table ? layer.positions + 3 : 1 << 17;
@@ -94,7 +99,38 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   heads("q", Role::output, layer.m, layer.heads);
   if (!layer.cache)
     for (const char* name : {"k", "v"}) heads(name, Role::output, layer.m, layer.kv_heads);
+  if (!layer.in_two_stages()) return tensors;
+  if (layer.grouped) {
+    tensors.push_back({"qkv_raw", dtype, {layer.m, layer.columns()}, Role::intermediate, 1});
+    return tensors;
+  }
+  heads("q_raw", Role::intermediate, layer.m, layer.heads);
+  for (const char* name : {"k_raw", "v_raw"})
+    heads(name, Role::intermediate, layer.m, layer.kv_heads);
   return tensors;
+}
+
+/// The second stage: reads what the product wrote, and of the caches writes a row for each token.
+StageSpec heads_stage(const Layer& layer, const std::vector<TensorSpec>& tensors) {
+  StageSpec stage;
+  stage.name = stage_heads;
+  const double elements = static_cast<double>(layer.m * layer.columns());
+  const auto add = [&](std::vector<std::string>& names, const TensorSpec& tensor) {
+    names.push_back(tensor.name);
+    if (tensor.role == Role::input) stage.bytes += static_cast<double>(tensor.bytes());
+  };
+  for (const TensorSpec& tensor : tensors) {
+    const std::string& name = tensor.name;
+    if (tensor.role == Role::intermediate || tensor.role == Role::updated ||
+        name.find("norm") != std::string::npos || name == "positions" || name == "angles" ||
+        name == "slots")
+      add(stage.inputs, tensor);
+    if (tensor.role == Role::output || tensor.role == Role::updated) add(stage.outputs, tensor);
+  }
+  stage.bytes += 2 * elements * static_cast<double>(dtype_bytes(layer.dtype));
+  stage.flops = 8 * elements;
+  stage.reduction_length = layer.norm == HeadNorm::rows ? layer.heads * layer.dim : layer.dim;
+  return stage;
 }
 
 class Qkv final : public Op {
@@ -136,11 +172,17 @@ class Qkv final : public Op {
       return OptionField{.name = name, .help = help, .choices = std::move(choices), .rare = true};
     };
     std::vector<OptionField> fields{
-        rare("weights", "one weight (and bias) each of q, k and v, or all rows in one",
-             {"separate", "packed"}),
+        rare("weights",
+             "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
+             "of k the rows of its heads of q, then its own, then those of v",
+             {"separate", "packed", "grouped"}),
         rare("bias", "whether q, k and v have a bias", {"no", "yes"}),
-        rare("norm", "whether heads of q and k are RMS-normalised, with weights of their own",
-             {"no", "yes"}),
+        rare("norm",
+             "whether heads of q and k are RMS-normalised, with weights of their own; rows: all "
+             "heads of q, and of k, together; layer: heads by layer normalisation",
+             {"no", "yes", "rows", "layer"}),
+        rare("norm-order", "whether heads are normalised before RoPE or after it",
+             {"before", "after"}),
         rare("convention",
              "of the norm: its weights are factors, or (gemma) kept as their distance from 1",
              {"llama", "gemma"}),
@@ -177,6 +219,14 @@ class Qkv final : public Op {
       return "positions are those of a table of angles: there is none";
     if (problem.sizes.contains("cache-slots") && !layer.cache)
       return "cache-slots with cache=no: there is no cache";
+    if (is(problem, "norm-order", "after") && (!layer.normalises() || layer.norm == HeadNorm::rows))
+      return fmt::format("norm-order=after with norm={}: it is of norm=yes and norm=layer",
+                         option_or(problem, "norm", "no"));
+    if (layer.norm == HeadNorm::centred && problem.options.contains("convention"))
+      return "convention=gemma with norm=layer: weights of layer normalisation are factors";
+    if (layer.grouped && layer.heads % layer.kv_heads != 0)
+      return fmt::format("weights=grouped: kv-heads={} do not divide heads={}", layer.kv_heads,
+                         layer.heads);
     const double low = number_or_default(*this, problem, "low");
     const double high = number_or_default(*this, problem, "high");
     if (layer.rotates() && is(problem, "angles", "llama3") && high <= low)
@@ -192,6 +242,7 @@ class Qkv final : public Op {
     const Layer layer = layer_of(problem);
     const auto tensors = tensors_of(layer);
     StageSpec stage = stage_spec(stage_product, product_gemm(problem), tensors);
+    if (layer.in_two_stages()) return {stage, heads_stage(layer, tensors)};
     if (layer.cache) {
       // Of the caches the rows that are written.
       const auto rows = std::min(layer.m, layer.cache_rows);
@@ -205,9 +256,9 @@ class Qkv final : public Op {
     return {stage};
   }
 
-  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    qkv::reference(problem, tensors, parallel);
+    qkv::reference(problem, stage, tensors, parallel);
   }
   std::vector<const Family*> families() const override { return qkv::families(); }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
@@ -232,9 +283,14 @@ Layer layer_of(const Problem& problem) {
   layer.rotation = is(problem, "rotation", "halves")        ? head_rotation::halves
                    : is(problem, "rotation", "interleaved") ? head_rotation::interleaved
                                                             : head_rotation::none;
-  layer.packed = is(problem, "weights", "packed");
+  layer.grouped = is(problem, "weights", "grouped");
+  layer.packed = layer.grouped || is(problem, "weights", "packed");
   layer.bias = is(problem, "bias", "yes");
-  layer.norm = is(problem, "norm", "yes");
+  layer.norm = is(problem, "norm", "yes")     ? HeadNorm::head
+               : is(problem, "norm", "rows")  ? HeadNorm::rows
+               : is(problem, "norm", "layer") ? HeadNorm::centred
+                                              : HeadNorm::none;
+  layer.norm_last = layer.normalises() && is(problem, "norm-order", "after");
   layer.table = !problem.options.contains("angles") || is(problem, "angles", "table");
   layer.cache = is(problem, "cache", "yes");
   layer.wide_slots = layer.cache && is(problem, "slots", "i64");

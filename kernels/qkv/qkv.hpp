@@ -6,6 +6,11 @@
 // With a cache, row i of k and v goes to row slots[i] of k_cache and v_cache [slots, kv_heads,
 // dim] instead, or nowhere if that is negative. A contiguous cache [sequences, length] has the slot
 // sequence * length + position, a paged one page * page_size + offset.
+//
+// An epilogue has the heads of a tile. What needs more, or other places, is a second stage
+// (heads.cu) over what the product has written to memory: norms over all heads of q, and of k
+// (OLMo-2), layer normalisation of heads, norms behind RoPE (HunYuan), and weights that have the
+// rows of q, k and v in turns (GPT-NeoX, Falcon).
 #pragma once
 
 #include <cstdint>
@@ -23,9 +28,14 @@ const Op& qkv_op();
 namespace qkv {
 
 constexpr const char* stage_product = "product";
+constexpr const char* stage_heads = "heads";
 
 constexpr std::int64_t most_features = 256;  // of a head
 constexpr std::int64_t most_heads = 1024;
+
+/// Norms of q and k: of each head by its root mean square, of all heads together, or layer
+/// normalisation of each head. In the order of heads.cu's `head_norm`.
+enum class HeadNorm { none, head, rows, centred };
 
 /// A problem's sizes and options, read once.
 struct Layer {
@@ -37,15 +47,23 @@ struct Layer {
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   head_rotation rotation = head_rotation::none;
-  bool packed = false;  // one weight and bias, not three
+  bool packed = false;   // one weight and bias, not three
+  bool grouped = false;  // of each head of k the rows of its heads of q, of k and of v
   bool bias = false;
-  bool norm = false;
-  bool table = false;  // of angles
+  HeadNorm norm = HeadNorm::none;
+  bool norm_last = false;  // behind the rotation
+  bool table = false;      // of angles
   bool cache = false;
   bool wide_slots = false;  // of 64 bits
   DType dtype = DType::f32;
 
   bool rotates() const { return rotation != head_rotation::none; }
+  bool normalises() const { return norm != HeadNorm::none; }
+  bool in_two_stages() const {
+    return grouped || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred;
+  }
+  /// The first element of a head of q (part 0), k or v in what the first of two stages writes.
+  std::int64_t raw_place(std::size_t part, std::int64_t token, std::int64_t head) const;
   std::int64_t columns() const { return (heads + 2 * kv_heads) * dim; }
 };
 Layer layer_of(const Problem& problem);
@@ -58,11 +76,15 @@ struct Turns {
 };
 Turns turns_of(const Problem& problem);
 
-/// Computes the outputs in float64.
-void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
+/// Computes the outputs of a stage in float64.
+void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+               Parallel& parallel);
 
 GemmProblem product_gemm(const Problem& problem);
 std::vector<const Family*> families();
+/// Those of the stage heads; both are fallbacks.
+const Family& heads_family();
+const Family& cpu_heads_family();
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
 }  // namespace qkv

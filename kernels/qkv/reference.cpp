@@ -11,13 +11,20 @@
 namespace fftune::qkv {
 namespace {
 
-/// Multiplies a head by its norm's weights, over its root mean square.
-void normalise(double* head, std::size_t dim, const std::vector<double>& weights, double offset,
-               double epsilon) {
-  double squares = 0;
-  for (std::size_t i = 0; i < dim; ++i) squares += head[i] * head[i];
-  const double deviation = std::sqrt(squares / static_cast<double>(dim) + epsilon);
-  for (std::size_t i = 0; i < dim; ++i) head[i] *= (offset + weights[i]) / deviation;
+/// Normalises heads that lie next to each other: one of them, or all of q or k together.
+void normalise(double* features, std::size_t count, const Layer& layer, const std::string& part,
+               const ReferenceTensors& tensors) {
+  const std::vector<double>& weights = tensors.at(part + "_norm");
+  const bool centred = layer.norm == HeadNorm::centred;
+  double mean = 0, squares = 0;
+  for (std::size_t i = 0; centred && i < count; ++i)
+    mean += features[i] / static_cast<double>(count);
+  for (std::size_t i = 0; i < count; ++i) squares += (features[i] - mean) * (features[i] - mean);
+  const double deviation = std::sqrt(squares / static_cast<double>(count) + layer.epsilon);
+  for (std::size_t i = 0; i < count; ++i) {
+    features[i] = (features[i] - mean) * (layer.norm_offset + weights[i]) / deviation;
+    if (centred) features[i] += tensors.at(part + "_norm_bias")[i];
+  }
 }
 
 /// The angle of every pair at a token's position.
@@ -50,38 +57,82 @@ void rotate(double* head, const Layer& layer, double scale, const std::vector<do
   }
 }
 
+/// Norms and rotation of one token's heads of q or k.
+void finish(double* row, std::size_t width, const Layer& layer, const Turns& turns,
+            const std::string& part, std::size_t token, const ReferenceTensors& tensors) {
+  const auto dim = static_cast<std::size_t>(layer.dim);
+  const std::size_t of_norm = layer.norm == HeadNorm::rows ? width : dim;
+  const auto normalise_all = [&] {
+    for (std::size_t first = 0; first < width; first += of_norm)
+      normalise(row + first, of_norm, layer, part, tensors);
+  };
+  if (layer.normalises() && !layer.norm_last) normalise_all();
+  if (layer.rotates()) {
+    const std::vector<double> angles = angles_of(layer, turns, tensors, token);
+    for (std::size_t head = 0; head < width; head += dim)
+      rotate(row + head, layer, double{turns.scale}, angles);
+  }
+  if (layer.norm_last) normalise_all();
+}
+
+/// x times the weight of q, k or v, and its bias.
+std::vector<double> product(const Layer& layer, const std::string& weight, std::int64_t first,
+                            std::int64_t columns, const std::string& bias,
+                            const ReferenceTensors& tensors, Parallel& parallel) {
+  auto y = large_vector<double>(static_cast<std::size_t>(layer.m * columns), parallel);
+  reference_product(parallel, layer.m, columns, layer.d, {tensors.at("x").data(), layer.d},
+                    {tensors.at(weight).data() + first * layer.d, layer.d}, 0, y.data());
+  if (!layer.bias) return y;
+  const double* const own = tensors.at(bias).data() + first;
+  const auto width = static_cast<std::size_t>(columns);
+  for_each_row(static_cast<std::size_t>(layer.m), width, parallel, [&](std::size_t token) {
+    for (std::size_t i = 0; i < width; ++i) y[token * width + i] += own[i];
+  });
+  return y;
+}
+
+/// A part of what the first of two stages wrote.
+std::vector<double> raw_part(const Layer& layer, std::size_t part, const std::string& name,
+                             const ReferenceTensors& tensors) {
+  if (!layer.grouped) return tensors.at(name + "_raw");
+  const std::int64_t heads = part == 0 ? layer.heads : layer.kv_heads;
+  std::vector<double> y;
+  for (std::int64_t token = 0; token < layer.m; ++token)
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const auto from = tensors.at("qkv_raw").begin() + layer.raw_place(part, token, head);
+      y.insert(y.end(), from, from + layer.dim);
+    }
+  return y;
+}
+
 }  // namespace
 
-void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
+void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+               Parallel& parallel) {
   const Layer layer = layer_of(problem);
   const Turns turns = turns_of(problem);
-  const auto dim = static_cast<std::size_t>(layer.dim);
+  const bool writes_raw = layer.in_two_stages() && stage == 0;
+  if (writes_raw && layer.grouped) {
+    tensors["qkv_raw"] = product(layer, "w", 0, layer.columns(), "bias", tensors, parallel);
+    return;
+  }
   std::int64_t first = 0;  // row of the packed weight
-  for (const std::string part : {"q", "k", "v"}) {
-    const std::int64_t heads = part == "q" ? layer.heads : layer.kv_heads;
-    const std::int64_t columns = heads * layer.dim;
-    const std::int64_t place = layer.packed ? first : 0;
-    const auto of_part = [&](const std::string& packed, const std::string& own) -> const double* {
-      return tensors.at(layer.packed ? packed : own + part).data();
-    };
-    auto y = large_vector<double>(static_cast<std::size_t>(layer.m * columns), parallel);
-    reference_product(parallel, layer.m, columns, layer.d, {tensors.at("x").data(), layer.d},
-                      {of_part("w", "w_") + place * layer.d, layer.d}, 0, y.data());
+  for (std::size_t at = 0; at < 3; ++at) {
+    const std::string part(1, "qkv"[at]);
+    const std::int64_t columns = (at == 0 ? layer.heads : layer.kv_heads) * layer.dim;
+    auto y = stage == 1 ? raw_part(layer, at, part, tensors)
+                        : product(layer, layer.packed ? "w" : "w_" + part, layer.packed ? first : 0,
+                                  columns, layer.packed ? "bias" : "b_" + part, tensors, parallel);
+    first += columns;
+    if (writes_raw) {
+      tensors[part + "_raw"] = std::move(y);
+      continue;
+    }
     const auto width = static_cast<std::size_t>(columns);
-    for_each_row(static_cast<std::size_t>(layer.m), width, parallel, [&](std::size_t token) {
-      double* const row = y.data() + token * width;
-      if (layer.bias)
-        for (std::size_t i = 0; i < width; ++i)
-          row[i] += of_part("bias", "b_")[static_cast<std::size_t>(place) + i];
-      if (part == "v") return;
-      std::vector<double> angles;
-      if (layer.rotates()) angles = angles_of(layer, turns, tensors, token);
-      for (std::size_t head = 0; head < width; head += dim) {
-        if (layer.norm)
-          normalise(row + head, dim, tensors.at(part + "_norm"), layer.norm_offset, layer.epsilon);
-        rotate(row + head, layer, double{turns.scale}, angles);
-      }
-    });
+    if (part != "v")
+      for_each_row(static_cast<std::size_t>(layer.m), width, parallel, [&](std::size_t token) {
+        finish(y.data() + token * width, width, layer, turns, part, token, tensors);
+      });
     if (layer.cache && part != "q") {
       auto& cache = tensors.at(part + "_cache");
       for (std::size_t token = 0; token < static_cast<std::size_t>(layer.m); ++token) {
@@ -93,7 +144,6 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
     } else {
       tensors[part] = std::move(y);
     }
-    first += columns;
   }
 }
 

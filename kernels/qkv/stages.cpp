@@ -8,6 +8,15 @@ constexpr GemmStage product{stage_product, qkv_op, product_gemm};
 
 }  // namespace
 
+std::int64_t Layer::raw_place(std::size_t part, std::int64_t token, std::int64_t head) const {
+  if (!grouped) return (token * (part == 0 ? heads : kv_heads) + head) * dim;
+  const std::int64_t of_group = heads / kv_heads;
+  const std::int64_t group = part == 0 ? head / of_group : head;
+  const std::int64_t within =
+      part == 0 ? head % of_group : of_group + static_cast<std::int64_t>(part) - 1;
+  return token * columns() + (group * (of_group + 2) + within) * dim;
+}
+
 Turns turns_of(const Problem& problem) {
   const Layer layer = layer_of(problem);
   if (!layer.rotates()) return {};
@@ -28,7 +37,13 @@ Turns turns_of(const Problem& problem) {
 }
 
 GemmProblem product_gemm(const Problem& problem) {
-  const Layer layer = layer_of(problem);
+  Layer layer = layer_of(problem);
+  const bool raw = layer.in_two_stages();
+  if (raw) {
+    layer.norm = HeadNorm::none;
+    layer.rotation = head_rotation::none;
+    layer.cache = layer.wide_slots = false;
+  }
   GemmProblem gemm{.m = layer.m,
                    .n = layer.columns(),
                    .k = layer.d,
@@ -38,7 +53,13 @@ GemmProblem product_gemm(const Problem& problem) {
   gemm.a = {{"x"}};
   gemm.b = {{"w_q"}, {"w_k"}, {"w_v"}};
   if (layer.packed) gemm.b = {{"w"}};
+  if (layer.grouped) {
+    gemm.c = {{"qkv_raw"}};
+    if (layer.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
+    return gemm;
+  }
   gemm.c = {{"q"}, {"k"}, {"v"}};
+  if (raw) gemm.c = {{"q_raw"}, {"k_raw"}, {"v_raw"}};
   gemm.epilogue.kind = EpilogueKind::qkv;
   QkvHeads& qkv = gemm.epilogue.qkv;
   qkv.form = {.dim = static_cast<int>(layer.dim),
@@ -46,14 +67,14 @@ GemmProblem product_gemm(const Problem& problem) {
               .rotation = layer.rotation,
               .separate = !layer.packed,
               .bias = layer.bias,
-              .normalises = layer.norm,
+              .normalises = layer.normalises(),
               .caches = layer.cache,
               .wide_slots = layer.wide_slots};
   qkv.heads = layer.heads;
   qkv.kv_heads = layer.kv_heads;
   if (layer.bias) qkv.bias = {"b_q", "b_k", "b_v"};
   if (layer.bias && layer.packed) qkv.bias = {"bias"};
-  if (layer.norm) {
+  if (layer.normalises()) {
     qkv.norms = {"q_norm", "k_norm"};
     qkv.epsilon = layer.epsilon;
     qkv.norm_offset = layer.norm_offset;
@@ -91,7 +112,9 @@ std::vector<const Family*> families() {
        "product_fallback",
        "any sizes, alignment and type, a head at a time: the fallback"},
       {cpu_plain_engine(), {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
-  return addresses_of(gemms);
+  auto families = addresses_of(gemms);
+  families.insert(families.end(), {&heads_family(), &cpu_heads_family()});
+  return families;
 }
 
 }  // namespace fftune::qkv

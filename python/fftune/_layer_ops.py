@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ._custom import OPS, call, define, expect, fake, wants_gradient
-from ._library import Error
+from ._library import Error, Plan
 from ._run import Form, ready, run
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
-_BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "q_norm",
-                  "k_norm")
-_BEHIND_CACHES = ("sinks", "w_o", "b_o", "attn_post_norm", "ffn_norm", "ffn_norm_bias", "w_router",
+_BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
+                  "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
+_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "b_o", "attn_post_norm", "ffn_norm", "ffn_norm_bias", "w_router",
                   "b_router", "choice_bias", "w_gate", "w_up", "w_gate_up", "w_down", "b_gate",
                   "b_up", "b_gate_up", "b_down", "w_shared_router", "w_shared_gate", "w_shared_up",
                   "w_shared_down", "ffn_post_norm")
@@ -21,14 +21,15 @@ WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 # What norms have where a model's do not: weights of 1 and biases of 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
-_FLOAT32 = ("sinks", "choice_bias")  # as the kernels read them
+_FLOAT32 = ("sinks", "choice_bias", "residual_scale")  # as the kernels read them
 _OPTIONS = ("heads", "kv-heads", "dim", "rotary", "experts", "top-k", "groups", "top-groups", "act",
             "norm", "post-norms", "block", "ffn", "score", "order", "renormalise", "group-score",
-            "choice-bias", "router-bias", "route-scale", "shared-gate", "gate-up", "convention",
-            "eps", "qkv-bias", "qk-norm", "sinks", "out-bias", "ffn-bias", "rotation", "angles",
+            "choice-bias", "router-bias", "route-scale", "logits", "shared-gate", "gate-up",
+            "convention", "eps", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks",
+            "residual-scale", "out-bias", "ffn-bias", "rotation", "angles",
             "softcap", "scale", "rope-scale")
 _INTEGERS = {"heads", "kv-heads", "dim", "rotary", "experts", "top-k", "groups", "top-groups"}
-_FLOATS = {"eps", "softcap", "scale", "rope-scale", "route-scale"}
+_FLOATS = {"eps", "softcap", "scale", "rope-scale", "route-scale", "multiplier"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Choice:
     top_groups: int = 0
     group_score: str = "max"
     scale: float = 1.0
+    wide: bool = False  # logits are float32
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,24 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> Non
     """That a layer has these tensors, and no others."""
     unknown = sorted(names - set(WEIGHTS))
     packed = "w_gate_up" in names
-    needed = {"w_q", "w_k", "w_v", "w_o", "w_gate_up" if packed else "w_up", "w_down"} - names
+    needed = {*(("w_qkv",) if "w_qkv" in names else ("w_q", "w_k", "w_v")), "w_o",
+              "w_gate_up" if packed else "w_up", "w_down"} - names
     if parallel or "ffn_norm" in names or "attn_post_norm" not in names:
         needed |= {"attn_norm"} - names
     if unknown or needed:
         raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: "
                     f"its weights are called {', '.join(WEIGHTS)}")
-    for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("attn_post_norm", "ffn_post_norm"),
-                  ("w_shared_gate", "w_shared_up", "w_shared_down")):
+    others = sorted(names & ({"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"} if "w_qkv" in names
+                             else {"b_qkv"}))
+    if others:
+        raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
+                    "give q, k and v packed, or each")
+    for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"),
+                  ("attn_post_norm", "ffn_post_norm"), ("w_shared_gate", "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
+    if "q_norm_bias" in names and "q_norm" not in names:
+        raise Error("layer: q_norm_bias without q_norm: give the norm's weights too")
     gated = "w_gate" in names or packed
     if packed and ("w_gate" in names or "w_up" in names):
         raise Error("layer: w_gate_up is both w_gate and w_up: give it, or those")
@@ -120,14 +130,22 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> Non
 def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: str, eps: float,
             convention: str, rotary: int, softcap: float, scale: float, rope_scale: float,
             rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
-            parallel: bool = False, rotation: str = "halves") -> str:
-    """The form of layers with weights of these names: "name=value", with spaces between."""
-    others = sorted(set(constants) - set(_CONSTANTS) | set(constants) & set(names))
+            parallel: bool = False, rotation: str = "halves", grouped: bool = False,
+            norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0) -> str:
+    """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
+    is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer()."""
+    if multiplier != 1:
+        if "residual_scale" in names:
+            raise Error("layer: residual_scale and a multiplier: give one of them")
+        constants = (*constants, "residual_scale")
+    others = sorted(set(constants) - {*_CONSTANTS, "residual_scale"} | set(constants) & set(names))
     if others:
         raise Error(f"layer: {others[0]} is no constant: it is a weight"
                     if others[0] in names else
                     f"layer: {others[0]} is no constant: use {', '.join(_CONSTANTS)}")
-    given, names = names, {*names, *constants}
+    names = {*names, *constants}
+    if grouped and "w_qkv" not in names:
+        raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
     _expect_names(names, choice, parallel)
     gated = "w_gate" in names or "w_gate_up" in names
     norms = [name for name in ("attn_norm", "ffn_norm") if name in names]
@@ -146,7 +164,13 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("post-norms", post_norms, "yes" if norms else "only"),
             ("block", parallel, "parallel" if len(norms) == 1 else "parallel-norms"),
             ("ffn", choice or not gated, "moe" if choice else "plain"),
-            ("qkv-bias", "b_q" in names, "yes"), ("qk-norm", "q_norm" in names, "yes"),
+            ("qkv-weights", "w_qkv" in names, "grouped" if grouped else "packed"),
+            ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
+            ("qk-norm", "q_norm" in names,
+             "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
+            ("qk-norm-order", norm_last, "after"),
+            ("residual-scale", "residual_scale" in names, "yes"),
+            ("multiplier", multiplier != 1, float(multiplier)),
             ("sinks", "sinks" in names, "yes"), ("out-bias", "b_o" in names, "yes"),
             ("ffn-bias", "b_down" in names, "yes"),
             ("softcap", softcap, float(softcap)), ("scale", scale, float(scale)),
@@ -166,7 +190,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("group-score", choice.groups, choice.group_score),
                 ("choice-bias", "choice_bias" in names, "yes"),
                 ("router-bias", "b_router" in names, "yes"),
-                ("route-scale", choice.scale != 1, float(choice.scale)),
+                ("route-scale", choice.scale * multiplier != 1, float(choice.scale * multiplier)),
+                ("logits", choice.wide, "f32"),
                 ("shared-gate", "w_shared_router" in names, "yes")):
             if holds:
                 options[name] = value
@@ -178,7 +203,10 @@ def _shapes(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, 
     shapes = dict.fromkeys(WEIGHTS, (d,))
     shapes |= dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
     shapes |= dict.fromkeys(("b_k", "b_v"), (kv_heads * dim,))
-    shapes |= dict.fromkeys(("q_norm", "k_norm"), (dim,))
+    rows = form.get("qk-norm") == "rows"
+    shapes |= dict(q_norm=(heads * dim if rows else dim,), k_norm=(kv_heads * dim if rows else dim,))
+    shapes |= dict.fromkeys(("q_norm_bias", "k_norm_bias"), (dim,))
+    shapes |= dict(w_qkv=((heads + 2 * kv_heads) * dim, d), b_qkv=((heads + 2 * kv_heads) * dim,))
     shapes |= dict.fromkeys(("w_shared_gate", "w_shared_up"), (shared_h, d))
     experts = (form.get("experts"),) if form.get("experts") else ()
     shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
@@ -192,16 +220,20 @@ def _shapes(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, 
                          w_shared_down=(d, shared_h))
 
 
-@functools.lru_cache(64)
-def _constant(value: float, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+@functools.cache  # for good: captured graphs read them
+def constant(value: float, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((elements,), value, dtype=dtype, device=device)
 
 
 def with_constants(form: LayerForm, own: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     """The tensors of a layer by name, with those that the form has as constants."""
-    shapes = _shapes(form, like.shape[-1], 0, 0)
-    return {**own, **{name: _constant(float(not name.endswith("_bias")), shapes[name][0],
-                                      like.dtype, like.device) for name in form.constants}}
+    shapes, filled = _shapes(form, like.shape[-1], 0, 0), dict(own)
+    for name in form.constants:
+        value = form.get("multiplier") if name == "residual_scale" else float(
+            not name.endswith("_bias"))
+        dtype = torch.float32 if name in _FLOAT32 else like.dtype
+        filled[name] = constant(value, shapes[name][0], dtype, like.device)
+    return filled
 
 
 def _expect_three(x: Tensor) -> None:
@@ -247,6 +279,25 @@ def _values(options, x, positions, angles, slots, lengths, *own):
 _LAYER = Form("layer", False,
               ("batch", "s", "d", "h", "shared-h", "cache", "layers", "positions", *_OPTIONS), _values,
               strided=True)
+
+
+def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
+    """That layers with weights of these shapes run on the device, -1 for the CPU: Error if they do not.
+    Their plan for one token is made, which compiles its kernels."""
+    parsed = parse(form)
+    own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
+           for name, w in zip(parsed.weights, weights)}
+    like = own["w_o"]
+    x = torch.empty(1, 1, like.shape[0], dtype=like.dtype, device="meta")
+    cache = x.new_empty(1, parsed.get("kv-heads"), 64, parsed.get("dim"))
+    own = with_constants(parsed, own, x)
+    own = {name: w.float() if name in _FLOAT32 else w for name, w in own.items()}
+    rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
+    rotates = parsed.get("rotation") != "none"
+    angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], *map(own.get, parsed.before), cache,
+              cache, *map(own.get, parsed.behind))
+    Plan(device, _LAYER.problem((form,), inputs))
 
 
 def has_layout(cache: Tensor) -> bool:
@@ -296,7 +347,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           rope_scale: float = 0.0, top_k: int = 0, score: str = "softmax", order: str = "before",
           renormalise: bool = False, packing: str = "halves", groups: int = 0, top_groups: int = 0,
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
-          rotation: str = "halves", constants: Sequence[str] = ()) -> Tensor:
+          rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
+          norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False) -> Tensor:
     """Transformer layers, one after the other, for new tokens of sequences with a cache: norm, q, k
     and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
     experts.
@@ -310,11 +362,19 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     and with `parallel` and ffn_norm it takes x by that norm. Without attn_norm and ffn_norm there
     are only the norms of what is added. `constants` names weights and biases of norms that the
     layers do not have: they are 1 and 0.
+
+    w_qkv [(heads + 2 kv_heads) dim, d] and b_qkv may stand for w_q, w_k and w_v: all rows of q, then
+    of k, then of v; or with `grouped` the rows of the heads of q that share a head of k, then of
+    that head of k, then of v. q_norm [heads * dim] and k_norm [kv_heads * dim] are over all heads
+    together; with q_norm_bias and k_norm_bias heads have layer normalisation; with `norm_last`
+    norms are behind RoPE. `multiplier` is a factor of what is added to the residual, or
+    residual_scale [d] float32 one for each feature.
+
     With w_router [experts, d] it is a mixture of experts, of which a token chooses `top_k`, by
     `score`, `order` and `renormalise` as in moe_route: w_gate, w_up [experts, h, d], w_down
     [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as
     in moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`,
-    `top_groups` and `group_score`, `route_scale` (its scale), biases b_gate, b_up [experts, h] or
+    `top_groups` and `group_score`, `route_scale` (its scale), `wide_logits` (float32, as if x and w_router were), biases b_gate, b_up [experts, h] or
     b_gate_up, and b_down [experts, d]; and beside the experts w_shared_gate, w_shared_up [n, d],
     w_shared_down [d, n], a network of all tokens, weighted by sigmoid(x w_shared_routerᵀ) if there
     is w_shared_router [1, d]. With sinks [heads] each head has a logit that joins the softmax.
@@ -334,15 +394,19 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     if wants_gradient(x, *flat):
         raise Error("layer: it has no gradient: use torch.no_grad()")
     kv_heads = heads if kv_heads is None else kv_heads
-    dim = weights[0]["w_q"].shape[0] // heads if "w_q" in weights[0] else 0
+    first = weights[0]
+    dim = (first["w_q"].shape[0] // heads if "w_q" in first else
+           first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
-                        groups, top_groups, group_score, route_scale)
+                        groups, top_groups, group_score, route_scale, wide_logits)
     form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
                    convention=convention, rotary=0 if angles is None else angles.shape[-1],
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
-                   choice=choice, constants=constants, parallel=parallel, rotation=rotation)
+                   choice=choice, constants=constants, parallel=parallel, rotation=rotation, grouped=grouped,
+                   norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
+                   norm_last=norm_last, multiplier=multiplier)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:

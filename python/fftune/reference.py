@@ -655,21 +655,37 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
             return layernorm(t, w[name], w[f"{name}_bias"], eps)
         return rmsnorm(t, w[name], eps, form.get("convention"))
 
+    def scaled(y):
+        if "residual_scale" not in w:
+            return y
+        return (_wide(y) * w["residual_scale"].to(_wide(y).dtype)).to(x.dtype)
+
     def added(y, name, residual):
         return residual + (norm(y, name) if form.get("post-norms") else y)
 
+    def norm_heads(t, name):
+        if name not in w:
+            return t
+        if form.get("qk-norm") == "layer":
+            return layernorm(t, w[name], w[f"{name}_bias"], eps)
+        convention = "gemma" if form.get("convention") == "gemma" else "t5"
+        shape = t.shape
+        if form.get("qk-norm") == "rows":
+            t = t.flatten(2)
+        return rmsnorm(t, w[name], eps, convention).view(shape)
+
     normed = norm(x, "attn_norm") if "attn_norm" in w else x
-    q, k, v = (F.linear(normed, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(
-        -1, (-1, form.get("dim"))) for part in "qkv")
-    if "q_norm" in w:
-        gemma = form.get("convention") == "gemma"
-        q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
-                for t, part in ((q, "q"), (k, "k")))
+    q, k, v = _heads(normed, w, form)
+    norms_last = form.get("qk-norm-order") == "after"
+    if not norms_last:
+        q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
     if form.get("rotation") != "none":
         rotation = form.get("rotation", "halves")
         angle, factor = angles_at(positions, angles, rotation, None, "table",
                                   [0.0] * 7 + [form.get("rope-scale", 0.0)])
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
+    if norms_last:
+        q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
     keys, values = (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
@@ -689,22 +705,39 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         scores = torch.cat((scores, sinks), -1)
     attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
     attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
-    mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
+    mid = added(scaled(F.linear(attended, w["w_o"], w.get("b_o"))), "attn_post_norm", x)
     if "ffn_norm" in w:
         inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
     else:
         inner = normed if form.get("block") == "parallel" else mid
     if "w_router" in w:
-        return added(_experts(inner, w, form), "ffn_post_norm", mid)
+        return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
     hidden = ACTIVATIONS[form.get("act")](
         F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
     if "w_gate" in w:
         hidden = hidden * F.linear(inner, w["w_up"])
-    return added(F.linear(hidden, w["w_down"], w.get("b_down")), "ffn_post_norm", mid)
+    return added(scaled(F.linear(hidden, w["w_down"], w.get("b_down"))), "ffn_post_norm", mid)
 
 
-def _experts(x, w, form):
-    weights, ids = moe_route(F.linear(x, w["w_router"], w.get("b_router")), w.get("choice_bias"),
+def _heads(x, w, form):
+    """q, k and v [batch, tokens, heads, dim] of x."""
+    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
+    if "w_qkv" not in w:
+        return tuple(F.linear(x, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(-1, (-1, dim))
+                     for part in "qkv")
+    rows = F.linear(x, w["w_qkv"], w.get("b_qkv"))
+    if form.get("qkv-weights") == "packed":
+        return rows.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), -2)
+    group = heads // kv_heads
+    q, k, v = rows.unflatten(-1, (kv_heads, group + 2, dim)).split((group, 1, 1), -2)
+    return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
+
+
+def _experts(x, w, form, scaled):
+    """Of a layer with a factor of what is added, route-scale has that of the experts."""
+    router = [None if t is None else _wide(t) if form.get("logits") == "f32" else t
+              for t in (x, w["w_router"], w.get("b_router"))]
+    weights, ids = moe_route(F.linear(*router), w.get("choice_bias"),
                              form.get("top-k"), form.get("score"), form.get("order"),
                              form.get("groups", 0), form.get("top-groups", 0),
                              form.get("group-score", "max"), form.get("renormalise") == "yes",
@@ -721,7 +754,7 @@ def _experts(x, w, form):
     shared = F.linear(hidden, w["w_shared_down"])
     if "w_shared_router" in w:
         shared = shared * torch.sigmoid(F.linear(x, w["w_shared_router"]))
-    return y + shared
+    return y + scaled(shared)
 
 
 # ngram-block

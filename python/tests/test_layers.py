@@ -26,9 +26,17 @@ FORMS = {
     "mixtral": dict(experts=5, top_k=2, order="after"),
     "qwen3-moe": dict(experts=6, top_k=3, packed=True, norms_of_heads=True, renormalise=True),
     "interleaved": dict(experts=4, top_k=2, packed=True, packing="interleaved", score="sigmoid"),
-    "olmo2": dict(post_norms="only", norms_of_heads=True),
+    "olmo2": dict(post_norms="only", norms_of_heads="rows"),
+    "exaone4": dict(post_norms="only", norms_of_heads=True),
+    "hunyuan": dict(norms_of_heads=True, norm_last=True),
+    "persimmon": dict(bias=True, layer_norm=True, gated=False, act="gelu", rotary=4,
+                      norms_of_heads="layer", qkv="grouped"),
+    "packed-heads": dict(bias=True, qkv="packed", norms_of_heads="rows", convention="gemma"),
+    "granite": dict(multiplier=0.22, scale=0.3),
+    "granite-moe": dict(multiplier=0.22, experts=5, top_k=2, order="after", packed=True, shared=24),
+    "layer-scale": dict(layer_scale=True, bias=True),
     "neox": dict(bias=True, layer_norm=True, gated=False, parallel=True, two_norms=True, act="gelu",
-                 rotary=4),
+                 rotary=4, qkv="grouped"),
     "cohere": dict(layer_norm=True, parallel=True, rotation="interleaved",
                    constants=("attn_norm_bias",)),
     "olmo": dict(layer_norm=True, constants=("attn_norm", "attn_norm_bias", "ffn_norm",
@@ -40,7 +48,7 @@ FORMS = {
     "biased-experts": dict(bias=True, experts=5, top_k=2),
     "deepseek": dict(experts=8, top_k=3, packed=True, score="sigmoid", renormalise=True, groups=4,
                      top_groups=2, group_score="top2", route_scale=2.5, choice_bias=True,
-                     shared=24),
+                     shared=24, wide_logits=True),
     "groups": dict(experts=8, top_k=3, groups=2, route_scale=0.5),
     "qwen2-moe": dict(experts=6, top_k=2, packed=True, shared=40, shared_gate=True),
     "afmoe": dict(experts=6, top_k=2, post_norms=True, score="sigmoid", shared=24,
@@ -53,7 +61,7 @@ needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split("."
 def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=False, layer_norm=False,
                 gated=True, norms_of_heads=False, post_norms=False, parallel=False, experts=0,
                 packed=False, two_norms=False, sinks=False, shared=0, shared_gate=False,
-                choice_bias=False, drop=(), **options):
+                choice_bias=False, qkv="", layer_scale=False, drop=(), **options):
     """Arguments of ops.layer."""
     constants = options.get("constants", ())
     norms_first = post_norms != "only"
@@ -65,10 +73,14 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
     def weights():
         if norms_first:
             yield "attn_norm", random(d, about=1)
-        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        parts = (("qkv", heads + 2 * kv_heads),) if qkv else (("q", heads), ("k", kv_heads),
+                                                              ("v", kv_heads))
+        for name, rows in parts:
             yield f"w_{name}", random(rows * dim, d)
             if bias:
                 yield f"b_{name}", random(rows * dim)
+        if layer_scale:
+            yield "residual_scale", random(d).float()
         yield "w_o", random(d, heads * dim)
         if sinks:
             yield "sinks", random(heads)
@@ -107,7 +119,11 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
             if experts and not packed:
                 yield "b_gate", random(experts, h)
         if norms_of_heads:
-            yield from (("q_norm", random(dim, about=1)), ("k_norm", random(dim, about=1)))
+            all_heads = norms_of_heads == "rows"
+            for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
+                yield name, random(count * dim if all_heads else dim, about=1)
+                if norms_of_heads == "layer":
+                    yield f"{name}_bias", random(dim)
         if post_norms:
             yield from (("attn_post_norm", random(d, about=1)),
                         ("ffn_post_norm", random(d, about=1)))
@@ -121,6 +137,8 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
         options["angles"] = pairs.repeat(1, 2) if by_halves else pairs.repeat_interleave(2, -1)
     if two_norms:
         options["parallel"] = True
+    if qkv == "grouped":
+        options["grouped"] = True
     own = [{name: w for name, w in weights() if name not in (*constants, *drop)} for _ in range(layers)]
     return (random(batch, s, d), own, caches, lengths, heads, kv_heads), options
 
@@ -210,6 +228,11 @@ def _other(at, change):
     (lambda: _other(1, lambda w: [{**one, "sinks": one["ffn_norm"]} for one in w]),
      "sinks of layer 0 is [32], not [4]"),
     (lambda: make_layers(constants=("w_o",)), "w_o is no constant"),
+    (lambda: make_layers(layer_scale=True, multiplier=0.5), "give one of them"),
+    (lambda: _other(1, lambda w: [{**one, "w_qkv": one["w_o"]} for one in w]),
+     "w_k does not go with w_qkv"),
+    (lambda: _other(1, lambda w: [{**one, "q_norm_bias": one["ffn_norm"]} for one in w]),
+     "give all of q_norm_bias, k_norm_bias"),
     (lambda: (make_layers()[0], make_layers(constants=("ffn_norm",))[1]),
      "ffn_norm is no constant: it is a weight"),
     (lambda: make_layers(bias=True, experts=5, top_k=2, drop=("b_gate",)),
@@ -227,7 +250,8 @@ def test_errors(make_call, words):
 # patch
 
 SERVED = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt2", "mixtral",
-          "qwen3-moe", *LAYERED]
+          "qwen3-moe", "qwen2-moe", "gpt-oss", "dots1", *LAYERED]
+_LONGEST = {"gemma2": 2, "gemma3": 2, "dots1": 1, "smollm3": 1}  # runs of equal layers
 GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static",
                 disable_compile=True, eos_token_id=None)
 
@@ -285,8 +309,7 @@ def test_generate(name, runs):
     else:
         # The masks of a last token in a cache that is full do not say that nothing is padded.
         assert sum(count for s, count in runs if s == 1) == 9 * layers
-        assert max(count for _, count in runs) == (layers if name not in ("gemma2", "gemma3")
-                                                   else 2)
+        assert max(count for _, count in runs) == _LONGEST.get(name, layers)
     before = dict(own.state_dict())
     fftune.unpatch(own)
     assert torch.equal(own.generate(ids, **GENERATE), right)
@@ -455,8 +478,7 @@ def test_copies_and_casts(runs):
 
 
 @needs_transformers_5
-@pytest.mark.parametrize("name, words", [("qwen2-moe", "is not known"),
-                                         ("t5", "T5Block has other parts"),
+@pytest.mark.parametrize("name, words", [("t5", "T5Stack calls its layers in a way"),
                                          ("deepseek", "layers: ")])
 def test_report_says_what_is_left(name, words):
     report = fftune.patch(make(name), whole_layers=True)
@@ -476,4 +498,4 @@ def test_another_layer_is_left_alone(monkeypatch):
     doubled.__signature__ = inspect.signature(forward)
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", doubled)
     report = fftune.patch(model, whole_layers=True)
-    assert any("does not compute what is known" in words for _, words in report.left), str(report)
+    assert any("in an order that is not known" in words for _, words in report.left), str(report)

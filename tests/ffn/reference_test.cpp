@@ -46,6 +46,10 @@ TEST_CASE("bias and residual are added to y") {
       {"hidden", {3, 5}}, {"w_down", {7, -2}}, {"b_down", {100, 200}}, {"residual", {1, 2, 3, 4}}};
   ffn::reference(problem, ffn::stage_down, tensors, pool);
   REQUIRE(tensors.at("y") == std::vector<double>{122, 196, 138, 194});
+  problem.options["y-scale"] = "yes";
+  tensors["y_scale"] = {2, -1};
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
+  REQUIRE(tensors.at("y") == std::vector<double>{243, -192, 273, -186});
 }
 
 TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in units of its own") {

@@ -168,6 +168,13 @@ void add_dense_cases(DType dtype, std::int64_t aligned, std::vector<GemmCase>& c
           gemm.epilogue.row(row_broadcast::bias) = "bias";
           add_sources(gemm, false);
         });
+        add(GemmForm::single, "scale",
+            [](GemmProblem& gemm) { gemm.epilogue.row(row_broadcast::scale) = "scale"; });
+        add(GemmForm::single, "bias, scale and source", [](GemmProblem& gemm) {
+          gemm.epilogue.row(row_broadcast::bias) = "bias";
+          gemm.epilogue.row(row_broadcast::scale) = "scale";
+          add_sources(gemm, false);
+        });
         for (const bool stores : {false, true}) {
           add(GemmForm::dual_b, stores ? "gated, gate and up stored" : "gated",
               [&](GemmProblem& gemm) { make_gated(gemm, Activation::silu, stores); });
@@ -532,6 +539,12 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
               const std::string_view bias =
                   epilogue.rows[static_cast<std::size_t>(row_broadcast::bias)];
               if (!bias.empty()) value += element(tensors, bias, column);
+              const std::string_view scale =
+                  epilogue.rows[static_cast<std::size_t>(row_broadcast::scale)];
+              if (!scale.empty()) {
+                value *= element(tensors, scale, column);
+                own_magnitude *= std::max(1.0, std::abs(element(tensors, scale, column)));
+              }
               if (!epilogue.source.empty())
                 value +=
                     element(tensors, named(epilogue.source[output], by_k ? group : 0), c_base + at);

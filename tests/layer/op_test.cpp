@@ -168,6 +168,8 @@ TEST_CASE("layer refuses fields that do not go together") {
                  "both add to one residual"));
   CHECK(contains(complaint(small(), {{"norm", "layer"}, {"post-norms", "only"}}),
                  "post-norms=only is of norm=rms"));
+  CHECK(contains(complaint(small(), {{"residual-scale", "yes"}, {"post-norms", "yes"}}),
+                 "residual-scale=yes with post-norms=yes"));
   CHECK(contains(complaint(small(), {{"act", "swiglu-oai"}}), "swiglu-oai"));
   CHECK(contains(complaint(small({{"groups", 4}})), "groups=4 is of ffn=moe"));
   CHECK(contains(complaint(small(), {{"choice-bias", "yes"}}), "choice-bias=yes is of ffn=moe"));

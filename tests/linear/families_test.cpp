@@ -28,6 +28,12 @@ std::vector<Problem> forms_of(const Sizes& sizes, DType dtype) {
     for (const char* more : {"no", "yes"})
       for (const auto& [pass, option] : {std::pair{"fwd", "residual"}, {"bwd", "accumulate"}})
         problems.push_back(problem_of(pass, sizes, dtype, {{"bias", bias}, {option, more}}));
+  for (const char* more : {"no", "yes"})
+    problems.push_back(
+        problem_of("fwd", sizes, dtype, {{"bias", more}, {"y-scale", "yes"}, {"residual", more}}));
+  for (const char* more : {"no", "yes"})
+    problems.push_back(
+        problem_of("fwd", sizes, dtype, {{"bias", more}, {"residual", more}, {"output", "f32"}}));
   return problems;
 }
 

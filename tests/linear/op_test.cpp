@@ -35,6 +35,8 @@ TEST_CASE("linear's buffers are in the order that the API promises, each option'
   CHECK(names_of(problem_of("fwd")) == Names{"x", "w", "y"});
   CHECK(names_of(problem_of("fwd", {{"bias", "yes"}, {"residual", "yes"}})) ==
         Names{"x", "w", "bias", "residual", "y"});
+  CHECK(names_of(problem_of("fwd", {{"y-scale", "yes"}, {"residual", "yes"}})) ==
+        Names{"x", "w", "y_scale", "residual", "y"});
   CHECK(names_of(problem_of("bwd")) == Names{"dy", "x", "w", "dx", "dw"});
   CHECK(names_of(problem_of("bwd", {{"bias", "yes"}, {"accumulate", "yes"}})) ==
         Names{"dy", "x", "w", "dw_before", "dbias_before", "dx", "dw", "dbias"});
@@ -52,7 +54,8 @@ TEST_CASE("an option of the other pass is refused by name") {
   CHECK(complaint("bwd", "residual") ==
         "linear: there is no option 'residual' in pass bwd: options are bias, accumulate");
   CHECK(complaint("fwd", "accumulate") ==
-        "linear: there is no option 'accumulate' in pass fwd: options are bias, residual");
+        "linear: there is no option 'accumulate' in pass fwd: options are bias, y-scale, residual, "
+        "output");
   CHECK_FALSE(problem_of("fwd").options.contains("bias"));
 }
 

@@ -27,6 +27,12 @@ TEST_CASE("the reference of a linear layer, by hand") {
   run_reference(linear_op(), problem_of("fwd", 2, 2, 3, {{"bias", "yes"}, {"residual", "yes"}}),
                 tensors);
   CHECK(tensors.at("y") == std::vector<double>{118, 225, 332, 143, 258, 373});
+  tensors["y_scale"] = {2, 0, -1};
+  run_reference(
+      linear_op(),
+      problem_of("fwd", 2, 2, 3, {{"bias", "yes"}, {"y-scale", "yes"}, {"residual", "yes"}}),
+      tensors);
+  CHECK(tensors.at("y") == std::vector<double>{235, 2, -326, 282, 5, -361});
 }
 
 TEST_CASE("the reference of its gradients, by hand, and added to others") {

@@ -27,6 +27,22 @@ std::vector<Options> forms() {
                            {"cache", cache},
                            {"slots", bias[0] == 'y' ? "i64" : "i32"}});
     }
+  for (const char* weights : {"separate", "packed", "grouped"})
+    for (const char* norm : {"no", "yes", "rows", "layer"})
+      for (const char* order : {"before", "after"}) {
+        const bool can = norm[0] == 'y' || norm[0] == 'l';
+        if (!can && order[0] == 'a') continue;
+        const bool even = forms.size() % 2 == 0;
+        forms.push_back({{"weights", weights},
+                         {"bias", even ? "yes" : "no"},
+                         {"norm", norm},
+                         {"norm-order", order},
+                         {"rotation", norm[0] == 'l' ? "interleaved" : "halves"},
+                         {"angles", even ? "base" : "table"},
+                         {"cache", even ? "no" : "yes"},
+                         {"slots", even || order[0] == 'a' ? "i32" : "i64"}});
+      }
+  forms.push_back({{"weights", "grouped"}, {"norm", "rows"}, {"cache", "yes"}});
   return forms;
 }
 

@@ -13,6 +13,7 @@ namespace {
 
 using Options = std::map<std::string, std::string>;
 using Names = std::vector<std::string>;
+using Sizes = std::map<std::string, std::int64_t>;
 
 Names names_of(const Options& options) {
   Names names;
@@ -54,6 +55,27 @@ TEST_CASE("qkv's buffers are in the order that the API promises") {
         Names{"x", "w_q", "w_k", "w_v", "positions", "k_cache", "v_cache", "slots", "q"});
 }
 
+TEST_CASE("qkv's second stage reads what the product wrote") {
+  const Sizes sizes{{"m", 5}, {"d", 32}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}};
+  CHECK(names_of({{"norm", "rows"}, {"rotation", "halves"}, {"cache", "yes"}}) ==
+        Names{"x", "w_q", "w_k", "w_v", "q_norm", "k_norm", "positions", "angles", "k_cache",
+              "v_cache", "slots", "q", "q_raw", "k_raw", "v_raw"});
+  CHECK(names_of({{"weights", "grouped"}, {"bias", "yes"}, {"norm", "layer"}}) ==
+        Names{"x", "w", "bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "q", "k", "v",
+              "qkv_raw"});
+  const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, sizes, {{"norm", "rows"}});
+  const auto tensors = qkv_op().tensors(problem);
+  CHECK(tensors[tensor_index(tensors, "q_norm")].shape == std::vector<std::int64_t>{64});
+  CHECK(tensors[tensor_index(tensors, "k_norm")].shape == std::vector<std::int64_t>{32});
+  const auto stages = qkv_op().stages(problem);
+  REQUIRE(stages.size() == 2);
+  CHECK(stages[0].outputs == Names{"q_raw", "k_raw", "v_raw"});
+  CHECK(stages[1].outputs == Names{"q", "k", "v"});
+  CHECK(qkv_op()
+            .stages(qkv_problem(DeviceKind::cuda, DType::bf16, sizes, {{"norm", "yes"}}))
+            .size() == 1);
+}
+
 TEST_CASE("qkv refuses fields that do not go together") {
   CHECK(complaint({}, {}) == "");
   CHECK(complaint({{"rotary", 32}}, {{"rotation", "halves"}}).find("rotary=32 exceeds dim=16") !=
@@ -64,6 +86,13 @@ TEST_CASE("qkv refuses fields that do not go together") {
   CHECK(complaint({{"positions", 8}}, {{"rotation", "halves"}, {"angles", "base"}})
             .find("there is none") != std::string::npos);
   CHECK(complaint({{"cache-slots", 8}}, {}).find("there is no cache") != std::string::npos);
+  CHECK(complaint({}, {{"norm", "rows"}, {"norm-order", "after"}}).find("norm=rows") !=
+        std::string::npos);
+  CHECK(complaint({}, {{"norm-order", "after"}}).find("norm=no") != std::string::npos);
+  CHECK(complaint({}, {{"norm", "layer"}, {"convention", "gemma"}}).find("norm=layer") !=
+        std::string::npos);
+  CHECK(complaint({{"kv-heads", 3}}, {{"weights", "grouped"}}).find("do not divide") !=
+        std::string::npos);
 }
 
 TEST_CASE("qkv counts the products, and of caches the rows that are written") {

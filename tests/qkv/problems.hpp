@@ -34,11 +34,13 @@ inline Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_element
   const std::int64_t m = std::min(draw.size(draw.below(2) ? 9 : 4), room(columns + d));
   std::map<std::string, std::int64_t> sizes{{"m", m}, {"d", d}, {"heads", heads}, {"dim", dim}};
   std::map<std::string, std::string> options{
-      {"weights", draw.of({"separate", "packed"})},
+      {"weights", draw.of({"separate", "packed", "grouped"})},
       {"bias", draw.of({"no", "yes"})},
-      {"norm", draw.of({"no", "yes"})},
+      {"norm", draw.of({"no", "yes", "rows", "layer"})},
       {"rotation", draw.of({"none", "halves", "interleaved"})},
       {"cache", draw.of({"no", "yes"})}};
+  if ((options["norm"] == "yes" || options["norm"] == "layer") && draw.below(3) == 0)
+    options["norm-order"] = "after";
   if (kv_heads != heads) sizes["kv-heads"] = kv_heads;
   if (options["rotation"] != "none") {
     options["angles"] = draw.of({"table", "base", "llama3", "yarn"});

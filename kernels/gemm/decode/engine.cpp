@@ -223,8 +223,11 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(gemm.dtype));
-  if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
-    return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
+  const bool widens = gemm.c_dtype == DType::f32 && gemm.epilogue.kind == EpilogueKind::linear;
+  if ((gemm.c_dtype != gemm.dtype && !widens) || gemm.wide_dtype != gemm.dtype ||
+      gemm.quantisation.any())
+    return fmt::format("it stores what it multiplies, {}, or f32, without scales",
+                       dtype_name(gemm.dtype));
   if (gemm.groups.any()) return "it reads each weight once for all tokens: no groups";
   if (gemm.form != GemmForm::single && gemm.form != GemmForm::dual_b)
     return "it has one A and one output";

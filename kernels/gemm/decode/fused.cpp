@@ -85,7 +85,8 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   for (const GemmProblem& gemm : chain)
     if (auto reason = no_decode(gemm)) return reason;
   if (gate_up.epilogue.kind != EpilogueKind::gated || gate_up.epilogue.stores_preactivations() ||
-      down.epilogue.kind != EpilogueKind::linear || down.epilogue.adds())
+      down.epilogue.kind != EpilogueKind::linear || down.epilogue.adds() ||
+      down.c_dtype != down.dtype)
     return "it keeps gate and up in registers, and adds nothing to y: the plain form alone";
   for (const GemmProblem& gemm : chain)
     if (auto reason = misaligned_rows(gemm)) return reason;

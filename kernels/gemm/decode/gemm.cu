@@ -59,7 +59,8 @@ class decode_kernel {
   static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
   static constexpr int k_group = config.k_group(), values = config.values();
   static constexpr int head_blocks = config.blocks_of_head(form);
-  static_assert(form.c == form.ab && form.wide == form.ab);
+  static constexpr bool widens = form.c != form.ab;  // C is float32
+  static_assert(form.wide == form.ab && (!widens || (form.c == element::f32 && !form.is_qkv())));
   static_assert(tokens == 8 || tokens == 16);
   static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
 
@@ -332,8 +333,12 @@ class decode_kernel {
       if constexpr (form.adds_source) {
         add_pair<T>(value, next, *reinterpret_cast<const u32*>(ops::source(p, 0) + at));
       }
-      *reinterpret_cast<u32*>(static_cast<T*>(ops::destination(p, index, 0)) + at) =
-          pack<T>(value, next);
+      void* const to = ops::destination(p, index, 0);
+      if constexpr (widens) {
+        *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = {value, next};
+      } else {
+        *reinterpret_cast<u32*>(static_cast<T*>(to) + at) = pack<T>(value, next);
+      }
     }
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }

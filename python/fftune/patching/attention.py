@@ -238,11 +238,17 @@ def makes_causal_mask(module: nn.Module) -> bool:
     """Whether its forward makes the causal mask, within a window too, and nothing but that: no
     overlays, and no chunks."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    if code is None or "create_causal_mask" not in code.co_names:
+    if code is None:
         return False
-    others = {name for name in code.co_names
+    codes = [code]  # and those of functions within it, one for the mask of each type of layer say
+    for one in codes:
+        codes += [constant for constant in one.co_consts if inspect.iscode(constant)]
+    names = {name for one in codes for name in one.co_names}
+    if "create_causal_mask" not in names:
+        return False
+    others = {name for name in names
               if name.startswith("create_") and name.endswith(("_mask", "_masks"))}
-    words = {word for constant in code.co_consts if isinstance(constant, tuple)
+    words = {word for one in codes for constant in one.co_consts if isinstance(constant, tuple)
              for word in constant}
     return others <= _KNOWN_MASKS and not words & {
         "or_mask_function", "and_mask_function", "block_sequence_ids", "allow_is_causal_skip"}

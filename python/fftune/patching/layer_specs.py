@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_ops import Choice, form_of, parse
+from .._layer_ops import Choice, constant, expect_runs, form_of, parse
+from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
@@ -22,7 +23,7 @@ from .mlps import GatedMLP, gated_of, plain_mlp_forward
 from .norms import norm_forward
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, stand_in)
-from .rotary import rotary_forward
+from .rotary import angles_of, rotation_of
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -35,16 +36,28 @@ class Weight:
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False  # the module has [in, out]
+    zeros: int = 0  # so many, in the place of a bias that the module does not have
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
         for name in self.path:
             module = module._modules[name]
+        if self.zeros:
+            like = module._parameters["weight"]
+            return constant(0.0, self.zeros, like.dtype, like.device)
         tensor = module._parameters.get(self.name)
         tensor = module._buffers[self.name] if tensor is None else tensor
         if self.transposed and tensor.dim() > 1:
             tensor = tensor.mT
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
+
+
+@dataclass(frozen=True)
+class Angles:
+    """A rotary embedding of the decoder, and the type of layer where its angles depend on it."""
+
+    path: str
+    kind: str | None
 
 
 @dataclass(frozen=True)
@@ -58,18 +71,11 @@ class Spec:
     kinds: tuple[tuple[tuple[str, ...], type], ...]  # of the modules that have them
     index: int  # of its keys and values in a cache
     window: int | None  # keys that a query sees at most
-    angles: str | None  # the type of layer by which the rotary embedding is told apart
+    angles: Angles | None
 
 
 def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
     return getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
-
-
-def angles_of(pairs: Tensor, rotation: str) -> Tensor:
-    """The columns of the op from one angle for each pair of features."""
-    if rotation == "interleaved":
-        return pairs.repeat_interleave(2, -1)
-    return torch.cat((pairs, pairs), -1)
 
 
 # the order of its parts
@@ -101,21 +107,22 @@ class _Order:
     norms: tuple[str, ...]
     attention: str
     mlp: str
+    factor: float = 1.0  # of what is added to a residual
 
 
-# norm roles, and y of x by functions of these names, attention and mlp
+# The roles of norms; and y of x by the norms n, attention, MLP, and what adds to a residual.
 _ORDERS: dict[str, tuple[tuple[str, ...], Callable]] = {
-    "sequential": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp: _then(
-        x + attention(n[0](x)), lambda s: s + mlp(n[1](s)))),
+    "sequential": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp, add: _then(
+        add(x, attention(n[0](x))), lambda s: add(s, mlp(n[1](s))))),
     "sandwich": (("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
-                 lambda x, n, attention, mlp: _then(
-                     x + n[1](attention(n[0](x))), lambda s: s + n[3](mlp(n[2](s))))),
-    "post": (("attn_post_norm", "ffn_post_norm"), lambda x, n, attention, mlp: _then(
-        x + n[0](attention(x)), lambda s: s + n[1](mlp(s)))),
-    "parallel": (("attn_norm",), lambda x, n, attention, mlp: _then(
-        n[0](x), lambda y: x + attention(y) + mlp(y))),
-    "parallel-norms": (("attn_norm", "ffn_norm"),
-                       lambda x, n, attention, mlp: x + attention(n[0](x)) + mlp(n[1](x))),
+                 lambda x, n, attention, mlp, add: _then(
+                     add(x, n[1](attention(n[0](x)))), lambda s: add(s, n[3](mlp(n[2](s)))))),
+    "post": (("attn_post_norm", "ffn_post_norm"), lambda x, n, attention, mlp, add: _then(
+        add(x, n[0](attention(x))), lambda s: add(s, n[1](mlp(s))))),
+    "parallel": (("attn_norm",), lambda x, n, attention, mlp, add: _then(
+        n[0](x), lambda y: add(add(x, attention(y)), mlp(y)))),
+    "parallel-norms": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp, add: add(
+        add(x, attention(n[0](x))), mlp(n[1](x)))),
 }
 
 
@@ -127,9 +134,13 @@ def _has_matrices(module: nn.Module) -> bool:
     return any(parameter.dim() > 1 for parameter in module.parameters())
 
 
-def _takes_cache(module: nn.Module) -> bool:
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+def name_of_cache(module: nn.Module) -> str | None:
+    """Under which its forward takes a cache."""
     names = inspect.signature(type(module).forward).parameters
-    return any(name in names for name in ("past_key_values", "past_key_value", "layer_past"))
+    return next((name for name in _CACHES if name in names), None)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -151,12 +162,13 @@ def _order_of(layer: nn.Module) -> _Order:
         raise Unfit(f"layers: the MLP of {type(layer).__name__} is in two modules")
     norms = [name for name, child in children.items() if _is_norm(child)]
     large = [name for name, child in children.items() if _has_matrices(child) and name not in inline]
-    attentions_ = [name for name in large if _takes_cache(children[name])]
+    attentions_ = [name for name in large if name_of_cache(children[name])]
     mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
     described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
     if not attentions_ or not mlps:
         raise Unfit(f"layers: {type(layer).__name__} has other parts than norms, attention and an MLP: "
                     f"{described}")
+    factors = dict.fromkeys((1.0, *(v for v in vars(layer).values() if isinstance(v, float) and v)))
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[2:]
     given = [None for p in parameters if p.default is p.empty
              and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -191,11 +203,11 @@ def _order_of(layer: nn.Module) -> _Order:
         known = {}
         for kind, (roles, compute) in _ORDERS.items():
             for chosen in itertools.permutations(norms, len(roles)):
-                for attention, mlp in itertools.product(attentions_, mlps):
-                    known[_Order(kind, chosen, attention, mlp)] = (
-                        lambda x, compute=compute, n=chosen, a=attention, m=mlp: compute(
-                            x, [stubs[name] for name in n],
-                            lambda t: _first(stubs[a](t)), lambda t: _first(stubs[m](t))))
+                for attention, mlp, factor in itertools.product(attentions_, mlps, factors):
+                    known[_Order(kind, chosen, attention, mlp, factor)] = (
+                        lambda x, compute=compute, n=chosen, a=attention, m=mlp, c=factor: compute(
+                            x, [stubs[name] for name in n], lambda t: _first(stubs[a](t)),
+                            lambda t: _first(stubs[m](t)), lambda s, t: s + t * c))
         try:
             return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
                             agrees=lambda ours, right: is_close(ours, right, 1e-11))
@@ -266,6 +278,8 @@ def _norm_by_values(module: nn.Module) -> _Norm:
 # its parts
 
 _OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj", "wo")
+_NORMS_OF_HEADS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"),
+                   ("query_layernorm", "key_layernorm"))
 
 
 def _is_transposed(layer: nn.Module) -> bool:
@@ -292,6 +306,9 @@ class _Parts:
                ) -> nn.Module:
         """A linear layer, whose rows are one weight or several."""
         module = self.module(path)
+        while not hasattr(module, "weight") and not module._parameters and len(module._modules) == 1:
+            path = (*path, *module._modules)  # a wrapper that only calls it
+            module = self.module(path)
         transposed = _is_transposed(module)
         if type(module) is not nn.Linear and not transposed:
             raise Unfit(f"layers: {path[-1]} is {type(module).__name__}, not Linear")
@@ -315,74 +332,180 @@ class _Parts:
                 self.constants.append(own)
 
 
+# how a decoder calls its layers
+
+class _Recorder(nn.Module):
+    """Stands in for a layer: has its attributes, keeps what it is given, and gives a tensor of its
+    own."""
+
+    def __init__(self, layer: nn.Module, pair: bool):
+        super().__init__()
+        self.__dict__["layer"], self.pair = layer, pair
+        self.__dict__["names"] = list(inspect.signature(type(layer).forward).parameters)[1:]
+        self.__dict__["calls"] = []
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.layer, name)
+
+    def forward(self, *arguments, **options):
+        given = {**dict(zip(self.names, arguments)), **options}
+        x = given[self.names[0]]
+        y = x * 0.5
+        self.calls.append((x, y, given))
+        return (y, None) if self.pair else y
+
+
+def _told_apart(given: dict) -> int:
+    """The same for layers that are given the same angles."""
+    embeddings = given.get("position_embeddings")
+    return id(embeddings[0] if isinstance(embeddings, tuple) else embeddings)
+
+
+def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
+    """What a decoder gives each of its layers beside hidden states. Unfit where it does anything
+    between them, or calls one twice or not at all."""
+    layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
+    width = embedding.weight.shape[-1]
+    reason = ""
+    for pair in (False, True):
+        recorders = nn.ModuleList(_Recorder(layer, pair) for layer in layers)
+        parts = {part: nn.Embedding(8, width) for part, child in decoder.named_children()
+                 if child is embedding}
+        own = stand_in(decoder, parts={name: recorders, **parts})
+        try:
+            with torch.no_grad():
+                own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False)
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            continue
+        calls = [recorder.calls for recorder in recorders]
+        if all(len(own_calls) == 1 for own_calls in calls) and all(
+                after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
+            return [given for ((_, _, given),) in calls]
+        reason = "it does something between its layers"
+    raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
+
+
 class Recogniser:
     """Finds the specs of a decoder's layers."""
 
-    def __init__(self, decoder: nn.Module, known: dict):
+    def __init__(self, decoder: nn.Module, name: str, known: dict):
         self.decoder, self.known = decoder, known
-        rotaries = [child for child in decoder.children() if hasattr(child, "rope_type")]
-        if len(rotaries) > 1:
-            raise Unfit("layers: several rotary embeddings")
-        self.rotary = rotaries[0] if rotaries else None
+        self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
+        self.calls = calls_of_layers(decoder, name)
+        found: dict = {}
+        self.angles = [remembered(found, _told_apart(given), lambda: self._angles_of(given))
+                       for given in self.calls]
 
-    def spec_of(self, layer: nn.Module) -> Spec:
+    def _angles_of(self, given: dict) -> Angles | None:
+        """The rotary embedding whose angles a layer is given."""
+        embeddings = given.get("position_embeddings")
+        if embeddings is None:
+            return None
+        x, position_ids = torch.zeros(1), torch.arange(3)[None]
+        for path, rotary in self.rotaries.items():
+            kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else (None,)
+            for kind in kinds:
+                theirs = stand_in(rotary)(x, position_ids, *(() if kind is None else (kind,)))
+                if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
+                        t.shape[-1] == ours.shape[-1] and is_close(t[:1], ours)
+                        for t, ours in zip(embeddings, theirs)):
+                    return Angles(path, kind)
+        raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers angles of no rotary embedding "
+                    "that is known")
+
+    def _rotary_of(self, angles: Angles | None) -> nn.Module | None:
+        return None if angles is None else self.rotaries[angles.path]
+
+    def spec_of(self, layer: nn.Module, at: int) -> Spec:
+        """Of the layer at a place."""
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
-        candidates = self._candidates(layer, order)
-        found = remembered(self.known, (kind_of(layer), order, tuple(candidates)),
+        candidates = self._candidates(layer, order, at)
+        found = remembered(self.known, (kind_of(layer), order, tuple(candidates), self.angles[at]),
                            lambda: self._identify(layer, candidates))
-        spec, = (spec for key, spec in candidates.items() if key == found)
-        return spec
+        remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
+                   lambda: _expect_runs(layer, candidates[found]))
+        return candidates[found]
 
-    def _candidates(self, layer: nn.Module, order: _Order) -> dict[tuple, Spec]:
-        """What the layer may be, by rotation and scale of scores."""
-        parts = _Parts(layer)
-        for name, role in zip(order.norms, _ORDERS[order.kind][0]):
-            parts.norm((name,), role, self.known)
-        attention = layer._modules[order.attention]
-        heads = self._attention(parts, order.attention, attention)
-        ffn = self._inline(parts) if order.mlp == INLINE else \
-            self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
-        if len(parts.norms) > 1:
-            raise Unfit("layers: norms that differ in their eps, or in how they round")
+    def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
+        """What the layer may be, by rotation, scale of scores, rows of a packed weight, and whether
+        norms of heads are behind the rotation."""
+        found = {}
+        for grouped in (False, True):
+            parts = _Parts(layer)
+            for name, role in zip(order.norms, _ORDERS[order.kind][0]):
+                parts.norm((name,), role, self.known)
+            attention = layer._modules[order.attention]
+            heads = self._attention(parts, order.attention, attention, grouped)
+            if heads is None:
+                continue
+            ffn = self._inline(parts) if order.mlp == INLINE else \
+                self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
+            if len(parts.norms) > 1:
+                raise Unfit("layers: norms that differ in their eps, or in how they round")
+            types = {weight.of(layer).dtype for name, weight in parts.weights.items()
+                     if name not in ("sinks", "choice_bias")}
+            if len(types) > 1:
+                raise Unfit("layers: weights of several types")
+            parts.module((order.attention,))
+            if order.mlp != INLINE:
+                parts.module((order.mlp,))
+            for key, spec in self._forms(parts, attention, order, at, heads, ffn).items():
+                found[key, grouped] = spec
+        return found
+
+    def _forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
+               ffn: dict) -> dict[tuple, Spec]:
         norm, = parts.norms
-        types = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                 if name not in ("sinks", "choice_bias")}
-        if len(types) > 1:
-            raise Unfit("layers: weights of several types")
-        parts.module((order.attention,))
-        if order.mlp != INLINE:
-            parts.module((order.mlp,))
         window = getattr(attention, "sliding_window", None)
         if window is None and not hasattr(attention, "layer_type"):
             window = attentions.window_of(self.decoder.config)
         index = getattr(attention, "layer_idx", None)
         if not isinstance(index, int):
             raise Unfit(f"layers: {type(attention).__name__} has no number")
-        kind, rotary = self._angles(attention)
-        dim = heads["dim"]
+        angles, dim = self.angles[at], heads["dim"]
+        rotary = 0 if angles is None else self._rotary_features(angles)
         scales = {0.0: None}  # of scores: the usual one first
         for name in ("scaling", "scale", "scale_attn", "attention_multiplier", "inv_norm_factor"):
             value = getattr(attention, name, None)
             if isinstance(value, float) and abs(value * dim ** 0.5 - 1) > 1e-9:
                 scales[value] = None
-        scales[1.0] = None
-        found = {}
+        if dim > 1:
+            scales[1.0] = None
         rotations = ("halves", "interleaved", None) if rotary else (None,)
-        for rotation, scale in itertools.product(rotations, scales):
+        if rotary and self.calls[at].get("position_ids") is None:
+            # A patched one gives angles in the place of cosines and sines, and needs no positions.
+            rotations = (rotation_of(self._rotary_of(angles)), None)
+            if rotations[0] is None:
+                raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the "
+                            "positions")
+        # A rotation of halves and one of neighbours are one where there is one pair.
+        if rotary == 2:
+            rotations = (rotations[0], None)
+        # Without weights the root mean square of a head is the same before and behind a rotation.
+        orders = (False, True) if rotary and "q_norm" in parts.weights and not heads["norm_rows"] \
+            else (False,)
+        found = {}
+        for rotation, scale, last in itertools.product(rotations, scales, orders):
+            if last and rotation is None:
+                continue
             form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps,
                            rotary=rotary, rotates=rotation is not None, rotation=rotation or "halves",
                            softcap=self._softcap(attention), scale=scale,
-                           rope_scale=self._rope_scale(kind) if rotation else 0.0,
-                           constants=tuple(parts.constants),
+                           rope_scale=self._rope_scale(angles) if rotation else 0.0,
+                           constants=tuple(parts.constants), norm_last=last, multiplier=order.factor,
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
-            found[rotation, scale] = Spec(
-                form, (heads["kv_heads"], dim), rotation,
-                tuple(parts.weights[name] for name in parse(form).weights), tuple(parts.kinds), index,
-                window, kind if rotation else None)
+            weights = tuple(parts.weights[name] for name in parse(form).weights)
+            found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
+                                                tuple(parts.kinds), index, window, angles)
         return found
 
-    def _attention(self, parts: _Parts, at: str, attention: nn.Module) -> dict:
+    def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:
+        """Its heads; None where no weight has the rows of groups of heads together."""
         children = {n for n, child in attention.named_children()
                     if next(child.parameters(), None) is not None or _is_norm(child)}
         output = next((n for n in _OUTPUTS if n in children), None)
@@ -390,17 +513,16 @@ class Recogniser:
                     if isinstance(getattr(attention, name, None), int)), None)
         if output is None or dim is None:
             raise Unfit(f"layers: {type(attention).__name__} is not known")
-        norms = next((pair for pair in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
-                      if set(pair) <= children), ())
+        norms = next((pair for pair in _NORMS_OF_HEADS if set(pair) <= children), ())
         inputs = children - {output, *norms}
-        module = attention._modules[output]
         parts.linear((at, output), ("o",))
-        width = module.weight.shape[0 if _is_transposed(module) else 1]
-        heads = width // dim
+        heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
         if inputs == {"q_proj", "k_proj", "v_proj"}:
+            if grouped:
+                return None
             for name in "qkv":
                 parts.linear((at, f"{name}_proj"), (name,))
-            kv_heads = attention.k_proj.out_features // dim
+            kv_heads = parts.weights["w_k"].of(parts.layer).shape[0] // dim
         elif len(inputs) == 1:
             name, = inputs
             module = attention._modules[name]
@@ -410,25 +532,35 @@ class Recogniser:
             kv_heads = (rows // dim - heads) // 2
             if (heads + 2 * kv_heads) * dim != rows:
                 raise Unfit(f"layers: {name} does not give heads of {dim} features")
-            parts.linear((at, name), ("q", "k", "v"), [heads * dim] + [kv_heads * dim] * 2)
+            if not grouped:
+                parts.linear((at, name), ("q", "k", "v"), [heads * dim] + [kv_heads * dim] * 2)
+            elif kv_heads == 1 or heads % kv_heads:  # the same rows, or none
+                return None
+            else:
+                parts.linear((at, name), ("qkv",))
         else:
             raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
                         f"output: {', '.join(sorted(children))}")
-        biases = [f"b_{name}" for name in "qkv" if f"b_{name}" in parts.weights]
-        if 0 < len(biases) < 3:
-            raise Unfit(f"layers: {type(attention).__name__} has biases of {', '.join(biases)} alone")
+        if any(f"b_{name}" in parts.weights for name in "qkv"):
+            for name in "qkv":
+                weight = parts.weights[f"w_{name}"]
+                parts.weights.setdefault(f"b_{name}", Weight(
+                    weight.path, "bias", zeros=weight.of(parts.layer).shape[0]))
+        sizes = []
         for name, ours in zip(norms, ("q_norm", "k_norm")):
             parts.norm((at, name), ours, self.known)
             weight = attention._modules[name]._parameters.get("weight")
-            if weight is not None and weight.numel() != dim:
-                raise Unfit("layers: norms of q and k over all heads, for which there is no kernel")
+            sizes.append(dim if weight is None else weight.numel())
+        norm_rows = bool(sizes) and sizes[0] != dim
+        if sizes and sizes != ([heads * dim, kv_heads * dim] if norm_rows else [dim, dim]):
+            raise Unfit("layers: norms of q and k that are neither of heads nor of all of them together")
         others = set(attention._parameters) | set(attention._buffers)
         if others == {"sinks"}:
             parts.weights["sinks"] = Weight((at,), "sinks")
         elif others:
             raise Unfit(f"layers: {type(attention).__name__} has tensors of its own: "
                         f"{', '.join(sorted(others))}")
-        return dict(heads=heads, kv_heads=kv_heads, dim=dim)
+        return dict(heads=heads, kv_heads=kv_heads, dim=dim, norm_rows=norm_rows, grouped=grouped)
 
     def _softcap(self, attention: nn.Module) -> float:
         """PyTorch's own attention, "sdpa", leaves it out."""
@@ -487,8 +619,6 @@ class Recogniser:
                 or mlp._parameters or mlp._buffers:
             raise Unfit(f"{described} is not known")
         router, gate = router_of(children[routers[0]]), children[routers[0]]
-        if (router.wide or router.widened) and gate.weight.dtype != torch.float32:
-            raise Unfit(f"{described} has a router in float32, for which there is no kernel")
         if router.added is not None:
             raise Unfit(f"{described} weighs by a sum with {router.added} added, for which there is no "
                         "kernel")
@@ -516,25 +646,19 @@ class Recogniser:
         return dict(act=experts.act,
                     choice=Choice(gate.weight.shape[0], gate.top_k, router.score, router.order,
                                   router.renormalise, experts.packing, router.groups,
-                                  router.top_groups, router.group_score, router.scale))
+                                  router.top_groups, router.group_score, router.scale, router.wide))
 
-    def _angles(self, attention: nn.Module) -> tuple[str | None, int]:
-        """The type of layer, where angles depend on it, and how many features are rotated."""
-        rotary = self.rotary
-        if rotary is None:
-            return None, 0
-        if isinstance(rotary.rope_type, dict):
-            kind = getattr(attention, "layer_type", None)
-            if rotary.rope_type.get(kind) not in STATIC_ROPES:
-                raise Unfit("layers: its frequencies change with the length")
-            return kind, 2 * frequencies(rotary, kind).numel()
-        if rotary.rope_type not in STATIC_ROPES or not hasattr(rotary, "inv_freq"):
+    def _rotary_features(self, angles: Angles) -> int:
+        """How many features of a head are rotated."""
+        rotary = self._rotary_of(angles)
+        rope_type = rotary.rope_type if angles.kind is None else rotary.rope_type.get(angles.kind)
+        if rope_type not in STATIC_ROPES:
             raise Unfit("layers: its frequencies change with the length")
-        return None, 2 * rotary.inv_freq.numel()
+        return 2 * frequencies(rotary, angles.kind).numel()
 
-    def _rope_scale(self, kind: str | None) -> float:
-        name = "attention_scaling" if kind is None else f"{kind}_attention_scaling"
-        scale = float(getattr(self.rotary, name, 1.0))
+    def _rope_scale(self, angles: Angles) -> float:
+        name = "attention_scaling" if angles.kind is None else f"{angles.kind}_attention_scaling"
+        scale = float(getattr(self._rotary_of(angles), name, 1.0))
         return 0.0 if scale == 1.0 else scale
 
     # what it computes
@@ -543,7 +667,7 @@ class Recogniser:
         """Two tokens of two sequences behind three others, in every form that is possible."""
         spec = next(iter(candidates.values()))
         own = stand_in(layer, self._small(layer, spec))
-        rotary = None if self.rotary is None else stand_in(self.rotary)
+        rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
         config = self.decoder.config
 
         def draw(numbers: Numbers) -> tuple:
@@ -570,6 +694,15 @@ class Recogniser:
                 kept |= set(weight.of(layer).shape)
         kept |= {down.shape[-2], *spec.heads, down.shape[0]}
         return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
+
+
+def _expect_runs(layer: nn.Module, spec: Spec) -> bool:
+    weights = [w.of(layer) for w in spec.weights]
+    try:
+        expect_runs(spec.form, weights, weights[0].get_device() if weights[0].is_cuda else -1)
+    except Error as reason:
+        raise Unfit(f"layers: {reason}") from None
+    return True
 
 
 _PLACES, _BEFORE = 8, 3
@@ -606,11 +739,11 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: 
     mask = mask.expand(batch, 1, s, _PLACES)
     if config._attn_implementation == attentions.EAGER:
         mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
-    options = dict(attention_mask=mask, past_key_values=cache, use_cache=True, position_ids=position_ids)
+    options = {"attention_mask": mask, name_of_cache(own) or "past_key_values": cache, "use_cache": True,
+               "position_ids": position_ids}
     if rotary is not None:
-        kind = getattr(next((m for m in own.modules() if hasattr(m, "layer_type")), None),
-                       "layer_type", None) if isinstance(rotary.rope_type, dict) else None
-        options["position_embeddings"] = rotary(x, position_ids, *(() if kind is None else (kind,)))
+        options["position_embeddings"] = rotary(
+            x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))
     parameters = inspect.signature(type(own).forward).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         options = {name: value for name, value in options.items() if name in parameters}
@@ -626,7 +759,7 @@ def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
         places = torch.arange(_BEFORE, _BEFORE + s, dtype=torch.int32)
         rows = angles = None
         if spec.rotation is not None:
-            pairs = places[:, None].float() * frequencies(rotary, spec.angles)
+            pairs = places[:, None].float() * frequencies(rotary, spec.angles.kind)
             angles = angles_of(pairs, spec.rotation)
             rows = torch.arange(s, dtype=torch.int32).expand(batch, -1)
         slots = places + torch.arange(batch, dtype=torch.int32)[:, None] * _PLACES

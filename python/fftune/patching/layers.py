@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from .._custom import OPS, call
 from .._layer_ops import has_layout
 from . import attention as attentions
-from .layer_specs import Recogniser, Spec, Weight, angles_of, frequencies
+from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import PatchReport, Unfit, has_kernels, is_known, is_patched, try_to, undoable
-from .rotary import rotary_forward
+from .rotary import angles_of, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -74,10 +74,10 @@ class _Group:
         if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.angles is None and spec.rotation == "halves" and is_patched(self.rotary, rotary_forward):
+        if spec.rotation == rotation_of(self.rotary):
             angles, rows = embeddings
             return rows, angles.flatten(0, 1)
-        pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles)
+        pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
         return rows.view(-1, s).expand(batch, -1).contiguous(), angles
@@ -214,7 +214,8 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     if _is_mark(bound.get("attention_mask")):
         if not runs:
             return hidden_states
-        return group.run(hidden_states, bound["past_key_values"].layers,
+        cache = bound[name_of_cache(self) or "past_key_values"]
+        return group.run(hidden_states, cache.layers,
                          bound.get("position_embeddings"), bound.get("position_ids"))
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)
 
@@ -223,23 +224,25 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 
 def _patch_layers(decoder: nn.Module, known: dict) -> str:
     """Of a decoder whose parts are patched as far as they can be."""
-    layers = next((child for child in decoder.children()
-                   if isinstance(child, nn.ModuleList) and len(child)), None)
-    if layers is None:
-        raise Unfit(f"{type(decoder).__name__} has no list of layers")
-    recogniser = Recogniser(decoder, known)
+    lists = [(name, child) for name, child in decoder.named_children()
+             if isinstance(child, nn.ModuleList) and next(child.parameters(), None) is not None]
+    if len(lists) != 1:
+        raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
+    (name, layers), = lists
+    recogniser = Recogniser(decoder, name, known)
     specs = []
-    for layer in layers:
+    for at, layer in enumerate(layers):
         if _is_foreign(layer) or _watched(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
-        specs.append(recogniser.spec_of(layer))
+        specs.append(recogniser.spec_of(layer, at))
     if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
         raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
         if last is None or (last.form, last.angles) != (spec.form, spec.angles):
-            groups.append(_Group([], [], recogniser.rotary))
+            rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
+            groups.append(_Group([], [], rotary))
         groups[-1].layers.append(layer)
         groups[-1].specs.append(spec)
     for layer, spec in zip(layers, specs):

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
-from .recognise import (Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
-                        has_kernels, is_close, is_known, is_patched, probing, random_rows,
-                        replace_forward, try_to, undoable, watched)
+from .recognise import (Foreign, Numbers, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
+                        has_kernels, identify, is_close, is_known, is_patched, probing, random_rows,
+                        replace_forward, stand_in, try_to, undoable, watched)
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -39,12 +39,16 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
                      child is other for child in m.modules() for _, other in attentions))]
         if not attentions or users:
             raise Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
-        functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
-        _expect_rotary(rotary)
+        layout = _layout_of(rotary)
+        functions = {type(m): _attention_function(m, rotary, layout) for _, m in attentions}
+        rotations = {rotation for _, rotation in functions.values()}
+        if len(rotations) > 1:
+            raise Unfit("its users rotate in several ways")
+        rotation, = rotations
         scale = float(rotary.attention_scaling)
         for _, module in attentions:
-            replace_forward(module, functions[type(module)], (scale, False))
-        replace_forward(rotary, rotary_forward, ())
+            replace_forward(module, functions[type(module)][0], (scale, False, rotation))
+        replace_forward(rotary, rotary_forward, (rotation,))
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
             for other, module in attentions:
@@ -65,8 +69,60 @@ def _rotates_itself(module: nn.Module) -> bool:
         name.startswith("apply_rotary") for name in code.co_names)
 
 
-def _attention_function(module: nn.Module, rotary: nn.Module):
-    """The class's forward, with another apply_rotary_pos_emb among its globals."""
+def angles_of(pairs: Tensor, rotation: str) -> Tensor:
+    """The columns that the ops take, from one angle for each pair of features."""
+    if rotation == "interleaved":
+        return pairs.repeat_interleave(2, -1)
+    return torch.cat((pairs, pairs), -1)
+
+
+# How rotary embeddings give the cosines, or sines, of one angle for each pair.
+_LAYOUTS = {"halves": lambda pairs: torch.cat((pairs, pairs), -1),
+            "interleaved": lambda pairs: pairs.repeat_interleave(2, -1), "once": lambda pairs: pairs}
+_HEAD = 16  # features of the heads that are tried
+
+
+def _rotation_of(theirs, layout: str, width: int) -> str:
+    """Of what apply_rotary_pos_emb computes, with cosines and sines of `width` features."""
+    def swap(t):
+        return t.transpose(1, 2)
+
+    def draw(numbers: Numbers) -> tuple:
+        return (numbers(2, 3, 5, _HEAD), numbers(2, 1, 5, _HEAD),
+                numbers(1, 5, width // 2) * (3.0 if numbers.seed % 2 else 0.3))
+
+    def given_cosines(given):
+        q, k, pairs = given
+        angles = _LAYOUTS[layout](pairs)
+        return theirs(q, k, angles.cos(), angles.sin())
+
+    def rotated(rotation: str, sign: float):
+        def compute(given):
+            q, k, pairs = given
+            return tuple(map(swap, reference.rope_qk(
+                swap(q), swap(k), angles_of(pairs[0] * sign, rotation), None, None, rotation, width,
+                "table", [1.0] * 8)))
+        return compute
+
+    known = {rotation: rotated(rotation, 1.0) for rotation in ("halves", "interleaved")}
+    known |= {Foreign(f"a rotation by {name} the other way"): rotated(name, -1.0) for name in known}
+    return identify(given_cosines, known, draw, subject="its apply_rotary_pos_emb",
+                    agrees=lambda ours, right: len(ours) == len(right)
+                    and all(map(is_close, ours, right)))
+
+
+def _takes_less(theirs, layout: str) -> bool:
+    """Whether it rotates a part of the features of a head."""
+    q, pairs = Numbers(0)(1, 1, 5, _HEAD), Numbers(1)(1, 5, _HEAD // 4)
+    angles = _LAYOUTS[layout](pairs)
+    try:
+        return theirs(q, q, angles.cos(), angles.sin())[0].shape == q.shape
+    except Exception:  # it is given no more than it rotates
+        return False
+
+
+def _attention_function(module: nn.Module, rotary: nn.Module, layout: str):
+    """The class's forward, with another apply_rotary_pos_emb among its globals; and the rotation."""
     forward = inspect.unwrap(type(module).forward)
     if "forward" in module.__dict__:
         raise Unfit(f"the forward of {type(module).__name__} was replaced already")
@@ -78,26 +134,15 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
            if isinstance(words, tuple)):
         raise Unfit(f"{type(module).__name__} rotates heads that lie in another order")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
-    with torch.no_grad():
-        like = torch.zeros(())
-        q, k = random_rows(2, 3, 5, 8, like=like), random_rows(2, 1, 5, 8, like=like)
-        swap = lambda t: t.transpose(1, 2)
-        for rotary_dim in (8, 4):
-            angles = random_rows(1, 5, rotary_dim // 2, like=like).repeat(1, 1, 2)
-            try:
-                results = theirs(q, k, angles.cos(), angles.sin())
-            except Exception as error:
-                if rotary_dim < 8:  # it is given no more than it rotates
-                    continue
-                raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
-            ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", rotary_dim,
-                                     "table", [1.0] * 8)
-            if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
-                raise Unfit("its apply_rotary_pos_emb does not rotate halves")
+    widths = (_HEAD, _HEAD // 2) if _takes_less(theirs, layout) else (_HEAD,)
+    rotations = {_rotation_of(theirs, layout, width) for width in widths}
+    if len(rotations) != 1:
+        raise Unfit("its apply_rotary_pos_emb rotates heads of another size in another way")
+    rotation, = rotations
     scale = float(rotary.attention_scaling)
 
     def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
-        return rotate(q, k, cos, scale)
+        return rotate(q, k, cos, scale, rotation)
 
     # Without a name of the module torch.compile looks globals up here, not in the module.
     scope = {name: value for name, value in forward.__globals__.items() if name != "__name__"}
@@ -105,58 +150,79 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
     function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__,
                                   forward.__closure__)
     function.__kwdefaults__ = forward.__kwdefaults__
-    return undoable(function)
+    return undoable(function), rotation
 
 
-def _expect_rotary(rotary: nn.Module) -> None:
-    """That it gives the cosines and sines of what _angles gives."""
-    with probing(rotary):
-        position_ids = torch.tensor([[0, 3, 50]], device=rotary.inv_freq.device)
-        x = torch.zeros(1, device=rotary.inv_freq.device)
-        cosines, sines = type(rotary).forward(rotary, x, position_ids)
-        angles, scale = _angles(rotary, position_ids), rotary.attention_scaling
-        if not is_close(angles.cos() * scale, cosines) or not is_close(angles.sin() * scale, sines):
-            raise Unfit(f"{type(rotary).__name__} computes its angles in a way that is not known")
+def _layout_of(rotary: nn.Module) -> str:
+    """How it gives the cosines and sines of positions times its frequencies."""
+    own = stand_in(rotary)
+
+    def draw(numbers: Numbers) -> Tensor:
+        return torch.randint(0, 4096, (1, 7), generator=numbers.generator)
+
+    def computed(layout):
+        def compute(position_ids):
+            angles, scale = layout(_pairs(own, position_ids)), own.attention_scaling
+            return torch.cat((angles.cos() * scale, angles.sin() * scale))
+        return compute
+
+    return identify(lambda position_ids: torch.cat(own(torch.zeros(1), position_ids)),
+                    {name: computed(layout) for name, layout in _LAYOUTS.items()}, draw,
+                    subject=type(rotary).__name__,
+                    # Of one pair there is no order.
+                    canonical=lambda name: name if name == "once" or rotary.inv_freq.numel() > 1
+                    else "")
 
 
-def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
+def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
+    """One angle for each pair of features."""
     frequencies = rotary.inv_freq.to(device=position_ids.device, dtype=torch.float)
-    pairs = position_ids[..., None].float() * frequencies
-    return torch.cat((pairs, pairs), -1)
+    return position_ids[..., None].float() * frequencies
 
 
 @undoable
 def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
+    rotation, = self._fftune
     with torch.no_grad():
-        angles = _angles(self, position_ids)
+        angles = angles_of(_pairs(self, position_ids), rotation)
         rows = torch.arange(angles.shape[:-1].numel(), dtype=torch.int32, device=angles.device)
         return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
 
 
-def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def rotation_of(rotary: nn.Module) -> str | None:
+    """The rotation for which it gives angles in the place of cosines and sines; None where it does not."""
+    return rotary.__dict__["_fftune"][0] if is_patched(rotary, rotary_forward) else None
+
+
+def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
+           ) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
     if not has_kernels(q):
-        return tuple(_rotate_plainly(t, angles, scale) for t in (q, k))
+        return tuple(_rotate_plainly(t, angles, scale, rotation) for t in (q, k))
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
-        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, scale=scale)
+        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, scale=scale, rotation=rotation)
     else:  # every token has a position of its own: a sequence of them all
         flat = lambda t: t.flatten(0, 1).unsqueeze(0)
         q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), rotary=rotary,
-                        scale=scale)
+                        scale=scale, rotation=rotation)
         q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
-def _rotate_plainly(x: Tensor, angles: Tensor, scale: float) -> Tensor:
+def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> Tensor:
     """As transformers does."""
     cosines, sines = ((t * scale).to(x.dtype).unsqueeze(1) for t in (angles.cos(), angles.sin()))
     rotary = angles.shape[-1]
-    first, second = x[..., :rotary].chunk(2, -1)
-    y = x[..., :rotary] * cosines + torch.cat((-second, first), -1) * sines
-    return torch.cat((y, x[..., rotary:]), -1)
+    part = x[..., :rotary]
+    if rotation == "interleaved":
+        partners = torch.stack((-part[..., 1::2], part[..., 0::2]), -1).flatten(-2)
+    else:
+        first, second = part.chunk(2, -1)
+        partners = torch.cat((-second, first), -1)
+    return torch.cat((part * cosines + partners * sines, x[..., rotary:]), -1)
 
 
 # projections of attention
@@ -172,10 +238,10 @@ def patch_projections(module: nn.Module, options: Options) -> str | None:
         expect_plain(layer)
         expect_no_hooks(layer)
     expect_no_hooks(module)
-    scale, _ = module._fftune
+    scale, _, rotation = module._fftune
     # Each by itself: which layers rotate may follow from their numbers.
     _expect_attention(module)
-    module._fftune = scale, options.projections
+    module._fftune = scale, options.projections, rotation
     return f"projections of {type(module).__name__} by linear" + (
         f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
 
@@ -193,7 +259,7 @@ def _expect_attention(module: nn.Module) -> None:
         like = module.q_proj.weight
         x = random_rows(2, 3, module.q_proj.in_features, like=like)
         residual = random_rows(2, 3, module.o_proj.out_features, like=like)
-        angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
+        angles = angles_of(random_rows(1, 3, module.head_dim // 2, like=like).float(), module._fftune[2])
         rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
         scope["apply_rotary_pos_emb"] = recorded
         try:
@@ -243,11 +309,16 @@ def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, flo
     return weights, eps
 
 
+def _is_over_all_heads(norm: nn.Module, layer: nn.Linear) -> bool:
+    weight = norm._parameters.get("weight")
+    return weight is not None and weight.shape == (layer.out_features,)
+
+
 def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
            ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [batch, heads, tokens, features], normalised and rotated."""
     layers = attention.q_proj, attention.k_proj, attention.v_proj
-    scale, _ = attention._fftune
+    scale, _, rotation = attention._fftune
     norms = _head_norms(attention)
     biases = [layer.bias for layer in layers]
     if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
@@ -257,16 +328,20 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
         parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
                         bias=None if biases[0] is None else tuple(biases), norms=weights, eps=eps,
                         positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
-                        scale=scale)
+                        scale=scale, rotation=rotation)
         return tuple(t.transpose(1, 2) for t in parts)
 
     def project(layer: nn.Linear, norm: str) -> Tensor:
-        heads = ops.linear(x, layer.weight, layer.bias).unflatten(-1, (-1, attention.head_dim))
-        return attention._modules[norm](heads) if norm in attention._modules else heads
+        projected = ops.linear(x, layer.weight, layer.bias)
+        own = attention._modules.get(norm)
+        if own is not None and _is_over_all_heads(own, layer):
+            return own(projected).unflatten(-1, (-1, attention.head_dim))
+        heads = projected.unflatten(-1, (-1, attention.head_dim))
+        return heads if own is None else own(heads)
 
     q, k, v = (project(layer, f"{name}_norm").transpose(1, 2)
                for name, layer in zip("qkv", layers))
-    return *rotate(q, k, angles, scale), v
+    return *rotate(q, k, angles, scale, rotation), v
 
 
 def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,

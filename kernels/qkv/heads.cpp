@@ -1,0 +1,103 @@
+// The CUDA family of the stage heads: what becomes of heads that the product has written to memory.
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/op_parts.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/qkv/qkv.hpp"
+
+namespace fftune::qkv {
+namespace {
+
+constexpr const char* kernel_file = "qkv/heads.cu";
+
+std::string_view norm_name(const Layer& layer) {
+  constexpr std::string_view names[] = {"none", "head", "rows", "centred"};
+  return names[static_cast<std::size_t>(layer.norm)];
+}
+
+class FinishHeads final : public StageFamily {
+ public:
+  FinishHeads()
+      : StageFamily({.name = "heads_rows",
+                     .summary = "a token's heads of q, of k or of v a block, a head a warp",
+                     .stage = stage_heads,
+                     .pass = "fwd",
+                     .sources = {kernel_file},
+                     .is_fallback = true}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    if (layer_of(problem).in_two_stages()) return std::nullopt;
+    return "the product's epilogue finishes the heads";
+  }
+  Space space(const Problem&, const DeviceFacts&) const override {
+    return Space().parameter("warps", "warps of a block, each with a head at a time",
+                             {2, 4, 8, 16});
+  }
+  /// A few tokens need a warp for every head; many fill the device with small blocks.
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    const bool few = problem.size("m") <= 2 * facts.multiprocessors;
+    return {{"warps", few ? std::int64_t{16} : std::int64_t{4}}};
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Layer layer = layer_of(problem);
+    const TensorPlaces places(qkv_op().tensors(problem));
+    constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
+    const std::int64_t rotary = layer.rotates() ? layer.rotary : 0;
+    Turns turns = turns_of(problem);
+    turns.frequencies.resize(static_cast<std::size_t>(rotary / 2) + 1);
+    std::vector<Argument> arguments;
+    const auto add = [&](std::initializer_list<const char*> names) {
+      for (const char* name : names) arguments.push_back(tensor_or_null(places, name));
+    };
+    if (layer.grouped)
+      add({"qkv_raw", "", ""});
+    else
+      add({"q_raw", "k_raw", "v_raw"});
+    add({"q"});
+    if (layer.cache)
+      add({"k_cache", "v_cache"});
+    else
+      add({"k", "v"});
+    add({"q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "slots", "positions", "angles"});
+    arguments.emplace_back(ArrayArgument{std::move(turns.frequencies)});
+    arguments.emplace_back(static_cast<std::int32_t>(layer.positions));
+    arguments.emplace_back(turns.scale);
+    for (const std::int64_t heads : {layer.heads, layer.kv_heads})
+      arguments.emplace_back(static_cast<std::int32_t>(heads));
+    for (const double number : {layer.epsilon, layer.norm_offset})
+      arguments.emplace_back(static_cast<float>(number));
+    const int warps = config.get("warps");
+    Program program;
+    KernelLaunch& launch = append_kernel(
+        program, kernel_file,
+        fmt::format("finish_heads<{}, fftune::heads_config{{{}, {}, fftune::head_rotation::{}, "
+                    "fftune::head_norm::{}, {}, {}, {}, {}, {}}}>",
+                    element_type(layer.dtype), layer.dim, rotary,
+                    rotations[static_cast<std::size_t>(layer.rotation)], norm_name(layer),
+                    layer.norm_last, layer.grouped, layer.cache, layer.wide_slots, warps),
+        {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
+        std::move(arguments));
+    launch.programmatic = facts.compute_capability >= 90;
+    return program;
+  }
+};
+
+}  // namespace
+
+const Family& heads_family() {
+  static const FinishHeads family;
+  return family;
+}
+
+}  // namespace fftune::qkv

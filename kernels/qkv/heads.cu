@@ -1,0 +1,195 @@
+// What becomes of heads that a product has written to memory, before attention reads them: norms,
+// over a head or over all heads of q or of k, RoPE, and the rows of the caches. The epilogue qkv
+// does the same where a block of the product has all that a norm is over.
+//
+//   block          a token's heads of q, of k or of v (blockIdx.y); a warp has a head at a time, in
+//                  shared memory as float32
+//
+//   barriers       __syncthreads between the warps' sums of squares and the norm of all heads
+//   dependencies   nothing is read before the kernels before are complete
+#include "common/dependency.cuh"
+#include "gemm/head_row.cuh"
+
+namespace fftune {
+
+enum class head_norm {
+  none,
+  head,     // root mean square, weights [dim]
+  rows,     // over all heads of q, or of k: weights [heads, dim]
+  centred,  // layer normalisation, weights and biases [dim]
+};
+
+struct heads_config {
+  int dim = 0, rotary = 0;
+  head_rotation rotation = head_rotation::none;
+  head_norm norm = head_norm::none;
+  bool norm_last = false;  // behind the rotation
+  bool grouped = false;    // q, k and v are one tensor: of each head of k its heads of q, k and v
+  bool caches = false, wide_slots = false;
+  int warps = 8;
+
+  constexpr int pairs() const { return rotation == head_rotation::none ? 0 : rotary / 2; }
+};
+
+template <class T>
+struct heads_tensors {
+  const T* from[3];
+  T* to[3];
+  const T* weights[2];
+  const T* biases[2];
+};
+
+template <class T, heads_config config>
+class heads_kernel {
+  static constexpr int dim = config.dim, warps = config.warps, pairs = config.pairs();
+
+ public:
+  struct storage {
+    float features[warps][dim];
+    float2 turns[pairs + 1];
+    float squares[warps];
+  };
+
+  // Of token blockIdx.x and part blockIdx.y.
+  static __device__ __forceinline__ void run(const heads_tensors<T>& tensors, const void* slots,
+                                             const head_angles& angles, const float* frequencies,
+                                             int heads, int kv_heads, float epsilon, float offset,
+                                             storage& shared) {
+    const i64 token = blockIdx.x;
+    const int part = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int count = part == 0 ? heads : kv_heads;
+    i64 row = token;
+    if constexpr (config.caches) {
+      if (part > 0) {
+        row = config.wide_slots ? static_cast<const i64*>(slots)[token]
+                                : static_cast<const int*>(slots)[token];
+      }
+    }
+    if (row < 0) return;
+    const auto head_at = [&](int head) {
+      if constexpr (config.grouped) {
+        const int of_group = heads / kv_heads;
+        const int group = part == 0 ? head / of_group : head;
+        const int within = part == 0 ? head % of_group : of_group + part - 1;
+        return tensors.from[0] +
+               (token * (heads + 2 * kv_heads) + group * (of_group + 2) + within) * dim;
+      } else {
+        return tensors.from[part] + (token * count + head) * dim;
+      }
+    };
+    float squares = 0;  // of all heads
+    if (part < 2) {
+      if constexpr (config.norm == head_norm::rows) {
+        for (int head = warp; head < count; head += warps) {
+          for (int i = lane; i < dim; i += 32) {
+            const float value = to_float(head_at(head)[i]);
+            squares += value * value;
+          }
+        }
+        squares = warp_sum(squares);
+        if (lane == 0) shared.squares[warp] = squares;
+      }
+      using real = typename choose_type<sizeof(T) == 4, double, float>::type;
+      for (int pair = threadIdx.x; pair < pairs; pair += warps * 32) {
+        shared.turns[pair] = turn_of<config.rotation, real>(angles, frequencies, token, pair, pairs);
+      }
+      __syncthreads();
+      if constexpr (config.norm == head_norm::rows) {
+        squares = 0;
+        for (int other = 0; other < warps; ++other) squares += shared.squares[other];
+      }
+    }
+    float* const features = shared.features[warp];
+    for (int head = warp; head < count; head += warps) {
+      const T* const from = head_at(head);
+      for (int i = lane; i < dim; i += 32) features[i] = to_float(from[i]);
+      __syncwarp();
+      if (part < 2) {
+        const T* const weights =
+            config.norm == head_norm::none
+                ? nullptr
+                : tensors.weights[part] + (config.norm == head_norm::rows ? head * dim : 0);
+        const T* const biases = tensors.biases[part];
+        const float mean_square = squares / (static_cast<float>(count) * dim);
+        if constexpr (!config.norm_last) {
+          normalise(features, weights, biases, mean_square, epsilon, offset, lane);
+        }
+        rotate(features, shared.turns, lane);
+        if constexpr (config.norm_last) {
+          normalise(features, weights, biases, mean_square, epsilon, offset, lane);
+        }
+      }
+      T* const to = tensors.to[part] + (row * count + head) * dim;
+      for (int i = lane; i < dim; i += 32) to[i] = from_float<T>(features[i]);
+      __syncwarp();  // before the next head takes the place
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int other = 1; other < 32; other *= 2) value += __shfl_xor_sync(~0u, value, other);
+    return value;
+  }
+
+  // `mean_square`: of all heads, for head_norm::rows.
+  static __device__ __forceinline__ void normalise(float* features, const T* weights,
+                                                   const T* biases, float mean_square,
+                                                   float epsilon, float offset, int lane) {
+    if constexpr (config.norm == head_norm::none) return;
+    float mean = 0;
+    if constexpr (config.norm == head_norm::centred) {
+      for (int i = lane; i < dim; i += 32) mean += features[i];
+      mean = warp_sum(mean) / dim;
+    }
+    if constexpr (config.norm != head_norm::rows) {
+      mean_square = 0;
+      for (int i = lane; i < dim; i += 32) {
+        const float value = features[i] - mean;
+        mean_square += value * value;
+      }
+      mean_square = warp_sum(mean_square) / dim;
+    }
+    const float factor = rsqrtf(mean_square + epsilon);
+    for (int i = lane; i < dim; i += 32) {
+      float value = (features[i] - mean) * factor * (offset + to_float(weights[i]));
+      if constexpr (config.norm == head_norm::centred) value += to_float(biases[i]);
+      features[i] = value;
+    }
+    __syncwarp();
+  }
+
+  static __device__ __forceinline__ void rotate(float* features, const float2* turns, int lane) {
+    constexpr bool halves = config.rotation == head_rotation::halves;
+    for (int pair = lane; pair < pairs; pair += 32) {
+      float& first = features[halves ? pair : 2 * pair];
+      float& second = features[halves ? pair + pairs : 2 * pair + 1];
+      const float before = first;
+      const float2 by = turns[pair];
+      first = before * by.x - second * by.y;
+      second = second * by.x + before * by.y;
+    }
+    __syncwarp();
+  }
+};
+
+// Tensors [m, heads, dim]; `grouped`: q has all, [m, (heads + 2 kv_heads) dim]. k_to and v_to are
+// the caches, or [m, kv_heads, dim]. Positions, table, table_rows and scale are those of
+// head_angles. Grid: (m, 3). Block: 32 * config.warps.
+template <class T, heads_config config>
+__global__ void __launch_bounds__(32 * config.warps)
+    finish_heads(const T* q, const T* k, const T* v, T* q_to, T* k_to, T* v_to, const T* q_norm,
+                 const T* k_norm, const T* q_bias, const T* k_bias, const void* slots,
+                 const int* positions, const float* table,
+                 const __grid_constant__ pair_frequencies<config.pairs() + 1> frequencies,
+                 int table_rows, float scale, int heads, int kv_heads, float epsilon,
+                 float norm_offset) {
+  __shared__ typename heads_kernel<T, config>::storage shared;
+  wait_and_launch_dependents();
+  const heads_tensors<T> tensors{
+      {q, k, v}, {q_to, k_to, v_to}, {q_norm, k_norm}, {q_bias, k_bias}};
+  heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
+                               frequencies.of, heads, kv_heads, epsilon, norm_offset, shared);
+}
+
+}  // namespace fftune
