@@ -288,6 +288,8 @@ def test_weights_of_another_class_put_in_later():
 
         @classmethod
         def __torch_dispatch__(cls, function, types, given=(), options=None):
+            if function is torch.ops.aten.detach.default:
+                return cls(given[0].inner)
             plain = lambda t: t.inner * 2 if isinstance(t, Doubled) else t
             return function(*torch.utils._pytree.tree_map(plain, given),
                             **torch.utils._pytree.tree_map(plain, options or {}))
