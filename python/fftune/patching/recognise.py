@@ -57,9 +57,17 @@ def reason_of(error: Exception) -> str:
     return f"it could not be tried: {type(error).__name__}: {line}"
 
 
+def _parts(module: nn.Module) -> list[tuple[str, object]]:
+    """Its children, and functions in the place of an activation."""
+    return [*module._modules.items(), *((name, value) for name, value in vars(module).items()
+                                        if name.startswith("act") and isinstance(
+                                            value, (types.FunctionType, types.BuiltinFunctionType)))]
+
+
 def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
     """`forward` becomes a method of this instance; its settings are module._fftune."""
     module._fftune = settings
+    module.__dict__["_fftune_parts"] = tuple((name, type(part)) for name, part in _parts(module))
     method = types.MethodType(forward, module)
     module.__dict__["forward"] = method
 
@@ -136,6 +144,15 @@ def _collects(modules) -> bool:
 def watched(*modules: nn.Module) -> bool:
     """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
     return bool(_has_any_global_hook()) or any(map(has_hooks, modules)) or _collects(modules)
+
+
+def parts_watched(module: nn.Module, but: str | None = None) -> bool:
+    """Whether one of the parts that an op computes in its place is watched, or was exchanged since by one
+    of another class; `but` that of a name, which is called."""
+    called = getattr(module, but) if but else None
+    return watched(*(part for part in list(module.modules())[1:] if part is not called)) or any(
+        type(getattr(module, name, None)) is not kind
+        for name, kind in module.__dict__.get("_fftune_parts", ()) if name != but)
 
 
 def are_plain(*tensors: Tensor | None) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
-from .recognise import (Foreign, Numbers, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
+from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
                         has_kernels, identify, is_close, is_known, is_patched, kind_of, random_rows,
                         remembered, replace_forward, stand_in, try_to, undoable, watched)
 
@@ -301,6 +301,7 @@ def projects(attention: nn.Module, x: Tensor) -> bool:
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not watched(attention, *layers)
+            and are_plain(*(t for layer in layers for t in (layer.weight, layer.bias)))
             and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
@@ -313,7 +314,8 @@ def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, flo
         return None
     if norms == [None, None]:
         return None, 1e-6
-    if not all(is_patched(norm, norm_forward) for norm in norms):
+    if not all(is_patched(norm, norm_forward) and not watched(norm) and are_plain(norm.weight)
+               for norm in norms):
         return None
     (convention, eps), other = (norm._fftune for norm in norms)
     weights = tuple(norm.weight for norm in norms)
