@@ -92,7 +92,7 @@ def _oai(limit: float, alpha: float, added: float):
     return compute
 
 
-# What experts are known to make of gate and up. The first ones are the kernels'.
+# Activations of gate and up that experts are known to have. The first ones are the kernels'.
 _GATED = {act: (lambda gate, up, act=act: KNOWN_ACTIVATIONS[act](gate) * up)
           for act in KNOWN_ACTIVATIONS}
 _GATED["swiglu-oai"] = _oai(7.0, 1.702, 1.0)
@@ -376,7 +376,7 @@ def _bias_of(router: nn.Module, experts: int) -> str | None:
 
 
 def _router_of(router: nn.Module) -> _Router:
-    """Of all that moe-route computes, what the router does."""
+    """Finds the options with which moe-route does as the router."""
     subject = type(router).__name__
     if len(inspect.signature(type(router).forward).parameters) != 2:
         raise Unfit(f"{subject} takes more than hidden states")

@@ -333,7 +333,7 @@ class _Parts:
 # how a decoder calls its layers
 
 def _kinds_of(layer: nn.Module) -> tuple[tuple[tuple[str, ...], type], ...]:
-    """Of all its parts, activations too: what an op computes in their place must not be another one."""
+    """The classes of all its parts, activations too: the op computes them in their place."""
     return tuple((tuple(name.split(".")), type(part)) for name, part in layer.named_modules() if name)
 
 

@@ -345,8 +345,8 @@ def is_random_in_training(module: nn.Module, run: Callable[[], Tensor]) -> bool:
 
 
 def configured(module: nn.Module, *names: str):
-    """What the module or its configuration says under the first of the names that it has; None
-    without."""
+    """The value that the module or its configuration has under the first of these names; None without
+    any."""
     for holder in (module, getattr(module, "config", None)):
         for name in names:
             value = getattr(holder, name, None)
@@ -381,7 +381,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _told(value):
-    """What tells two settings of modules apart: what a plain value is, and which object another is."""
+    """A value that differs where two settings of modules differ: plain values, and which object it is."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):
