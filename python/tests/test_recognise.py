@@ -174,7 +174,7 @@ SEED = 20261126
 
 
 def settings(**changes):
-    """Of a configuration of any mixture of experts."""
+    """A configuration for any mixture of experts."""
     values = dict(
         hidden_size=32, experts=16, n_group=4, topk_group=2, top_k=2, routed_scaling_factor=2.5,
         norm_topk_prob=True, topk_method="group_limited_greedy", scoring_func="sigmoid",

@@ -28,7 +28,7 @@ PARTS = {
 
 
 def scaled(result):
-    """What a wrapper makes of a result, the first of several."""
+    """A wrapper's result: the first of several is scaled."""
     return (scaled(result[0]), *result[1:]) if isinstance(result, tuple) else result * 1.5
 
 

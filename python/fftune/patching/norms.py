@@ -119,7 +119,7 @@ def _convention(module: nn.Module, eps: float) -> str:
 
 @undoable
 def norm_forward(self, hidden_states: Tensor) -> Tensor:
-    # Of two types the result would take the wider one.
+    # The result of two types would take the wider one.
     if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states):
         return original(self, hidden_states)

@@ -392,7 +392,7 @@ def _told(value):
 
 
 def kind_of(module: nn.Module) -> tuple:
-    """What modules that compute the same have in common: the classes and settings of the module and of
+    """A key that modules which compute the same have in common: the classes and settings of the module and of
     its parts, by which a forward may choose, and the shapes of their tensors. Not the number of a
     layer."""
     return tuple(
@@ -445,7 +445,7 @@ def _points(numbers: Numbers) -> Tensor:
 
 
 def activation_name(module) -> str:
-    """Of those that the kernels have, the one that the callable computes."""
+    """The activation of the kernels that the callable computes."""
     name = type(module).__name__ if isinstance(module, nn.Module) else \
         getattr(module, "__name__", type(module).__name__)
     own = module
