@@ -49,7 +49,8 @@ def test_numbers_are_independent():
 
 def test_a_stand_in_has_nothing_of_the_module():
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    module.to("meta")[1].weight = module[0].weight
+    module.to("meta")
+    module[1].weight = module[0].weight
     module.log, module.parent = [1], [module]
     module.register_forward_hook(lambda *_: pytest.fail("it was run"))
     other = stand_in(module, {4: 3})

@@ -9,7 +9,6 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -163,26 +162,6 @@ def are_plain(*tensors: Tensor | None) -> bool:
 def parts_of(module: nn.Module) -> list[nn.Module]:
     """Its children: those that an op computes in its place are not called."""
     return [child for child in module._modules.values() if child is not None]
-
-
-@contextmanager
-def probing(*modules: nn.Module):
-    """Inference without dropout."""
-    training = [(m, m.training) for module in modules for m in module.modules()]
-    for module, _ in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was in training:
-            module.training = was
-
-
-def random_rows(*shape: int, like: Tensor, seed: int = 0) -> Tensor:
-    """Normally distributed, the same each time for a seed, without a trace in the global generators.
-    Two tensors of one seed have the same numbers: independent ones come from one `Numbers`."""
-    return Numbers(seed)(*shape, like=like)
 
 
 class Numbers:
@@ -355,28 +334,6 @@ def configured(module: nn.Module, *names: str):
     return None
 
 
-def far_rows(rows: Tensor, *weights: Tensor) -> Tensor:
-    """The rows, larger: their products with weights [n, k] go beyond what activations are clamped to
-    (7 to 16 in models of today), where those with a clamp and without one differ."""
-    largest = max((rows @ weight.mT).abs().max() for weight in weights)
-    if not largest > 0:
-        raise Unfit("its weights are zeros, of which nothing can be told: load them before patch()")
-    return rows * (100 / largest)
-
-
-@contextmanager
-def standing_in(tensors: dict[Tensor, Tensor]):
-    """Tensors have other values for a moment, in other memory."""
-    own = [(tensor, tensor.data) for tensor in tensors]
-    try:
-        for tensor, other in tensors.items():
-            tensor.data = other
-        yield
-    finally:
-        for tensor, data in own:
-            tensor.data = data
-
-
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -527,16 +484,6 @@ def drops(module: nn.Module, but: str | None = None) -> bool:
     return rates is True or any(getattr(module, rate) for rate in rates) or any(
         isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != but
         for name, child in module._modules.items())
-
-
-@contextmanager
-def parts_standing_in(module: nn.Module, **parts: nn.Module):
-    kept = {name: module._modules[name] for name in parts}
-    module._modules.update(parts)
-    try:
-        yield
-    finally:
-        module._modules.update(kept)
 
 
 @dataclass

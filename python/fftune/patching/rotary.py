@@ -9,7 +9,7 @@ from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
-                        has_kernels, identify, is_close, is_known, is_patched, kind_of, random_rows,
+                        has_kernels, identify, is_close, is_known, is_patched, kind_of,
                         remembered, replace_forward, stand_in, try_to, undoable, watched)
 
 
