@@ -293,14 +293,12 @@ class _Parts:
 
     layer: nn.Module
     weights: dict[str, Weight] = field(default_factory=dict)
-    kinds: list[tuple[tuple[str, ...], type]] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
     norms: set[_Norm] = field(default_factory=set)
 
     def module(self, path: tuple[str, ...]) -> nn.Module:
         module = self.layer.get_submodule(".".join(path))
         expect_no_hooks(module)
-        self.kinds.append((path, type(module)))
         return module
 
     def linear(self, path: tuple[str, ...], names: tuple[str, ...], rows: list[int] | None = None
@@ -334,6 +332,11 @@ class _Parts:
 
 
 # how a decoder calls its layers
+
+def _kinds_of(layer: nn.Module) -> tuple[tuple[tuple[str, ...], type], ...]:
+    """The classes of all its parts, activations too: the op computes them in their place."""
+    return tuple((tuple(name.split(".")), type(part)) for name, part in layer.named_modules() if name)
+
 
 class _Recorder(nn.Module):
     """Stands in for a layer: has its attributes, keeps what it is given, and gives a tensor of its
@@ -502,7 +505,7 @@ class Recogniser:
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
-                                                tuple(parts.kinds), index, window, angles)
+                                                _kinds_of(layer), index, window, angles)
         return found
 
     def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:

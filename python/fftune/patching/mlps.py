@@ -9,7 +9,7 @@ from .. import ops
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, kind_of, original,
-                        remembered, replace_forward, stand_in, undoable, watched)
+                        parts_watched, remembered, replace_forward, stand_in, undoable)
 
 
 def required_arguments(module: nn.Module) -> int:
@@ -152,7 +152,7 @@ def gated_weights(mlp: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None
     form = mlp.__dict__["_fftune"][0]
     layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down) if path]
     *inner, down = layers
-    if any(type(layer) is not nn.Linear for layer in layers) or watched(*list(mlp.modules())[1:]) \
+    if any(type(layer) is not nn.Linear for layer in layers) or parts_watched(mlp) \
             or any(layer.bias is not None for layer in inner) \
             or not are_plain(*(layer.weight for layer in layers)):
         return None
@@ -237,7 +237,7 @@ def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | Non
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or watched(*list(mlp.modules())[1:]) or first.bias is not None and second.bias is None \
+            or parts_watched(mlp) or first.bias is not None and second.bias is None \
             or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second
@@ -251,7 +251,7 @@ def plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
         return plain_mlp(layers, hidden_states, act)
     layer = getattr(self, first)
     if not gelu or type(layer) is not nn.Linear and not is_conv1d(layer) \
-            or watched(*(part for part in list(self.modules())[1:] if part is not getattr(self, second))) \
+            or parts_watched(self, but=second) \
             or drops(self, but="dropout" if transposed else None) \
             or not has_kernels(hidden_states):
         return original(self, hidden_states)

@@ -37,7 +37,7 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
 
 
 def _other_norms(eps: float) -> dict:
-    """What norms are known to compute beside what the kernels do."""
+    """Norms that are known and that the kernels do not compute."""
     def centred(x, w):
         x = x - x.mean(-1, keepdim=True)
         return w * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
