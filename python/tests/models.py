@@ -32,6 +32,19 @@ MODELS = {
 
 # Those that patch(whole_layers=True) knows beside them.
 LAYERED = {
+    "olmo2": lambda: transformers.Olmo2Config(**_SIZES),  # norms behind blocks, of all heads together
+    "olmo": lambda: transformers.OlmoConfig(**_SIZES),  # norms without weights
+    "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0]),
+    "glm4": lambda: transformers.Glm4Config(**_SIZES, head_dim=8, partial_rotary_factor=0.5),
+    "cohere": lambda: transformers.CohereConfig(**_SIZES),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(
+        **{k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, rotary_pct=0.5),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+        word_embed_proj_dim=32, max_position_embeddings=128, dropout=0.0),
+    "granite": lambda: transformers.GraniteConfig(**_SIZES, residual_multiplier=0.22,
+                                                  embedding_multiplier=6.0),
+    "hunyuan": lambda: transformers.HunYuanDenseV1Config(**_SIZES, head_dim=8),
     "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=14),
     "gemma2": lambda: transformers.Gemma2Config(**_SIZES, head_dim=8, sliding_window=64),
     "gemma3": lambda: transformers.Gemma3TextConfig(
@@ -59,7 +72,11 @@ MIXTURES = {
         **dict(_EXPERTS, num_key_value_heads=4), n_routed_experts=8, n_shared_experts=1, n_group=4,
         topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1, q_lora_rank=16,
         kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),
-    "gpt-oss": lambda: transformers.GptOssConfig(**_EXPERTS, num_local_experts=6, head_dim=8),
+    "gpt-oss": lambda: transformers.GptOssConfig(**_EXPERTS, num_local_experts=6, head_dim=8,
+                                                 sliding_window=64),
+    "dots1": lambda: transformers.Dots1Config(
+        **_EXPERTS, head_dim=8, n_routed_experts=8, n_shared_experts=1, n_group=2, topk_group=1,
+        moe_intermediate_size=24, first_k_dense_replace=1),
 }
 
 

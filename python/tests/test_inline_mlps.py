@@ -38,7 +38,7 @@ def make(name):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Records the shape of x of every run of the op."""
+    """The shape of x in every run of the op."""
     from fftune.patching import inline_mlps
 
     seen, original = [], inline_mlps.plain_mlp

@@ -250,7 +250,8 @@ def test_errors(make_call, words):
 # patch
 
 SERVED = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt2", "mixtral",
-          "qwen3-moe", *LAYERED]
+          "qwen3-moe", "qwen2-moe", "gpt-oss", "dots1", *LAYERED]
+_LONGEST = {"gemma2": 2, "gemma3": 2, "dots1": 1, "smollm3": 1}  # runs of equal layers
 GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static",
                 disable_compile=True, eos_token_id=None)
 
@@ -308,8 +309,7 @@ def test_generate(name, runs):
     else:
         # The masks of a last token in a cache that is full do not say that nothing is padded.
         assert sum(count for s, count in runs if s == 1) == 9 * layers
-        assert max(count for _, count in runs) == (layers if name not in ("gemma2", "gemma3")
-                                                   else 2)
+        assert max(count for _, count in runs) == _LONGEST.get(name, layers)
     before = dict(own.state_dict())
     fftune.unpatch(own)
     assert torch.equal(own.generate(ids, **GENERATE), right)
@@ -478,17 +478,7 @@ def test_copies_and_casts(runs):
 
 
 @needs_transformers_5
-@pytest.mark.parametrize("dim", [4, 6, 10, 12, 20, 100, 264, 512])
-def test_heads_of_any_even_size(dim, monkeypatch, runs):
-    monkeypatch.setitem(LAYERED, "heads", lambda: transformers.LlamaConfig(**_SIZES, head_dim=dim))
-    model, own = patched("heads")
-    assert error(decode(own), decode(model)) < 1e-4
-    assert runs == [(7, 2)] + [(1, 2)] * 4
-
-
-@needs_transformers_5
-@pytest.mark.parametrize("name, words", [("qwen2-moe", "is not known"),
-                                         ("t5", "T5Block has other parts"),
+@pytest.mark.parametrize("name, words", [("t5", "T5Stack calls its layers in a way"),
                                          ("deepseek", "layers: ")])
 def test_report_says_what_is_left(name, words):
     report = fftune.patch(make(name), whole_layers=True)
@@ -508,4 +498,4 @@ def test_another_layer_is_left_alone(monkeypatch):
     doubled.__signature__ = inspect.signature(forward)
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", doubled)
     report = fftune.patch(model, whole_layers=True)
-    assert any("does not compute what is known" in words for _, words in report.left), str(report)
+    assert any("in an order that is not known" in words for _, words in report.left), str(report)

@@ -82,6 +82,7 @@ def unpatch(model: nn.Module) -> nn.Module:
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)
+        module.__dict__.pop("_fftune_parts", None)
         module.__dict__.pop("_fftune_drops", None)
         restore_steps(module)
     attentions.restore(model)

@@ -311,7 +311,7 @@ def _choose(model: nn.Module, names: dict[str, str]) -> bool:
         if id(config) not in own:
             own[id(config)] = copy.deepcopy(config)
             own[id(config)]._attn_implementation = names[before]
-        # The attention before the first choice, and the chosen ones.
+        # The attention before the first choice, then those that were chosen.
         first, *chosen = module.__dict__.get("_fftune_attention", (before,))
         module.__dict__["_fftune_attention"] = first, *chosen, names[before]
         module.config = own[id(config)]

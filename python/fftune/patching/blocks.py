@@ -8,7 +8,7 @@ from .. import ops
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises
 from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
-                        is_patched, kind_of, original, parts_standing_in, probing, remembered,
+                        is_patched, kind_of, original, remembered, stand_in,
                         replace_forward, undoable, watched)
 from .rotary import attend, projects
 
@@ -68,17 +68,16 @@ def _expect_layer(module: nn.Module) -> bool:
     element counts."""
     x = torch.ones(1, 2, 3)
     for pair in (False, True):
-        with probing(module), parts_standing_in(module, input_layernorm=_Times(2),
-                                           self_attn=_Times(3, returns_pair=True),
-                                           post_attention_layernorm=_Times(5),
-                                           mlp=_Times(7, returns_pair=pair)):
-            try:
-                y = type(module).forward(module, x)
-            except Exception as error:
-                if not pair:
-                    continue
-                raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
-                            f"{error}") from None
+        own = stand_in(module, parts=dict(
+            input_layernorm=_Times(2), self_attn=_Times(3, returns_pair=True),
+            post_attention_layernorm=_Times(5), mlp=_Times(7, returns_pair=pair)))
+        try:
+            y = own(x)
+        except Exception as error:
+            if not pair:
+                continue
+            raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
+                        f"{error}") from None
         # s = x + 3 * 2 x, and s + 7 * 5 s.
         if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
             return pair
@@ -88,8 +87,7 @@ def _expect_layer(module: nn.Module) -> bool:
 
 def _expect_feed_forward(module: nn.Module) -> bool:
     x = torch.ones(1, 2, 3)
-    with probing(module), parts_standing_in(module, layer_norm=_Times(5), DenseReluDense=_Times(7)):
-        y = type(module).forward(module, x)
+    y = stand_in(module, parts=dict(layer_norm=_Times(5), DenseReluDense=_Times(7)))(x)
     if isinstance(y, Tensor) and torch.equal(y, x * 36):
         return True
     raise Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
@@ -132,7 +130,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if (arguments or checkpoints or drops(self) or not is_patched(norm, norm_forward)
-            or watched(norm)
+            or watched(norm) or torch.compiler.is_compiling()
             or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
@@ -188,9 +186,8 @@ def patch_block(module: nn.Module, known: dict, options: Options) -> str | None:
 
 def _expect_block(module: nn.Module) -> bool:
     x = torch.ones(1, 2, 3)
-    with probing(module), parts_standing_in(
-            module, ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5), mlp=_Times(7)):
-        y = type(module).forward(module, x)
+    y = stand_in(module, parts=dict(ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5),
+                                    mlp=_Times(7)))(x)
     if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
         return True
     raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")

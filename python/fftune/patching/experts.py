@@ -17,8 +17,8 @@ from .. import ops, reference
 from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, configured, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched,
-                        is_random_in_training, kind_of, original, parts_of, remembered,
-                        replace_forward, stand_in, undoable, watched)
+                        is_random_in_training, kind_of, original, parts_of, parts_watched, remembered,
+                        replace_forward, stand_in, undoable)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _oai(limit: float, alpha: float, added: float):
     return compute
 
 
-# Known combinations of gate and up in experts. The first ones are the kernels'.
+# Activations of gate and up that experts are known to have. The first ones are the kernels'.
 _GATED = {act: (lambda gate, up, act=act: KNOWN_ACTIVATIONS[act](gate) * up)
           for act in KNOWN_ACTIVATIONS}
 _GATED["swiglu-oai"] = _oai(7.0, 1.702, 1.0)
@@ -194,7 +194,7 @@ def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
                      ) -> Tensor:
     found, = self._fftune
     if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states) \
-            or watched(*parts_of(self)) or not are_plain(*self._parameters.values()):
+            or parts_watched(self) or not are_plain(*self._parameters.values()):
         return original(self, hidden_states, top_k_index.long(), top_k_weights)
     return _run_experts(self, found, hidden_states, top_k_index, top_k_weights)
 
@@ -376,7 +376,7 @@ def _bias_of(router: nn.Module, experts: int) -> str | None:
 
 
 def _router_of(router: nn.Module) -> _Router:
-    """The options of moe-route that compute what the router does."""
+    """Finds the options with which moe-route does as the router."""
     subject = type(router).__name__
     if len(inspect.signature(type(router).forward).parameters) != 2:
         raise Unfit(f"{subject} takes more than hidden states")

@@ -84,7 +84,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _settings(value):
-    """Key of a value of an attribute, as far as Python may look at it."""
+    """A value that differs where two values of attributes differ."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -130,7 +130,7 @@ class Steps:
         self._modules = hash(tuple(found))
 
     def _weights(self) -> int:
-        """Hash of the addresses that the graph reads; some 0.1 us for each."""
+        """A hash of their addresses; it takes some 0.1 us for each."""
         return hash(tuple([0 if (tensor := tensors.get(name)) is None else tensor.data_ptr()
                            for tensors, name in self._slots]))
 

@@ -1,8 +1,8 @@
 """MLPs of two layers that have no module of their own: a layer calls fc1, an activation and fc2 in its
 forward (BART, OPT), or modules of it do (BERT), beside residuals and norms.
 
-That what the first layer gives goes to the activation alone, and what that gives to the second alone,
-is seen where a stand-in runs with placeholders for the three. Then the forward runs on a view of the
+A stand-in runs with placeholders for the three parts. They show that the first layer's result goes to
+the activation alone, and the activation's to the second layer alone. Then the forward runs on a view of the
 module: an object of its class with its attributes, whose first layer computes all three by ffn and
 whose other two give back what they are given.
 """
@@ -34,7 +34,7 @@ class _Chain:
 
 
 def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
-    """Patches a module that calls both layers, or whose children do."""
+    """For a module that calls both layers, or whose children do."""
     if isinstance(module, nn.ModuleList) or "forward" in module.__dict__:
         return None
     pair = _two_layers(module)
@@ -99,7 +99,7 @@ class _Wrong(Exception):
 
 
 class _Placeholder(Tensor):
-    """Result of a layer: it may go through dropout in evaluation, and nowhere else."""
+    """A layer's result: it may go through dropout in evaluation, and nowhere else."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):

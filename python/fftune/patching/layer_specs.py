@@ -1,15 +1,15 @@
-"""The form in which a layer of a decoder is given to the op `layer`: found by its parts, and accepted
-by its results.
+"""A decoder's layers as arguments of the op `layer`: found by their parts, accepted by their results.
 
-To find the order of norms, attention, MLP and residuals, a stand-in of the layer runs with affine
-functions in the place of its parts: only one order explains its result. Then the whole layer is
-compared, as a stand-in with weights of its own, with the op in every form that its parts allow:
-rotated by halves, by neighbours or not at all, with one scale of scores or another.
+The order of norms, attention, MLP and residuals is seen where a stand-in of the layer runs with affine
+functions in the place of its parts: only one order explains what it gives. The whole
+layer, as a stand-in with weights of its own, is then compared with the op in every form that its parts
+allow. Forms differ in the rotation, the scale of scores, the rows of a packed weight, and the order of
+rotation and norms of heads.
 """
 import inspect
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ class Angles:
 
 @dataclass(frozen=True)
 class Spec:
-    """A layer in the op's terms."""
+    """A layer as the op sees it."""
 
     form: str
     heads: tuple[int, int]  # of keys, and their features
@@ -135,9 +135,13 @@ def _has_matrices(module: nn.Module) -> bool:
     return any(parameter.dim() > 1 for parameter in module.parameters())
 
 
-def _takes_cache(module: nn.Module) -> bool:
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+def name_of_cache(module: nn.Module) -> str | None:
+    """Under which its forward takes a cache."""
     names = inspect.signature(type(module).forward).parameters
-    return any(name in names for name in ("past_key_values", "past_key_value", "layer_past"))
+    return next((name for name in _CACHES if name in names), None)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -159,7 +163,7 @@ def _order_of(layer: nn.Module) -> _Order:
         raise Unfit(f"layers: the MLP of {type(layer).__name__} is in two modules")
     norms = [name for name, child in children.items() if _is_norm(child)]
     large = [name for name, child in children.items() if _has_matrices(child) and name not in inline]
-    attentions_ = [name for name in large if _takes_cache(children[name])]
+    attentions_ = [name for name in large if name_of_cache(children[name])]
     mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
     described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
     if not attentions_ or not mlps:
@@ -240,7 +244,7 @@ def _norm_of(module: nn.Module, known: dict) -> _Norm:
 
 
 def _norm_by_values(module: nn.Module) -> _Norm:
-    """The norm of a module without a weight or a bias, or of a class of its own."""
+    """For a norm without a weight or a bias, or of a class of its own."""
     subject = f"layers: {type(module).__name__}"
     names = {name for name, _ in module.named_parameters()}
     if not names <= {"weight", "bias"} or next(module.buffers(), None) is not None:
@@ -289,14 +293,12 @@ class _Parts:
 
     layer: nn.Module
     weights: dict[str, Weight] = field(default_factory=dict)
-    kinds: list[tuple[tuple[str, ...], type]] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
     norms: set[_Norm] = field(default_factory=set)
 
     def module(self, path: tuple[str, ...]) -> nn.Module:
         module = self.layer.get_submodule(".".join(path))
         expect_no_hooks(module)
-        self.kinds.append((path, type(module)))
         return module
 
     def linear(self, path: tuple[str, ...], names: tuple[str, ...], rows: list[int] | None = None
@@ -331,6 +333,11 @@ class _Parts:
 
 # how a decoder calls its layers
 
+def _kinds_of(layer: nn.Module) -> tuple[tuple[tuple[str, ...], type], ...]:
+    """The classes of all its parts, activations too: the op computes them in their place."""
+    return tuple((tuple(name.split(".")), type(part)) for name, part in layer.named_modules() if name)
+
+
 class _Recorder(nn.Module):
     """Stands in for a layer: has its attributes, keeps what it is given, and gives a tensor of its
     own."""
@@ -362,8 +369,8 @@ def _told_apart(given: dict) -> int:
 
 
 def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
-    """Arguments that a decoder passes to each of its layers besides hidden states. Unfit where
-    it does anything between them, or calls one twice or not at all."""
+    """The arguments that a decoder gives each of its layers. Unfit where it does anything
+    between them, or calls one twice or not at all."""
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
     reason = ""
@@ -429,16 +436,34 @@ class Recogniser:
         return candidates[found]
 
     def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
-        """Possible forms of the layer, by rotation and scale of scores."""
-        parts = _Parts(layer)
-        for name, role in zip(order.norms, _ORDERS[order.kind][0]):
-            parts.norm((name,), role, self.known)
-        attention = layer._modules[order.attention]
-        heads = self._attention(parts, order.attention, attention)
-        ffn = self._inline(parts) if order.mlp == INLINE else \
-            self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
-        if len(parts.norms) > 1:
-            raise Unfit("layers: norms that differ in their eps, or in how they round")
+        """The forms that the layer may have, by rotation, scale of scores, rows of a packed weight, and
+        the order of rotation and norms of heads."""
+        found = {}
+        for grouped in (False, True):
+            parts = _Parts(layer)
+            for name, role in zip(order.norms, _ORDERS[order.kind][0]):
+                parts.norm((name,), role, self.known)
+            attention = layer._modules[order.attention]
+            heads = self._attention(parts, order.attention, attention, grouped)
+            if heads is None:
+                continue
+            ffn = self._inline(parts) if order.mlp == INLINE else \
+                self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
+            if len(parts.norms) > 1:
+                raise Unfit("layers: norms that differ in their eps, or in how they round")
+            types = {weight.of(layer).dtype for name, weight in parts.weights.items()
+                     if name not in ("sinks", "choice_bias")}
+            if len(types) > 1:
+                raise Unfit("layers: weights of several types")
+            parts.module((order.attention,))
+            if order.mlp != INLINE:
+                parts.module((order.mlp,))
+            for key, spec in self._forms(parts, attention, order, at, heads, ffn).items():
+                found[key, grouped] = spec
+        return found
+
+    def _forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
+               ffn: dict) -> dict[tuple, Spec]:
         norm, = parts.norms
         window = getattr(attention, "sliding_window", None)
         if window is None and not hasattr(attention, "layer_type"):
@@ -480,7 +505,7 @@ class Recogniser:
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
-                                                tuple(parts.kinds), index, window, angles)
+                                                _kinds_of(layer), index, window, angles)
         return found
 
     def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:
@@ -718,7 +743,8 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: 
     mask = mask.expand(batch, 1, s, _PLACES)
     if config._attn_implementation == attentions.EAGER:
         mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
-    options = dict(attention_mask=mask, past_key_values=cache, use_cache=True, position_ids=position_ids)
+    options = {"attention_mask": mask, name_of_cache(own) or "past_key_values": cache, "use_cache": True,
+               "position_ids": position_ids}
     if rotary is not None:
         options["position_embeddings"] = rotary(
             x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from .._custom import OPS, call
 from .._layer_ops import has_layout
 from . import attention as attentions
-from .layer_specs import Recogniser, Spec, Weight, frequencies
-from .recognise import PatchReport, Unfit, has_kernels, is_known, is_patched, try_to, undoable
+from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
+from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, is_patched, try_to,
+                        undoable, watched)
 from .rotary import angles_of, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
@@ -35,14 +36,16 @@ class _Group:
     def is_as_recognised(self) -> bool:
         """Whether no module was exchanged since, by an adapter say, and nobody watches any."""
         for layer, spec in zip(self.layers, self.specs):
-            if _watched(layer):
-                return False
+            modules = [layer]
             for path, kind in spec.kinds:
                 module = layer
                 for name in path:
                     module = module._modules.get(name)
-                if type(module) is not kind or _watched(module):
+                if type(module) is not kind:
                     return False
+                modules.append(module)
+            if watched(*modules):
+                return False
         return True
 
     def run(self, x: Tensor, kv: list, embeddings, position_ids: Tensor | None) -> Tensor:
@@ -128,14 +131,6 @@ class Layers:
                 and all(group.is_as_recognised() for group in self.groups))
 
 
-def _watched(module: nn.Module) -> bool:
-    """Whether it has hooks, but those of transformers, which work only in calls that ask for it."""
-    if module._forward_pre_hooks:
-        return True
-    return any(not hook.__module__.startswith("transformers.")
-               for hook in module._forward_hooks.values())
-
-
 def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
     """Keys and values in memory as the op reads them."""
     is_new = not kv.is_initialized
@@ -214,7 +209,8 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     if _is_mark(bound.get("attention_mask")):
         if not runs:
             return hidden_states
-        return group.run(hidden_states, bound["past_key_values"].layers,
+        cache = bound[name_of_cache(self) or "past_key_values"]
+        return group.run(hidden_states, cache.layers,
                          bound.get("position_embeddings"), bound.get("position_ids"))
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)
 
@@ -222,7 +218,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 # what is recognised
 
 def _patch_layers(decoder: nn.Module, known: dict) -> str:
-    """Patches the layers of a decoder whose parts are patched as far as they can be."""
+    """For a decoder whose parts are patched as far as they can be."""
     lists = [(name, child) for name, child in decoder.named_children()
              if isinstance(child, nn.ModuleList) and next(child.parameters(), None) is not None]
     if len(lists) != 1:
@@ -231,7 +227,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
     recogniser = Recogniser(decoder, name, known)
     specs = []
     for at, layer in enumerate(layers):
-        if _is_foreign(layer) or _watched(layer):
+        if _is_foreign(layer) or has_hooks(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
         specs.append(recogniser.spec_of(layer, at))
     if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):

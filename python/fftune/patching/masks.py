@@ -1,9 +1,12 @@
 """Causal masks that need not be made."""
+import copy
+
+import torch
 from torch import Tensor, nn
 
 from . import attention as attentions
-from .recognise import (Options, PatchReport, Unfit, is_close, original, parts_standing_in, probing,
-                        random_rows, reason_of, replace_forward, undoable)
+from .recognise import (Numbers, Options, PatchReport, Unfit, is_close, original, reason_of,
+                        replace_forward, stand_in, undoable)
 
 
 def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None:
@@ -36,24 +39,30 @@ def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None
         report.left.append((name, reason_of(error)))
 
 
+_MOST_PLACES = 1 << 14  # of an embedding of positions; those of words are not read
+
+
 def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
     """That it computes the same from one layer without the mask as with it."""
     name, layers = next(((name, child) for name, child in decoder.named_children()
                          if isinstance(child, nn.ModuleList) and len(child)), (None, None))
     if layers is None:
         raise Unfit(f"{type(decoder).__name__} has no list of layers")
-    like = next(layers.parameters())
-    width = decoder.get_input_embeddings().weight.shape[-1]
-    with probing(decoder), parts_standing_in(decoder, **{name: nn.ModuleList([layers[0]])}):
-        x = random_rows(2, 3, width, like=like)
-        depth = decoder.config.num_hidden_layers
-        decoder.config.num_hidden_layers = 1
-        try:
-            theirs, ours = (type(decoder).forward(decoder, inputs_embeds=x, use_cache=False,
-                                                  attention_mask=mask)[0]
-                            for mask in (None, attentions.without_mask(like.device)))
-        finally:
-            decoder.config.num_hidden_layers = depth
+    if decoder.get_input_embeddings().weight.dim() != 2:
+        raise Unfit(f"{type(decoder).__name__} has no embedding that is known")
+    width = decoder.get_input_embeddings().weight.shape[1]
+    one = nn.ModuleList([stand_in(layers[0])])
+    nothing = {child: nn.Identity() for child, other in decoder.named_children()
+               if isinstance(other, nn.Embedding) and other.num_embeddings > _MOST_PLACES}
+    own = stand_in(decoder, parts={name: one, **nothing})
+    own.config = copy.deepcopy(decoder.config)
+    own.config.num_hidden_layers = 1
+    numbers = Numbers(0)
+    numbers.fill(own)
+    x = numbers(2, 3, width)
+    with torch.no_grad():
+        theirs, ours = (own(inputs_embeds=x, use_cache=False, attention_mask=mask)[0]
+                        for mask in (None, attentions.without_mask(x.device)))
     if not is_close(ours, theirs):
         raise Unfit(f"{type(decoder).__name__} uses its mask in a way that is not known")
 

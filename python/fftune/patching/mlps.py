@@ -9,7 +9,7 @@ from .. import ops
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, kind_of, original,
-                        remembered, replace_forward, stand_in, undoable, watched)
+                        parts_watched, remembered, replace_forward, stand_in, undoable)
 
 
 def required_arguments(module: nn.Module) -> int:
@@ -20,7 +20,7 @@ def required_arguments(module: nn.Module) -> int:
 
 
 def _small_sizes(d: int, h: int) -> dict[int, int]:
-    """Sizes of stand-ins for MLPs of real size. Small numbers may be settings."""
+    """Sizes of stand-ins for large MLPs. Small numbers may be settings."""
     return {h: 16, 2 * h: 32, d: {h: 16, 2 * h: 32}.get(d, 24)} if min(d, h) > 64 else {}
 
 
@@ -45,7 +45,7 @@ def _draw(own: nn.Module, width: int):
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """A module in ffn's terms: the paths of its layers, or in `gate` that of gate and up together."""
+    """A module as ffn sees it: the paths of its layers, or in `gate` that of gate and up together."""
 
     gate: str
     up: str | None
@@ -56,7 +56,7 @@ class GatedMLP:
 
 
 def gated_of(mlp: nn.Module) -> GatedMLP | None:
-    """The form that patch_gated_mlp() recognised in the module."""
+    """The form that patch_gated_mlp() found."""
     forward = mlp.__dict__.get("forward")
     return mlp.__dict__["_fftune"][0] if getattr(forward, "__func__", None) is gated_mlp_forward \
         else None
@@ -147,12 +147,12 @@ def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options)
 
 
 def gated_weights(mlp: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """Weights of gate, up and down, and the bias of down; None if a layer was exchanged since, by an
+    """The weights of gate, up and down, and the bias of down; None if a layer was exchanged since, by an
     adapter say, or a part is watched."""
     form = mlp.__dict__["_fftune"][0]
     layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down) if path]
     *inner, down = layers
-    if any(type(layer) is not nn.Linear for layer in layers) or watched(*list(mlp.modules())[1:]) \
+    if any(type(layer) is not nn.Linear for layer in layers) or parts_watched(mlp) \
             or any(layer.bias is not None for layer in inner) \
             or not are_plain(*(layer.weight for layer in layers)):
         return None
@@ -237,7 +237,7 @@ def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | Non
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or watched(*list(mlp.modules())[1:]) or first.bias is not None and second.bias is None \
+            or parts_watched(mlp) or first.bias is not None and second.bias is None \
             or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second
@@ -251,7 +251,7 @@ def plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
         return plain_mlp(layers, hidden_states, act)
     layer = getattr(self, first)
     if not gelu or type(layer) is not nn.Linear and not is_conv1d(layer) \
-            or watched(*(part for part in list(self.modules())[1:] if part is not getattr(self, second))) \
+            or parts_watched(self, but=second) \
             or drops(self, but="dropout" if transposed else None) \
             or not has_kernels(hidden_states):
         return original(self, hidden_states)

@@ -37,7 +37,7 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
 
 
 def _other_norms(eps: float) -> dict:
-    """Known norms besides those of the kernels."""
+    """Norms that are known and that the kernels do not compute."""
     def centred(x, w):
         x = x - x.mean(-1, keepdim=True)
         return w * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -119,8 +119,9 @@ def _convention(module: nn.Module, eps: float) -> str:
 
 @undoable
 def norm_forward(self, hidden_states: Tensor) -> Tensor:
-    # With two types the result would take the wider one.
-    if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states) \
+    # With two types the result would have the wider one. A compiler fuses a norm with what is around it.
+    if torch.compiler.is_compiling() or hidden_states.dtype != self.weight.dtype \
+            or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states):
         return original(self, hidden_states)
     convention, eps = self._fftune

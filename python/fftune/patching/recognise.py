@@ -9,7 +9,6 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -57,9 +56,17 @@ def reason_of(error: Exception) -> str:
     return f"it could not be tried: {type(error).__name__}: {line}"
 
 
+def _parts(module: nn.Module) -> list[tuple[str, object]]:
+    """Its children, and functions in the place of an activation."""
+    return [*module._modules.items(), *((name, value) for name, value in vars(module).items()
+                                        if name.startswith("act") and isinstance(
+                                            value, (types.FunctionType, types.BuiltinFunctionType)))]
+
+
 def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
     """`forward` becomes a method of this instance; its settings are module._fftune."""
     module._fftune = settings
+    module.__dict__["_fftune_parts"] = tuple((name, type(part)) for name, part in _parts(module))
     method = types.MethodType(forward, module)
     module.__dict__["forward"] = method
 
@@ -138,6 +145,15 @@ def watched(*modules: nn.Module) -> bool:
     return bool(_has_any_global_hook()) or any(map(has_hooks, modules)) or _collects(modules)
 
 
+def parts_watched(module: nn.Module, but: str | None = None) -> bool:
+    """Whether one of the parts that an op computes in its place is watched, or was exchanged since by one
+    of another class; `but` that of a name, which is called."""
+    called = getattr(module, but) if but else None
+    return watched(*(part for part in list(module.modules())[1:] if part is not called)) or any(
+        type(getattr(module, name, None)) is not kind
+        for name, kind in module.__dict__.get("_fftune_parts", ()) if name != but)
+
+
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether kernels can read such weights: no quantised or distributed tensor came in their place."""
     return not any(is_traceable_wrapper_subclass(t) for t in tensors if t is not None)
@@ -146,26 +162,6 @@ def are_plain(*tensors: Tensor | None) -> bool:
 def parts_of(module: nn.Module) -> list[nn.Module]:
     """Its children: those that an op computes in its place are not called."""
     return [child for child in module._modules.values() if child is not None]
-
-
-@contextmanager
-def probing(*modules: nn.Module):
-    """Inference without dropout."""
-    training = [(m, m.training) for module in modules for m in module.modules()]
-    for module, _ in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was in training:
-            module.training = was
-
-
-def random_rows(*shape: int, like: Tensor, seed: int = 0) -> Tensor:
-    """Normally distributed, the same each time for a seed, without a trace in the global generators.
-    Two tensors of one seed have the same numbers: independent ones come from one `Numbers`."""
-    return Numbers(seed)(*shape, like=like)
 
 
 class Numbers:
@@ -328,8 +324,8 @@ def is_random_in_training(module: nn.Module, run: Callable[[], Tensor]) -> bool:
 
 
 def configured(module: nn.Module, *names: str):
-    """The value in the module or its configuration under the first of the names that exists;
-    None if there is none."""
+    """The value that the module or its configuration has under the first of these names; None without
+    any."""
     for holder in (module, getattr(module, "config", None)):
         for name in names:
             value = getattr(holder, name, None)
@@ -338,34 +334,11 @@ def configured(module: nn.Module, *names: str):
     return None
 
 
-def far_rows(rows: Tensor, *weights: Tensor) -> Tensor:
-    """The rows, larger: their products with weights [n, k] go beyond what activations are clamped to
-    (7 to 16 in models of today), where those with a clamp and without one differ."""
-    largest = max((rows @ weight.mT).abs().max() for weight in weights)
-    if not largest > 0:
-        raise Unfit("its weights are zeros, of which nothing can be told: load them before patch()")
-    return rows * (100 / largest)
-
-
-@contextmanager
-def standing_in(tensors: dict[Tensor, Tensor]):
-    """Tensors have other values for a moment, in other memory."""
-    own = [(tensor, tensor.data) for tensor in tensors]
-    try:
-        for tensor, other in tensors.items():
-            tensor.data = other
-        yield
-    finally:
-        for tensor, data in own:
-            tensor.data = data
-
-
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _told(value):
-    """Key of a module's setting: a plain value itself, the type of a module or tensor, the identity of
-    any other object."""
+    """A value that differs where two settings of modules differ: plain values, and which object it is."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):
@@ -376,9 +349,9 @@ def _told(value):
 
 
 def kind_of(module: nn.Module) -> tuple:
-    """Key of modules that compute the same: the classes and settings of the module and of its parts,
-    by which a forward may choose, and the shapes of their tensors. The number of a layer is left
-    out."""
+    """A key that modules which compute the same have in common: the classes and settings of the module and of
+    its parts, by which a forward may choose, and the shapes of their tensors. Not the number of a
+    layer."""
     return tuple(
         (part, type(child), tuple((name, _told(value)) for name, value in sorted(vars(child).items())
                                   if not name.startswith("_") and name not in ("training", "layer_idx",
@@ -511,16 +484,6 @@ def drops(module: nn.Module, but: str | None = None) -> bool:
     return rates is True or any(getattr(module, rate) for rate in rates) or any(
         isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != but
         for name, child in module._modules.items())
-
-
-@contextmanager
-def parts_standing_in(module: nn.Module, **parts: nn.Module):
-    kept = {name: module._modules[name] for name in parts}
-    module._modules.update(parts)
-    try:
-        yield
-    finally:
-        module._modules.update(kept)
 
 
 @dataclass

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
-from .recognise import (Foreign, Numbers, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
-                        has_kernels, identify, is_close, is_known, is_patched, probing, random_rows,
-                        replace_forward, stand_in, try_to, undoable, watched)
+from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
+                        has_kernels, identify, is_close, is_known, is_patched, kind_of,
+                        remembered, replace_forward, stand_in, try_to, undoable, watched)
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -51,8 +51,9 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
         replace_forward(rotary, rotary_forward, (rotation,))
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
+            known: dict = {}
             for other, module in attentions:
-                try_to(report, other, lambda: patch_projections(module, options))
+                try_to(report, other, lambda: patch_projections(module, options, known))
     except Unfit as reason:
         report.left.append((name, str(reason)))
 
@@ -83,7 +84,7 @@ _HEAD = 16  # features of the heads that are tried
 
 
 def _rotation_of(theirs, layout: str, width: int) -> str:
-    """Of what apply_rotary_pos_emb computes, with cosines and sines of `width` features."""
+    """The rotation that apply_rotary_pos_emb computes, with cosines and sines of `width` features."""
     def swap(t):
         return t.transpose(1, 2)
 
@@ -169,7 +170,7 @@ def _layout_of(rotary: nn.Module) -> str:
     return identify(lambda position_ids: torch.cat(own(torch.zeros(1), position_ids)),
                     {name: computed(layout) for name, layout in _LAYOUTS.items()}, draw,
                     subject=type(rotary).__name__,
-                    # Of one pair there is no order.
+                    # One pair has no order.
                     canonical=lambda name: name if name == "once" or rotary.inv_freq.numel() > 1
                     else "")
 
@@ -200,7 +201,8 @@ def rotation_of(rotary: nn.Module) -> str | None:
 def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
            ) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
-    if not has_kernels(q):
+    # A compiler fuses the rotation with what is around it, and cannot look into an op.
+    if torch.compiler.is_compiling() or not has_kernels(q):
         return tuple(_rotate_plainly(t, angles, scale, rotation) for t in (q, k))
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
@@ -215,8 +217,10 @@ def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
 
 
 def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> Tensor:
-    """As transformers does."""
-    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(1) for t in (angles.cos(), angles.sin()))
+    """As transformers does. In memory the heads of a token lie next to each other, as attention reads
+    them."""
+    x = x.transpose(1, 2)
+    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(2) for t in (angles.cos(), angles.sin()))
     rotary = angles.shape[-1]
     part = x[..., :rotary]
     if rotation == "interleaved":
@@ -224,7 +228,8 @@ def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> T
     else:
         first, second = part.chunk(2, -1)
         partners = torch.cat((-second, first), -1)
-    return torch.cat((part * cosines + partners * sines, x[..., rotary:]), -1)
+    rotated = torch.cat((part * cosines + partners * sines, x[..., rotary:]), -1)
+    return rotated.transpose(1, 2)
 
 
 # projections of attention
@@ -232,7 +237,7 @@ def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> T
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
 
 
-def patch_projections(module: nn.Module, options: Options) -> str | None:
+def patch_projections(module: nn.Module, options: Options, known: dict) -> str | None:
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if type(layer) is not nn.Linear:
@@ -242,33 +247,47 @@ def patch_projections(module: nn.Module, options: Options) -> str | None:
     expect_no_hooks(module)
     scale, _, rotation = module._fftune
     # Each by itself: which layers rotate may follow from their numbers.
-    _expect_attention(module)
+    _expect_attention(module, known)
     module._fftune = scale, options.projections, rotation
     return f"projections of {type(module).__name__} by linear" + (
         f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
 
 
-def _expect_attention(module: nn.Module) -> None:
+def _stand_in_as_patched(module: nn.Module) -> nn.Module:
+    """With the forwards that its parts have by now, and with weights."""
+    own = stand_in(module)
+    Numbers(0).fill(own)
+    for one, other in zip(module.modules(), own.modules(), strict=True):
+        if hasattr(one.__dict__.get("forward"), "_fftune"):
+            replace_forward(other, one.__dict__["forward"].__func__, one._fftune)
+    return own
+
+
+def _expect_attention(module: nn.Module, known: dict) -> None:
     """That attend computes what it does, from the heads that _heads gives."""
-    scope = module.forward.__func__.__globals__
-    rotate, rotated = scope["apply_rotary_pos_emb"], []
+    forward, rotated = module.forward.__func__, []
+    rotate = forward.__globals__["apply_rotary_pos_emb"]
 
     def recorded(*arguments, **options):
         rotated.append(rotate(*arguments, **options))
         return rotated[-1]
 
-    with probing(module):
-        like = module.q_proj.weight
-        x = random_rows(2, 3, module.q_proj.in_features, like=like)
-        residual = random_rows(2, 3, module.o_proj.out_features, like=like)
-        angles = angles_of(random_rows(1, 3, module.head_dim // 2, like=like).float(), module._fftune[2])
-        rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
-        scope["apply_rotary_pos_emb"] = recorded
-        try:
-            theirs = module(hidden_states=x, position_embeddings=(angles, rows),
-                            attention_mask=None)[0]
-        finally:
-            scope["apply_rotary_pos_emb"] = rotate
+    own = remembered(known, kind_of(module), lambda: _stand_in_as_patched(module))
+    if hasattr(module, "layer_idx"):
+        own.layer_idx = module.layer_idx
+    recording = types.FunctionType(
+        forward.__code__, {**forward.__globals__, "apply_rotary_pos_emb": recorded},
+        forward.__name__, forward.__defaults__, forward.__closure__)
+    recording.__kwdefaults__ = forward.__kwdefaults__
+    module, like = own, own.q_proj.weight
+    with torch.no_grad():
+        numbers = Numbers(1)
+        x = numbers(2, 3, module.q_proj.in_features, like=like)
+        residual = numbers(2, 3, module.o_proj.out_features, like=like)
+        angles = angles_of(numbers(1, 3, module.head_dim // 2, like=like), module._fftune[2])
+        rows = torch.arange(3, dtype=torch.int32).repeat(2, 1)
+        theirs = recording(module, hidden_states=x, position_embeddings=(angles, rows),
+                           attention_mask=None)[0]
         # Small weights hide in the result which heads were rotated.
         if len(rotated) != 1:
             raise Unfit(f"projections: this {type(module).__name__} does not rotate")
@@ -288,6 +307,7 @@ def projects(attention: nn.Module, x: Tensor) -> bool:
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not watched(attention, *layers)
+            and are_plain(*(t for layer in layers for t in (layer.weight, layer.bias)))
             and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
@@ -300,7 +320,8 @@ def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, flo
         return None
     if norms == [None, None]:
         return None, 1e-6
-    if not all(is_patched(norm, norm_forward) for norm in norms):
+    if not all(is_patched(norm, norm_forward) and not watched(norm) and are_plain(norm.weight)
+               for norm in norms):
         return None
     (convention, eps), other = (norm._fftune for norm in norms)
     weights = tuple(norm.weight for norm in norms)

@@ -1,0 +1,307 @@
+"""patch() on models with wrappers, adapters, hooks, parametrisations and weights that are elsewhere: all of
+them are called, before patch() and after it, and nothing of a user's model is run by patch()."""
+import copy
+import threading
+
+import pytest
+import torch
+import torch.nn.utils.parametrizations as parametrizations
+import transformers
+from torch import nn
+from torch.nn.utils import parametrize
+
+import fftune
+from models import MIXTURES, MODELS
+from test_left_alone import GPT2, SIZES, close, ids, logits, make, static_logits, words_of
+
+KINDS = {
+    "LlamaConfig": SIZES, "Qwen3Config": dict(SIZES, head_dim=8), "GPT2Config": GPT2,
+    "PhiConfig": SIZES, "MixtralConfig": dict(SIZES, num_local_experts=4)}
+PARTS = {
+    "LlamaConfig": ["self_attn", "self_attn.q_proj", "self_attn.o_proj", "mlp", "mlp.gate_proj",
+                    "mlp.down_proj", "mlp.act_fn", "input_layernorm", "post_attention_layernorm", ""],
+    "Qwen3Config": ["self_attn", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj"],
+    "GPT2Config": ["attn", "attn.c_attn", "mlp", "mlp.c_fc", "mlp.c_proj", "mlp.act", "ln_1", "ln_2"],
+    "PhiConfig": ["self_attn.dense", "mlp.fc1", "mlp.fc2", "input_layernorm"],
+    "MixtralConfig": ["mlp", "mlp.gate", "mlp.experts", "mlp.experts.act_fn",
+                      "post_attention_layernorm"]}
+
+
+def scaled(result):
+    """A wrapper's result: the first of several is scaled."""
+    return (scaled(result[0]), *result[1:]) if isinstance(result, tuple) else result * 1.5
+
+
+class Wrapper(nn.Module):
+    """As adapters are: attributes are those of what it wraps."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *given, **options):
+        return scaled(self.inner(*given, **options))
+
+
+class Scale(nn.Module):
+    def forward(self, weight):
+        return weight * 1.5
+
+
+def wrapped(parent, name):
+    setattr(parent, name, Wrapper(getattr(parent, name)))
+
+
+def hooked(parent, name):
+    getattr(parent, name).register_forward_hook(lambda module, given, result: scaled(result))
+
+
+def hooked_before(parent, name):
+    getattr(parent, name).register_forward_pre_hook(
+        lambda module, given, options: (scaled(given) if given else given, {
+            key: value * 1.5 if key == "hidden_states" else value for key, value in options.items()}),
+        with_kwargs=True)
+
+
+def with_another_forward(parent, name):
+    module = getattr(parent, name)
+    inner = module.forward
+    module.forward = lambda *given, **options: scaled(inner(*given, **options))
+
+
+def of_a_subclass(parent, name):
+    module = getattr(parent, name)
+    kind = type(module)
+
+    class Other(kind):
+        def forward(self, *given, **options):
+            return scaled(kind.forward(self, *given, **options))
+
+    module.__class__ = Other
+
+
+def with_a_parametrisation(parent, name):
+    module = getattr(parent, name)
+    for weight in ("weight", "down_proj"):
+        if isinstance(module._parameters.get(weight), nn.Parameter):
+            parametrize.register_parametrization(module, weight, Scale())
+            return
+    pytest.skip("it has no weight")
+
+
+def with_weight_norm(parent, name):
+    module = getattr(parent, name)
+    if type(module) is not nn.Linear:
+        pytest.skip("it is no Linear")
+    parametrizations.weight_norm(module)
+    with torch.no_grad():
+        module.parametrizations.weight.original0.mul_(1.5)
+
+
+CHANGES = [wrapped, hooked, hooked_before, with_another_forward, of_a_subclass, with_a_parametrisation,
+           with_weight_norm]
+
+
+def parent_of(model, part):
+    layers = getattr(model.base_model, "layers", None) or model.base_model.h
+    path = part.rpartition(".")
+    if not part:
+        return layers, "0"
+    return layers[0].get_submodule(path[0]), path[2]
+
+
+@pytest.mark.parametrize("kind, part", [(kind, part) for kind, parts in PARTS.items() for part in parts])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_comes_between_is_called(kind, part, change):
+    model = make(kind, **KINDS[kind])
+    plain = logits(model)
+    right = copy.deepcopy(model)
+    change(*parent_of(right, part))
+    expected, expected_static = logits(right), static_logits(right)
+    for before in (True, False):
+        for options in (dict(projections=True), dict(attention=True, whole_layers=True)):
+            own = copy.deepcopy(model)
+            if before:
+                change(*parent_of(own, part))
+            report = fftune.patch(own, **options)
+            if not before:
+                if change is of_a_subclass and "forward" in parent_of(own, part)[0].get_submodule(
+                        parent_of(own, part)[1]).__dict__:
+                    continue  # another class for a module whose forward was replaced has no effect
+                change(*parent_of(own, part))
+            assert close(logits(own), expected), (before, options, str(report))
+            assert close(static_logits(own), expected_static), (before, options, str(report))
+            with torch.enable_grad():
+                assert close(own(input_ids=ids(), use_cache=False).logits, expected)
+    # Logits of a router are not used, and a norm makes nothing of a scaled input.
+    assert part == "mlp.gate" or change is hooked_before or not close(plain, expected)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *MIXTURES])
+@pytest.mark.parametrize("whole_layers", [False, True])
+def test_nothing_of_the_model_is_run_or_changed(name, whole_layers, monkeypatch):
+    from models import make
+
+    model = make(name)
+    own, ran = set(map(id, model.modules())), []
+    call = nn.Module.__call__
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, *given, **options: (
+        ran.append(type(self).__name__) if id(self) in own else None,
+        call(self, *given, **options))[1])
+    weights = {name: (p, p.data_ptr(), p.clone()) for name, p in model.named_parameters()}
+    fftune.patch(model, projections=True, attention=True, whole_layers=whole_layers)
+    assert not ran
+    for name, parameter in model.named_parameters():
+        kept, _, value = weights[name]
+        assert parameter is kept and torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "phi", "gpt2", "mixtral", "deepseek"])
+def test_a_model_on_meta_is_patched_or_left_alone(name):
+    from models import make
+
+    model = make(name)
+    with torch.no_grad():
+        right = model(ids(), use_cache=False).logits
+    state = model.state_dict()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name not in state}
+    empty = copy.deepcopy(model).to("meta")
+    fftune.patch(empty, projections=True, attention=True, whole_layers=True)
+    empty.load_state_dict(state, assign=True)
+    for place, buffer in buffers.items():
+        parent, _, own = place.rpartition(".")
+        empty.get_submodule(parent)._buffers[own] = buffer
+    with torch.no_grad():
+        assert close(empty(ids(), use_cache=False).logits, right)
+
+
+def test_patching_while_another_thread_runs_the_model():
+    model = make("LlamaConfig", **SIZES)
+    right, wrong, stop = logits(model), [], threading.Event()
+
+    def run():
+        while not stop.is_set():
+            if not close(logits(model), right):
+                wrong.append(1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for _ in range(5):
+        fftune.patch(model)
+        fftune.unpatch(model)
+    stop.set()
+    thread.join()
+    assert not wrong
+
+
+def test_a_model_that_once_gave_hidden_states():
+    model = make("LlamaConfig", **SIZES)
+    right = model(ids(), output_hidden_states=True, use_cache=False)
+    first = str(fftune.patch(copy.deepcopy(make("LlamaConfig", **SIZES)), projections=True))
+    assert str(fftune.patch(model, projections=True)) == first
+    ours = model(ids(), output_hidden_states=True, use_cache=False)
+    assert len(ours.hidden_states) == len(right.hidden_states)
+    assert all(map(close, ours.hidden_states, right.hidden_states))
+    for each in (ours, right):
+        assert each.attentions is None
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        both = model(ids(), output_attentions=True, output_hidden_states=True, use_cache=False)
+    assert len(both.attentions) == 4 and all(map(close, both.hidden_states, right.hidden_states))
+
+
+@pytest.mark.parametrize("name", ["fftune", "eager", "sdpa"])
+def test_the_attention_that_a_user_chose_stays(name):
+    fftune.register_attention()
+    model = make("LlamaConfig", **SIZES)
+    model.set_attn_implementation(name)
+    right = logits(model)
+    for options in ({}, {}, dict(attention=True), dict(whole_layers=True), {}):
+        fftune.patch(model, **options)
+        assert close(logits(model), right)
+        if name == "fftune":
+            assert model.config._attn_implementation == "fftune"
+    fftune.unpatch(model)
+    assert {module.config._attn_implementation for module in model.modules()
+            if hasattr(module, "config")} == {name}
+    fftune.patch(model)
+    model.set_attn_implementation("eager")
+    assert fftune.unpatch(model).config._attn_implementation == "eager"
+
+
+def test_layers_that_are_sharded(tmp_path):
+    """FSDP2 makes its state in the first call of the whole model."""
+    import torch.distributed as distributed
+    from torch.distributed.fsdp import fully_shard
+
+    model = make("LlamaConfig", **SIZES)
+    right = model(ids(), use_cache=False).logits
+    right.square().mean().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        fftune.patch(model, projections=True, attention=True, whole_layers=True)
+        ours = model(ids(), use_cache=False).logits
+        assert close(ours, right)
+        ours.square().mean().backward()
+        for mine, other in zip(model.parameters(), gradients):
+            assert close(mine.grad.full_tensor(), other, 2e-4)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_models_are_patched_twice_as_once():
+    model = make("LlamaConfig", **SIZES)
+    first = fftune.patch(model, projections=True, attention=True, whole_layers=True)
+    second = fftune.patch(model, projections=True, attention=True, whole_layers=True)
+    assert words_of(first.replaced) == words_of(second.replaced)
+    assert words_of(first.left) == words_of(second.left)
+
+
+def test_weights_of_another_class_put_in_later():
+    class Doubled(torch.Tensor):
+        """A weight that stands for another one, as quantised ones do."""
+
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __tensor_flatten__(self):
+            return ["inner"], None
+
+        @staticmethod
+        def __tensor_unflatten__(inner, meta, size, stride):
+            return Doubled(inner["inner"])
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, given=(), options=None):
+            if function is torch.ops.aten.detach.default:
+                return cls(given[0].inner)
+            plain = lambda t: t.inner * 2 if isinstance(t, Doubled) else t
+            return function(*torch.utils._pytree.tree_map(plain, given),
+                            **torch.utils._pytree.tree_map(plain, options or {}))
+
+    model = make("LlamaConfig", **SIZES)
+    own = copy.deepcopy(model)
+    fftune.patch(own, projections=True, whole_layers=True)
+    for each in (model, own):
+        for module in each.modules():
+            if isinstance(module, nn.Linear) or "RMSNorm" in type(module).__name__:
+                module._parameters["weight"] = nn.Parameter(Doubled(module.weight.detach()), False)
+    with torch.no_grad():
+        assert close(logits(own), logits(model))
+        assert close(static_logits(own), static_logits(model))
