@@ -14,10 +14,11 @@ from ._run import Form, ready, run
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
                   "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
-_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "b_o", "attn_post_norm", "ffn_norm", "ffn_norm_bias", "w_router",
-                  "b_router", "choice_bias", "w_gate", "w_up", "w_gate_up", "w_down", "b_gate",
-                  "b_up", "b_gate_up", "b_down", "w_shared_router", "w_shared_gate", "w_shared_up",
-                  "w_shared_down", "ffn_post_norm")
+_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "b_o", "attn_post_norm", "ffn_norm",
+                  "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
+                  "w_gate_up", "w_down", "b_gate", "b_up", "b_gate_up", "b_down",
+                  "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
+                  "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 # Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
@@ -99,7 +100,8 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> Non
         raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
                     "give q, k and v packed, or each")
     for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"),
-                  ("attn_post_norm", "ffn_post_norm"), ("w_shared_gate", "w_shared_up", "w_shared_down")):
+                  ("attn_post_norm", "ffn_post_norm"),
+                  ("w_shared_gate", "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
     if "q_norm_bias" in names and "q_norm" not in names:
@@ -434,8 +436,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
                    convention=convention, rotary=0 if angles is None else angles.shape[-1],
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
-                   choice=choice, constants=constants, parallel=parallel, rotation=rotation, grouped=grouped,
-                   norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
+                   choice=choice, constants=constants, parallel=parallel, rotation=rotation,
+                   grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
                    norm_last=norm_last, multiplier=multiplier)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
