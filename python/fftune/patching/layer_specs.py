@@ -505,7 +505,7 @@ class Recogniser:
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
-                                                _kinds_of(layer), index, window, angles)
+                                                _kinds_of(parts.layer), index, window, angles)
         return found
 
     def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:

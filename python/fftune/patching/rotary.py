@@ -186,7 +186,7 @@ def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
     """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
     rotation, = self._fftune
     with torch.no_grad():
-        angles = _angles(self, position_ids)
+        angles = angles_of(_pairs(self, position_ids), rotation)
         # Size.numel() would make a constant of a symbolic size.
         count = angles.shape[0] * angles.shape[1]
         rows = torch.arange(count, dtype=torch.int32, device=angles.device)
