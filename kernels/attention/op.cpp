@@ -299,6 +299,8 @@ class Attention final : public Op {
     const Pairs pairs = pairs_of(layer);
     stage.inner_values = pairs.alike * static_cast<double>(layer.heads) / (masked ? 4 : 1) /
                          (layer.backward ? 3 : 1) / (layer.bias ? std::exp(4.0) : 1);
+    // Weights of heads of 2 and 4 features have no second moment: one may outweigh all others.
+    if (layer.dim <= 4) stage.inner_values = 1;
     stage.flops =
         (layer.backward ? 10 : 4) * pairs.count * static_cast<double>(layer.heads * layer.dim);
     return {stage};

@@ -80,7 +80,9 @@ TENSORS = {
              moe_ffn__d_down="[experts, d, h]"),
     **_kinds(_FLOATS, rmsnorm__w="[d]", bias_gelu__bias="[h]", sinks="[heads]",
              moe_route__bias="[experts]", d_weights="[..., k]", moe_ffn__weights="[..., k]",
-             moe_ffn_fp8__weights="[..., k]"),
+             moe_ffn_fp8__weights="[..., k]",
+             # Those of a layer are checked one by one, by its form.
+             layer__weights="[...]", layer__own="[...]"),
     **_kinds(_FP8, ffn_fp8__x="[..., d]", ffn_fp8__w_gate="[h, d]", ffn_fp8__w_up="[h, d]",
              ffn_fp8__w_down="[d, h]", moe_ffn_fp8__x="[..., d]",
              moe_ffn_fp8__w_gate="[experts, h, d]", moe_ffn_fp8__w_up="[experts, h, d]",

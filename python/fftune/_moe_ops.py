@@ -134,7 +134,7 @@ def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up, b_down, *o
 
 @define("moe_ffn_backward_into(Tensor dy, Tensor x, Tensor ids, Tensor weights, Tensor? gate, "
         "Tensor? up, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor(a!) d_gate, "
-        f"Tensor(b!) d_up, Tensor(c!) d_down, str act, str routing) -> (Tensor, Tensor)")
+        "Tensor(b!) d_up, Tensor(c!) d_down, str act, str routing) -> (Tensor, Tensor)")
 def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act, routing):
     into = d_gate, d_up, d_down
     for tensor in into:

@@ -151,6 +151,7 @@ def by_reference(monkeypatch, arguments, options):
     weights = [{name: t.double() for name, t in one.items()} for one in weights]
     with monkeypatch.context() as context:
         context.setattr("fftune._layer_ops.call", lambda _, *given: reference.layer(*given))
+        context.setattr("fftune._layer_ops.expect_tensors", lambda *_, **__: None)  # of float64
         return ops.layer(x.double(), weights, caches, *others, **options), caches
 
 
@@ -158,7 +159,7 @@ def by_reference(monkeypatch, arguments, options):
 @pytest.mark.parametrize("s", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_values(form, s, dtype, monkeypatch):
-    # With nearly equal scores of two experts, rounding may choose the other one: other rows tell.
+    # With nearly equal scores of two experts, rounding may choose the other one, in few draws.
     tries = 4 if "experts" in FORMS[form] and dtype == torch.bfloat16 else 1
     errors = []
     for _ in range(tries):
@@ -169,9 +170,7 @@ def test_values(form, s, dtype, monkeypatch):
         pairs = [(y, right)] + [pair for both in zip(arguments[2], right_caches)
                                 for pair in zip(*both)]
         errors.append(max(error(own, other) for own, other in pairs))
-        if errors[-1] < TOLERANCE[dtype]:
-            return
-    raise AssertionError(f"errors {errors}")
+    assert sum(e < TOLERANCE[dtype] for e in errors) >= max(1, tries - 1), errors
 
 
 def test_slots_and_positions_that_are_given(monkeypatch):

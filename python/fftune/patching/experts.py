@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops, reference
-from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Unfit, activation_name,
-                        activation_of, are_plain, configured, expect_configured_activation,
+from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Unfit, are_plain, configured, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched,
                         is_random_in_training, kind_of, original, parts_of, parts_watched, remembered,
                         replace_forward, stand_in, undoable)

@@ -19,7 +19,7 @@ from .._custom import OPS, call
 from .._layer_ops import has_layout
 from . import attention as attentions
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
-from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, is_patched, try_to,
+from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, try_to,
                         undoable, watched)
 from .rotary import angles_of, rotation_of
 
