@@ -44,6 +44,8 @@
  *   bias        none, down, both                   pass fwd: biases of every row: down adds b_down
  *                                                  to y; both also adds b_up to the activation's
  *                                                  input (gate=no)
+ *   y-scale     no, yes                            pass fwd: whether columns of y are multiplied by
+ *                                                  a factor each, before a residual is added
  *   residual    no, yes                            pass fwd: whether y is added to a residual of
  *                                                  its size
  *   gate        yes, no                            pass fwd: whether the activation's result gates
@@ -260,8 +262,7 @@
  *                                                are computed
  *   starts     no, yes                           each sequence's first position is given
  *   base       a number from 1 to 1000000000000  base of the computed frequencies
- *   factor     a number from 0.001 to 1000000    factor factor by which the rule stretches
- *                                                positions
+ *   factor     a number from 0.001 to 1000000    factor by which the rule stretches positions
  *   context    a number from 1 to 1000000000     positions that the model was trained with
  *   low        a number from 0.001 to 1000000    llama3: context/low is the longest wavelength that
  *                                                is interpolated
@@ -343,8 +344,8 @@
  *   beams    1 to 65536, rare                   rows after each other that share a prefix; 1 if
  *                                               left out
  *   ids      i32, i64                           element type of the ids
- *   lengths  whole, own                         lengths lengths of rows and prefixes: all of len
- *                                               and prefix, or each its own
+ *   lengths  whole, own                         lengths of rows and prefixes: all of len and
+ *                                               prefix, or each its own
  *   ngrams   one, own                           one n for all rows, or each its own
  *   n        a number from 1 to 131072          tokens of an n-gram, a whole number
  *   padding  a number from -1000000 to 1000000  the id that never matches, a whole number
@@ -628,8 +629,12 @@
  *                                                  rows in one; grouped: of each head of k the rows
  *                                                  of its heads of q, then its own, then those of v
  *   bias         no, yes                           whether q, k and v have a bias
- *   norm         no, yes                           whether heads of q and k are RMS-normalised,
- *                                                  with weights of their own
+ *   norm         no, yes, rows, layer              whether heads of q and k are RMS-normalised,
+ *                                                  with weights of their own; rows: all heads of q,
+ *                                                  and of k, together; layer: heads by layer
+ *                                                  normalisation
+ *   norm-order   before, after                     whether heads are normalised before RoPE or
+ *                                                  after it
  *   convention   llama, gemma                      weights of the norm: factors, or (gemma) kept as
  *                                                  their distance from 1
  *   eps          a number from 0 to 1              added to the norm's mean square
@@ -641,8 +646,7 @@
  *   angles       table, base, llama3, yarn         a table is given, or the rule by which
  *                                                  frequencies are computed
  *   base         a number from 1 to 1000000000000  base of the computed frequencies
- *   factor       a number from 0.001 to 1000000    factor factor by which the rule stretches
- *                                                  positions
+ *   factor       a number from 0.001 to 1000000    factor by which the rule stretches positions
  *   context      a number from 1 to 1000000000     positions that the model was trained with
  *   low          a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
  *                                                  that is interpolated
@@ -907,84 +911,114 @@
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts
  *
- *   batch        1 to 65536                         sequences (any number)
- *   d            1 to 2147483647                    features of a token
- *   h            1 to 2147483647                    intermediate size of the feed-forward network,
- *                                                   or of an expert
- *   heads        1 to 1024                          heads of q
- *   dim          1 to 512                           features of a head
- *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
- *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
- *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
- *   layers       1 to 256, rare                     number of layers, each with its own weights and
- *                                                   caches
- *   experts      1 to 1024, rare                    experts to choose from, with ffn=moe
- *   top-k        1 to 32, rare                      experts that a token chooses
- *   shared       1 to 8, rare                       experts that every token goes through; left
- *                                                   out: none
- *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
- *                                                   left out
- *   rotary       1 to 512, rare                     features of a head to rotate; all if left out
- *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
- *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
- *   norm         rms, layer                         normalisation normalisation of rows: by the
- *                                                   root mean square, or layer normalisation with
- *                                                   biases
- *   post-norms   no, yes                            whether what attention and the feed-forward
- *                                                   network give is normalised before it is added
- *   block        serial, parallel                   whether the feed-forward network follows
- *                                                   attention, or takes the same normalised x
- *                                                   beside it
- *   ffn          gated, plain, moe                  the feed-forward network: with a gate, plain
- *                                                   without, or a mixture of experts with gates
- *   score        softmax, sigmoid                   function of a router's logit that gives an
- *                                                   expert's score
- *   order        before, after                      whether the router's softmax is over all
- *                                                   experts, before the choice, or over the chosen
- *                                                   ones after it
- *   renormalise  no, yes                            whether the weights of a token's experts add up
- *                                                   to 1
- *   gate-up      separate, halves, interleaved      the experts' weights of gate and up: separate;
- *                                                   or packed in w_gate_up, whose rows are those of
- *                                                   gate and then those of up, or one of each in
- *                                                   turn
- *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
- *                                                   or file:IDS, a text file of ids: how often
- *                                                   experts are chosen: of test data, and to choose
- *                                                   a preset by
- *   convention   llama, gemma, t5                   where the norms round, and whether weights are
- *                                                   kept as their distance from 1
- *   eps          a number from 0 to 1               added to the norms' mean square
- *   qkv-bias     no, yes                            whether q, k and v have a bias
- *   qk-norm      no, yes                            whether heads of q and k are normalised, with
- *                                                   weights of their own
- *   out-bias     no, yes                            whether the output product has a bias
- *   ffn-bias     no, yes                            whether the feed-forward network has biases
- *   rotation     halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
- *                                                   neighbours, or none
- *   softcap      a number from 0 to 1000000         soft cap c of attention's scores, c tanh(x /
- *                                                   c); 0: none
- *   scale        a number from 0 to 1000000         scale scale of attention's scores; 0: 1 /
- *                                                   sqrt(dim)
- *   lengths      full, ragged                       keys of the sequences in tests and
- *                                                   measurements: as many as the cache has room
- *                                                   for, or fewer
- *   angles       base, table, llama3, yarn          a table is given, or the rule by which
- *                                                   frequencies are computed
- *   base         a number from 1 to 1000000000000   base of the computed frequencies
- *   factor       a number from 0.001 to 1000000     factor factor by which the rule stretches
- *                                                   positions
- *   context      a number from 1 to 1000000000      positions that the model was trained with
- *   low          a number from 0.001 to 1000000     llama3: context/low is the longest wavelength
- *                                                   that is interpolated
- *   high         a number from 0.001 to 1000000     llama3: context/high is the longest wavelength
- *                                                   that is left alone
- *   beta-fast    a number from 0.001 to 1000000     yarn: rotations in the context from which a
- *                                                   pair is left alone
- *   beta-slow    a number from 0.001 to 1000000     yarn: rotations in the context up to which a
- *                                                   pair is stretched
- *   rope-scale   a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
- *                                                   own
+ *   batch           1 to 65536                        sequences (any number)
+ *   d               1 to 2147483647                   features of a token
+ *   h               1 to 2147483647                   intermediate size of the feed-forward
+ *                                                     network, or of an expert
+ *   heads           1 to 1024                         heads of q
+ *   dim             1 to 512                          features of a head
+ *   cache           1 to 16777216                     keys that the cache has room for, of a
+ *                                                     sequence
+ *   kv-heads        1 to 1024, rare                   heads of k, and of v; heads if left out
+ *   s               1 to 16777216, rare               new tokens of each sequence; 1 if left out
+ *   layers          1 to 256, rare                    number of layers, each with its own weights
+ *                                                     and caches
+ *   experts         1 to 1024, rare                   experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                     experts that a token chooses
+ *   shared          1 to 8, rare                      experts that every token goes through; left
+ *                                                     out: none
+ *   shared-h        1 to 16777216, rare               intermediate size of a network with weights
+ *                                                     of its own beside the experts, for every
+ *                                                     token; left out: none
+ *   groups          1 to 32, rare                     groups of experts, of which a token uses the
+ *                                                     best; left out: none
+ *   top-groups      1 to 32, rare                     groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
+ *                                                     left out
+ *   rotary          1 to 512, rare                    features of a head to rotate; all if left out
+ *   positions       1 to 1073741824, rare             rows of the table of angles; 4096 if left out
+ *   act                                               silu, gelu, gelu-tanh, relu, none,
+ *                                                     swiglu-oai: activation of the feed-forward
+ *                                                     network
+ *   norm            rms, layer                        normalisation of rows: by the root mean
+ *                                                     square, or layer normalisation with biases
+ *   post-norms      no, yes, only                     whether what attention and the feed-forward
+ *                                                     network give is normalised before it is
+ *                                                     added; only: and what they take is not
+ *   residual-scale  no, yes                           whether a vector multiplies what is added to
+ *                                                     the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms  whether the feed-forward network follows
+ *                                                     attention; or stands beside it, and takes the
+ *                                                     same normalised x, or x by a norm of its own
+ *   ffn             gated, plain, moe                 the feed-forward network: with a gate, plain
+ *                                                     without, or a mixture of experts with gates
+ *   score           softmax, sigmoid                  function of a router's logit that gives an
+ *                                                     expert's score
+ *   order           before, after                     whether the router's softmax is over all
+ *                                                     experts, before the choice, or over the
+ *                                                     chosen ones after it
+ *   renormalise     no, yes                           whether the weights of a token's experts add
+ *                                                     up to 1
+ *   group-score     max, top2                         score of a group of experts: its best expert,
+ *                                                     or the sum of its best two
+ *   choice-bias     no, yes                           whether a bias is added to the experts'
+ *                                                     scores for the choice alone
+ *   logits          same, f32                         element type of the router's logits: that of
+ *                                                     x, or f32
+ *   router-bias     no, yes                           whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000    a factor of the weights of a token's experts
+ *   shared-gate     no, yes                           whether the network of shared-h is weighted
+ *                                                     by the sigmoid of a product of its own
+ *   gate-up         separate, halves, interleaved     the experts' weights of gate and up:
+ *                                                     separate; or packed in w_gate_up, whose rows
+ *                                                     are those of gate and then those of up, or
+ *                                                     one of each in turn
+ *   routing                                           uniform, or zipf:SKEW with a skew from 0 to
+ *                                                     4, or file:IDS, a text file of ids: how often
+ *                                                     experts are chosen: of test data, and to
+ *                                                     choose a preset by
+ *   convention      llama, gemma, t5                  where the norms round, and whether weights
+ *                                                     are kept as their distance from 1
+ *   eps             a number from 0 to 1              added to the norms' mean square
+ *   qkv-bias        no, yes                           whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped         the weights of q, k and v: separate; or
+ *                                                     packed in w_qkv, whose rows are those of q,
+ *                                                     of k and of v, or (grouped) of each head of k
+ *                                                     those of its heads of q, its own and those of
+ *                                                     v
+ *   qk-norm         no, yes, rows, layer              whether heads of q and k are normalised, with
+ *                                                     weights of their own; rows: all heads of q,
+ *                                                     and of k, together; layer: heads by layer
+ *                                                     normalisation
+ *   qk-norm-order   before, after                     whether heads are normalised before RoPE or
+ *                                                     after it
+ *   sinks           no, yes                           whether each head has a logit that joins
+ *                                                     attention's softmax without a value
+ *   out-bias        no, yes                           whether the output product has a bias
+ *   ffn-bias        no, yes                           whether the feed-forward network has biases
+ *   rotation        halves, interleaved, none         RoPE of q and k: pairs rotary/2 apart,
+ *                                                     neighbours, or none
+ *   softcap         a number from 0 to 1000000        soft cap c of attention's scores, c tanh(x /
+ *                                                     c); 0: none
+ *   scale           a number from 0 to 1000000        scale of attention's scores; 0: 1 / sqrt(dim)
+ *   lengths         full, ragged                      keys of the sequences in tests and
+ *                                                     measurements: as many as the cache has room
+ *                                                     for, or fewer
+ *   angles          base, table, llama3, yarn         a table is given, or the rule by which
+ *                                                     frequencies are computed
+ *   base            a number from 1 to 1000000000000  base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000    factor by which the rule stretches positions
+ *   context         a number from 1 to 1000000000     positions that the model was trained with
+ *   low             a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
+ *                                                     that is interpolated
+ *   high            a number from 0.001 to 1000000    llama3: context/high is the longest
+ *                                                     wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000    yarn: rotations in the context from which a
+ *                                                     pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000    yarn: rotations in the context up to which a
+ *                                                     pair is stretched
+ *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
+ *                                                     rule's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
