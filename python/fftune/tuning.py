@@ -1,5 +1,7 @@
 """tune(), check() and explain(): what the tool does, for the problems of a model."""
 import copy
+import functools
+import json
 import math
 import os
 import statistics
@@ -19,7 +21,14 @@ from ._checks import named
 from ._library import Error, Plan, tool_path
 from .patching import expect_module, patch, unpatch
 
-_TOKENS = {"rope": "s", "ngram-block": "b"}  # the size that a search takes a list of, m elsewhere
+@functools.cache
+def _token_sizes() -> dict[str, str]:
+    """For each op the size that a search takes a list of: m, s or batch."""
+    done = subprocess.run([str(tool_path()), "ops", "--json"], env=tool_environment(), text=True,
+                          capture_output=True)
+    if done.returncode:
+        raise Error(f"tune: {tool_path()} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    return {op["op"]: op["token_size"] for op in json.loads(done.stdout)}
 
 
 def _device_name(device: int) -> str:
@@ -134,7 +143,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
                 and not preset["stale"]:
             report.served.append(_text(problem))
             continue
-        tokens = _TOKENS.get(problem["op"], "m")
+        tokens = _token_sizes()[problem["op"]]
         rest = {name: value for name, value in problem.items() if name != tokens}
         entry = searches.setdefault(f"{device} {_text(rest)}", (device, rest, []))
         entry[2].append(problem[tokens])
@@ -150,7 +159,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
 
 def _search(report: TuneReport, device: int, problem: dict, tokens: list[int], seconds: float,
             place: str) -> None:
-    name = _TOKENS.get(problem["op"], "m")
+    name = _token_sizes()[problem["op"]]
     text = f"{_text(problem)} {name}={','.join(map(str, sorted(tokens)))}"
     print(f"fftune: tuning {place}: {text}", file=sys.stderr, flush=True)
     command = [str(tool_path()), problem["op"], "--device", _device_name(device), "--out",

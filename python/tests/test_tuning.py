@@ -39,6 +39,24 @@ def test_tune_collects_the_problems_of_a_model(tmp_path, monkeypatch):
     assert {"ffn", "rmsnorm", "rope"} == {p["op"] for p in searched if p["pass"] == "bwd"}
 
 
+def test_tune_knows_the_tokens_of_every_op(tmp_path, monkeypatch):
+    from transformers import StaticCache
+
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tmp_path))
+    model = make("llama")
+    fftune.patch(model, attention=True)
+    found = []
+    monkeypatch.setattr(tuning, "_search", lambda report, device, problem, tokens, *rest:
+                        found.append((problem["op"], tokens)))
+    fftune.tune(model, inputs("llama"), presets=tmp_path)
+    assert ("attention", [9]) in found
+    fftune.patch(model, whole_layers=True)
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    fftune.tune(model, {**inputs("llama", batch=3), "past_key_values": cache}, presets=tmp_path)
+    assert ("layer", [3]) in found
+    assert set(tuning._token_sizes().values()) == {"m", "s", "b", "batch"}
+
+
 def test_tune_says_when_there_is_nothing_to_tune():
     with pytest.raises(fftune.Error, match="patch it first"):
         fftune.tune(nn.Linear(4, 4), torch.randn(2, 4))

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cpu/open.hpp"
+#include "registry/added_parameters.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
 #include "store/renamed_parameters.hpp"
@@ -100,7 +101,8 @@ TEST_CASE("variants of the CPU with old names are legal once they are renamed") 
   const Config usual = family_of(op, variant.family).default_config(problem, facts);
   variant.config.set("threads", usual.at("threads"));  // which there are depends on the processor
   CHECK_FALSE(illegality(op, problem, facts, variant).empty());
-  const auto reason = illegality(op, problem, facts, renamed(variant));
+  const auto reason =
+      illegality(op, problem, facts, completed(op, problem, facts, renamed(variant)));
   INFO(problem.text() << ": " << id << ": " << reason);
   CHECK(reason.empty());
 }

@@ -57,7 +57,8 @@ void write(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("--resume reads back what was written, and the last line of a variant counts") {
+TEST_CASE(
+    "a journal that --resume reads has what was written, and the last line of a variant counts") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   std::filesystem::path path;

@@ -48,6 +48,10 @@ class Sm80Backward final : public StageFamily {
     if (auto reason = refuse_cuda(problem, "bwd", facts)) return reason;
     const Layer layer = layer_of(problem);
     if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+    constexpr std::int64_t most_features = 256;  // of a head whose accumulators a warp can hold
+    if (layer.dim > most_features)
+      return fmt::format("a warp's accumulators hold heads of up to {} features: dim={}",
+                         most_features, layer.dim);
     if (auto reason = misaligned_rows(layer)) return reason;
     constexpr std::int64_t most_beside_wgmma = 64;
     if (!refuse_sm90(layer, facts) && layer.s > most_beside_wgmma)
