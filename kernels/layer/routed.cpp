@@ -4,6 +4,7 @@
 // noise and the directions of the experts that it is to choose: these have logits far above the
 // others', through the norms, and through attention and the layers before, which add to x.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -18,19 +19,9 @@ namespace fftune::layer {
 namespace {
 
 /// The distance of a chosen expert's logit from the others', in deviations of the noise.
-constexpr double margin = 10;
+constexpr double margin = 14;
 /// Noise of the router's weights besides the direction.
 constexpr double noise_of_weights = 0.25;
-
-/// ±1, the same for every tensor and seed (the output function of SplitMix64).
-double direction(std::int64_t expert, std::int64_t feature) {
-  std::uint64_t z =
-      (static_cast<std::uint64_t>(expert) << 32) + static_cast<std::uint64_t>(feature);
-  z += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return (z ^ (z >> 31)) & 1 ? 1 : -1;
-}
 
 /// The sizes that the data depend on.
 struct Shape {
@@ -38,6 +29,21 @@ struct Shape {
   std::int64_t groups, top_groups;  // of experts; 1 without
   Routing routing;
 };
+
+/// ±1, the same for every tensor and seed. Rows of a Hadamard matrix, from the second on, are
+/// orthogonal and have no mean: an expert's direction adds nothing to another's logit. With more
+/// experts than features, random signs (the output function of SplitMix64).
+double direction(const Shape& shape, std::int64_t expert, std::int64_t feature) {
+  if (std::bit_ceil(static_cast<std::uint64_t>(shape.experts) + 1) <=
+      static_cast<std::uint64_t>(shape.d))
+    return std::popcount(static_cast<std::uint64_t>((expert + 1) & feature)) % 2 ? -1 : 1;
+  std::uint64_t z =
+      (static_cast<std::uint64_t>(expert) << 32) + static_cast<std::uint64_t>(feature);
+  z += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return (z ^ (z >> 31)) & 1 ? 1 : -1;
+}
 
 /// The experts of each token. With groups all are in `top_groups` neighbouring ones, which then
 /// are those that the router keeps.
@@ -69,7 +75,7 @@ void draw_x(const Shape& shape, std::uint64_t seed, std::span<double> values) {
     const auto row = values.subspan(static_cast<std::size_t>(choice / shape.choices * shape.d),
                                     static_cast<std::size_t>(shape.d));
     for (std::int64_t i = 0; i < shape.d; ++i)
-      row[static_cast<std::size_t>(i)] += share * direction(expert, i);
+      row[static_cast<std::size_t>(i)] += share * direction(shape, expert, i);
   }
 }
 
@@ -81,12 +87,18 @@ void draw_router(const Shape& shape, std::uint64_t seed, std::span<double> value
   for (std::int64_t expert = 0; expert < shape.experts; ++expert)
     for (std::int64_t i = 0; i < shape.d; ++i)
       values[static_cast<std::size_t>(expert * shape.d + i)] =
-          scale * (direction(expert, i) + normal(random));
+          scale * (direction(shape, expert, i) + normal(random));
 }
 
 }  // namespace
 
 void set_routed_draw(const Problem& problem, TensorSpec& tensor) {
+  // A norm whose weights have mean zero would turn an expert's direction into noise.
+  const bool is_norm = tensor.name == "attn_norm" || tensor.name == "ffn_norm";
+  if (is_norm && !problem.has("convention", "gemma")) {
+    tensor.mean = 1;
+    tensor.scale = 0.25;
+  }
   if (tensor.name != "x" && tensor.name != "w_router") return;
   const std::int64_t s = size_or(problem, "s", 1), groups = size_or(problem, "groups", 1);
   const auto routing = problem.options.find("routing");

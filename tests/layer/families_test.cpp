@@ -9,6 +9,9 @@
 #include "layer/problems.hpp"
 #include "runtime/plan.hpp"
 #include "support/verify_variants.hpp"
+#include "verify/distinct_rows.hpp"
+#include "verify/host_threads.hpp"
+#include "verify/references.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -164,6 +167,34 @@ TEST_CASE("on a GPU too, a plan of several layers is as many plans of one", "[gp
           *backend, problem_of(models.front(), DeviceKind::cuda, DType::bf16,
                                {{"batch", 3}, {"s", s}, {"cache", 70}, {"layers", layers}},
                                {{"lengths", "ragged"}}));
+}
+
+TEST_CASE("test data keep the logits of a token's experts apart from the others") {
+  HostThreads threads;
+  for (const SmallModel& model : small_models()) {
+    const auto has = [&](const char* option) { return model.options.contains(option); };
+    // A choice by more than logits has no such gap.
+    if (!has("ffn") || model.options.at("ffn") != "moe" || has("choice-bias") || has("router-bias"))
+      continue;
+    for (const std::uint64_t seed : {0, 1, 2}) {
+      const Problem problem =
+          problem_of(model, DeviceKind::cpu, DType::bf16,
+                     {{"batch", 2}, {"s", 13}, {"cache", 13}, {"layers", 2}}, {});
+      const DistinctRows rows(layer_op(), problem, InputData{seed}, threads);
+      References references(rows, threads, nullptr);
+      const auto experts = static_cast<std::size_t>(problem.size("experts"));
+      const auto choices = static_cast<std::size_t>(problem.size("top-k"));
+      for (std::size_t i = 0; i < rows.tensors().size(); ++i) {
+        if (!rows.tensors()[i].name.ends_with("router_logits")) continue;
+        for (const double* row : references.rows(0, i)) {
+          std::vector<double> logits(row, row + experts);
+          std::sort(logits.rbegin(), logits.rend());
+          INFO(problem.text() << ", seed " << seed << ", " << rows.tensors()[i].name);
+          CHECK(logits[choices - 1] - logits[choices] > 0.04);  // a few roundings of bf16
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("layers of every model are right on the CPU, in decode and prefill") {
