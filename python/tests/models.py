@@ -51,6 +51,8 @@ LAYERED = {
         **{**_SIZES, "num_hidden_layers": 3}, head_dim=8, sliding_window=64,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
     "phi3": lambda: transformers.Phi3Config(**_SIZES),
+    # Wider than stand-ins of layers are.
+    "phi3-wide": lambda: transformers.Phi3Config(**{**_SIZES, "intermediate_size": 520}),
     "linear": lambda: transformers.LlamaConfig(
         **_SIZES, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
     "yarn": lambda: transformers.LlamaConfig(

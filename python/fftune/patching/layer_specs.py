@@ -9,7 +9,7 @@ rotation and norms of heads.
 import inspect
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -329,6 +329,19 @@ class _Parts:
                 self.weights[own] = Weight(path, parameter)
             elif parameter == "weight" or found.kind == "layer":
                 self.constants.append(own)
+
+
+_OF_MLP = ("w_down", "w_gate", "w_up", "w_gate_up", "b_up", "b_gate", "b_gate_up")
+
+
+def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
+    """The spec for a stand-in of these sizes: gate and up may be rows of one weight."""
+    def of(name: str, weight: Weight) -> Weight:
+        if weight.rows is None or name not in _OF_MLP:
+            return weight
+        return replace(weight, rows=tuple(sizes.get(row, row) for row in weight.rows))
+
+    return replace(spec, weights=tuple(map(of, parse(spec.form).weights, spec.weights)))
 
 
 # how a decoder calls its layers
@@ -669,8 +682,10 @@ class Recogniser:
 
     def _identify(self, layer: nn.Module, candidates: dict[tuple, Spec]) -> tuple:
         """Two tokens of two sequences behind three others, in every form that is possible."""
+        sizes = self._small(layer, next(iter(candidates.values())))
+        candidates = {key: _shrunk(spec, sizes) for key, spec in candidates.items()}
         spec = next(iter(candidates.values()))
-        own = stand_in(layer, self._small(layer, spec))
+        own = stand_in(layer, sizes)
         rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
         config = self.decoder.config
 
@@ -694,7 +709,7 @@ class Recogniser:
         down = names["w_down"].of(layer)
         h, kept = down.shape[-1], set()
         for name, weight in names.items():
-            if name not in ("w_down", "w_gate", "w_up", "w_gate_up", "b_up", "b_gate", "b_gate_up"):
+            if name not in _OF_MLP:
                 kept |= set(weight.of(layer).shape)
         kept |= {down.shape[-2], *spec.heads, down.shape[0]}
         return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
