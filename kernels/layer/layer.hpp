@@ -9,8 +9,8 @@
 //                                                      block=parallel: mid + ffn(n)
 //                                                      block=parallel-norms: mid + ffn(norm(x))
 //
-// With post-norms=only there are no norms but those of what is added: q, k, v and ffn take x and mid
-// as they are (OLMo-2). With residual-scale=yes what is added is first multiplied by a vector
+// With post-norms=only there are no norms but those of what is added: q, k, v and ffn take x and
+// mid as they are (OLMo-2). With residual-scale=yes what is added is first multiplied by a vector
 // (Granite's residual multiplier).
 //
 // With ffn=moe the feed-forward network is a mixture of experts: their logits are

@@ -1,5 +1,5 @@
-// A linear layer: y = x·wᵀ (+ bias) (* y_scale) (+ residual), and its gradients dx = dy·w, dw = dyᵀ·x, dbias =
-// the sum of dy's rows.
+// A linear layer: y = x·wᵀ (+ bias) (* y_scale) (+ residual), and its gradients dx = dy·w, dw =
+// dyᵀ·x, dbias = the sum of dy's rows.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,7 @@
 // The router: a warp has a token, and its lanes the logits of experts lane, lane + 32 and so on, in
 // registers. The choices are found one by one: each lane offers its best expert that is left, and
-// five shuffles find the best of all. The first of equal experts wins. NaN is above every number, as
-// in PyTorch's topk: values are compared as integers of the same order, rank_of().
+// five shuffles find the best of all. The first of equal experts wins. NaN is above every number,
+// as in PyTorch's topk: values are compared as integers of the same order, rank_of().
 //
 // Choices are by the logits themselves where no bias and no group compares sums of scores: softmax
 // and sigmoid keep their order, and the choice does not depend on how either is rounded.

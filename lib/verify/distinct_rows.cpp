@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
@@ -14,7 +15,7 @@
 namespace fftune {
 
 DistinctRows::DistinctRows(const Op& op, Problem problem, InputData data, Parallel& parallel)
-    : op_(&op), problem_(std::move(problem)), data_(data), parallel_(&parallel) {
+    : op_(&op), problem_(std::move(problem)), data_(std::move(data)), parallel_(&parallel) {
   const std::string token_size(op.token_size());
   const std::int64_t tokens = problem_.size(token_size);
   tensors_ = op.tensors(problem_);

@@ -121,8 +121,8 @@ const std::vector<Call>& calls_in_one_place() {
   return calls;
 }
 
-/// Code that opens a file, or maps one, has one of these; one file has them all. In a process that is
-/// between fork() and exec(), nothing but system calls may run.
+/// Code that opens a file, or maps one, has one of these; one file has them all. In a process that
+/// is between fork() and exec(), nothing but system calls may run.
 const Words& words_of_file_access() {
   static const Words words{"O_RDONLY", "O_RDWR",   "O_WRONLY", "fopen",         "freopen",
                            "ifstream", "ofstream", "fstream",  "basic_filebuf", "filebuf",

@@ -40,7 +40,7 @@ Compiled summary_of(const std::vector<CompileResult>& results) {
 
 LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data,
                                int references)
-    : state_(std::make_unique<State>(backend, catalog, data)) {
+    : state_(std::make_unique<State>(backend, catalog, std::move(data))) {
   if (references >= 0) state_->references.emplace(references);
 }
 

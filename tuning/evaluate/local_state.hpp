@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -28,7 +29,7 @@ struct LocalEvaluator::State {
   };
 
   State(Backend& device, const Catalog& all, InputData inputs)
-      : backend(device), catalog(all), data(inputs) {}
+      : backend(device), catalog(all), data(std::move(inputs)) {}
 
   void release();
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
