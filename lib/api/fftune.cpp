@@ -18,6 +18,7 @@
 #include "api/handles.hpp"
 #include "api/live_handles.hpp"
 #include "api/versioned_struct.hpp"
+#include "core/fork_count.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
 
@@ -257,6 +258,7 @@ fftune_status create_context(const char* function, int device, const Options& op
   if (!out) return fail(FFTUNE_INVALID_INPUT, "{}: out is NULL", function);
   *out = nullptr;
   return guarded(function, [&] {
+    const UntornByFork whole;
     *out = new fftune_context{open_library(device, options())};
     began(*out);
     return FFTUNE_OK;
@@ -322,6 +324,7 @@ fftune_status fftune_context_counters(const fftune_context* context, fftune_coun
 void fftune_context_destroy(fftune_context* context) {
   if (!context) return;
   ended(context, "fftune_context_destroy");
+  const UntornByFork whole;
   delete context;
 }
 
@@ -334,6 +337,7 @@ fftune_status fftune_plan_create(fftune_context* context, const char* problem_js
   used(context, "fftune_plan_create");
   if (context->library->lost_by_fork()) return fail_after_fork("fftune_plan_create");
   return guarded("fftune_plan_create", [&] {
+    const UntornByFork whole;
     *out = make_plan(context->library, problem_json).release();
     began(*out);
     return FFTUNE_OK;
@@ -343,6 +347,7 @@ fftune_status fftune_plan_create(fftune_context* context, const char* problem_js
 void fftune_plan_destroy(fftune_plan* plan) {
   if (!plan) return;
   ended(plan, "fftune_plan_destroy");
+  const UntornByFork whole;
   delete plan;
 }
 
@@ -403,6 +408,7 @@ fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens) {
   used(plan, "fftune_plan_prepare");
   if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_prepare");
   return guarded("fftune_plan_prepare", [&] {
+    const UntornByFork whole;
     const auto status = check_tokens(*plan, "fftune_plan_prepare", tokens);
     if (status == FFTUNE_OK && plan->token_plan) plan->token_plan->prepare(tokens);
     return status;

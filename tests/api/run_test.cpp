@@ -146,6 +146,41 @@ TEST_CASE("a child that is forked while another thread runs a plan runs its own"
   CHECK(hung == 0);
 }
 
+TEST_CASE("a child that is forked while other threads make plans makes its own") {
+  const auto context = cpu_context();
+  std::atomic<bool> stops = false;
+  std::atomic<int> tokens = 1;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i)
+    others.emplace_back([&] {
+      while (!stops) {
+        context.plan(ffn_json(static_cast<std::size_t>(tokens++), 64, 128));
+        library::Context(-1).plan(ffn_json(3, 64, 128));
+      }
+    });
+  int failed = 0;
+  for (int i = 0; i < 200 && failed == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(i % 5));
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      Layer layer(5, 64, 128);
+      const auto plan = library::Context(-1).plan(ffn_json(5, 64, 128));
+      const auto another = context.plan(ffn_json(6, 64, 128));
+      HostWorkspace workspace(plan);
+      const auto buffers = layer.buffers();
+      plan.run(buffers.data(), buffers.size(), workspace.data());
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    failed += status != 0 ? 1 : 0;
+  }
+  stops = true;
+  for (auto& other : others) other.join();
+  CHECK(failed == 0);
+}
+
 TEST_CASE("arguments that cannot be run are refused, and nothing is written") {
   Layer layer(4, 16, 24);
   const auto context = cpu_context();

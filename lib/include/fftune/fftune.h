@@ -29,8 +29,9 @@
  * Errors. A call that fails changes nothing but fftune_last_error(), and leaves NULL in *out. None
  * ends the process, and no C++ exception leaves the library.
  *
- * After fork() the child may use and destroy what was made for the CPU; what was made for a CUDA
- * device is refused there with FFTUNE_UNAVAILABLE: create its context in the child. */
+ * A fork() waits for contexts and plans that other threads are making, so the child may make its
+ * own. After fork() the child may use and destroy what was made for the CPU; what was made for a
+ * CUDA device is refused there with FFTUNE_UNAVAILABLE: create its context in the child. */
 #ifndef FFTUNE_FFTUNE_H
 #define FFTUNE_FFTUNE_H
 
