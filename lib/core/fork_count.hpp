@@ -1,5 +1,5 @@
-// What a fork() of the process does to it: locks and threads of others do not survive in the child,
-// and work that is half done is torn there.
+// Effects of fork() on a process: locks and threads of others do not survive in the child, and work
+// that is half done is torn there.
 #pragma once
 
 namespace fftune {
