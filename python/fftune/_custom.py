@@ -343,6 +343,8 @@ def call(op: Op, *arguments):
         if any(a is not b for a, b in zip(alive, arguments)):
             # Tensors that a transform of torch.func left behind, as vjp does for its backward pass.
             return call(op, *alive)
+        if type(error).__module__ not in ("builtins", "struct"):
+            raise  # such as that by which checkpointing ends a recomputation
         schema = op.overload._schema
         found = explain(op.name, schema, arguments)
         if found is None and plain:  # nobody else's code ran

@@ -6,7 +6,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._checks import check_number, expect_given, expect_tensors, named, several
+from ._checks import flag, check_number, expect_given, expect_tensors, named, several
 from ._custom import OPS, call, define, expect, fake, wants_gradient
 from ._library import Error, Plan
 from ._run import Form, ready, run
@@ -404,21 +404,29 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
                 raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
     for pair in caches:
         several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
-    for name, number in (("heads", heads), ("top_k", top_k), ("kv_heads", kv_heads)):
+    for name, number in (("heads", heads), ("top_k", top_k), ("kv_heads", kv_heads),
+                         ("groups", groups), ("top_groups", top_groups)):
         if number is None and name == "kv_heads":
             continue
-        if type(number) is not int or number < (name != "top_k"):
+        if type(number) is not int or number < (name in ("heads", "kv_heads")):
             raise Error(f"layer: {name} is {named(number)}: give a positive integer")
     # They become parts of the string `form`.
     for name, word in (("act", act), ("convention", convention), ("score", score),
-                       ("order", order), ("packing", packing)):
+                       ("order", order), ("packing", packing), ("group_score", group_score),
+                       ("rotation", rotation)):
         if not isinstance(word, str) or not word.replace("-", "").isalnum():
             raise Error(f"layer: {name} is {named(word)}: give a word")
     for name, number in (("eps", eps), ("softcap", softcap), ("scale", scale),
-                         ("rope_scale", rope_scale)):
+                         ("rope_scale", rope_scale), ("route_scale", route_scale),
+                         ("multiplier", multiplier)):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise Error(f"layer: {name} is {named(number)}: give a number")
         check_number("layer", name, number)
+    for name, value in (("renormalise", renormalise), ("parallel", parallel), ("grouped", grouped),
+                        ("norm_last", norm_last), ("wide_logits", wide_logits)):
+        flag("layer", name, value)
+    if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
+        raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
         raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
     _expect_three(x)

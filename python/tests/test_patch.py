@@ -575,7 +575,8 @@ def test_patching_twice_is_patching_once():
 
 
 MIXTURE = pytest.mark.parametrize("name", MIXTURES)
-EXPERTS = {"mixtral": 2, "qwen2-moe": 2, "qwen3-moe": 2, "deepseek": 1, "gpt-oss": 2}
+EXPERTS = {"mixtral": 2, "qwen2-moe": 2, "qwen3-moe": 2, "deepseek": 1, "gpt-oss": 2,
+           "dots1": 1}
 
 
 def problems_of(run):

@@ -202,7 +202,7 @@ def routers():
 
 def route(router, x):
     """The weight of each expert for each token."""
-    _, weights, ids = router(x)
+    _, weights, ids, *_ = router(x)
     return torch.zeros(len(x), router.weight.shape[0]).scatter_add(1, ids.long(), weights.float())
 
 

@@ -84,7 +84,9 @@ GOOD = {
                   lengths=torch.tensor([2], dtype=torch.int32), heads=1, kv_heads=1, slots=None,
                   positions=None, angles=None, act="silu", convention="llama", eps=1e-6, softcap=0.0,
                   scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
-                  renormalise=False, packing="halves"),
+                  renormalise=False, packing="halves", groups=0, top_groups=0, group_score="max",
+                  route_scale=1.0, parallel=False, rotation="halves", constants=(), grouped=False,
+                  norm_last=False, multiplier=1.0, wide_logits=False),
 }
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
 WRONG_TENSORS = {

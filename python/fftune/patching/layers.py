@@ -9,6 +9,7 @@ The op reads keys and values of all heads of a token next to each other. A stati
 shape, [batch, heads, tokens, features], but lies in memory as [batch, tokens, heads, features].
 """
 import inspect
+import operator
 import types
 from collections import OrderedDict
 
@@ -41,7 +42,10 @@ class _Group:
                 module = layer
                 for name in path:
                     module = module._modules.get(name)
-                if type(module) is not kind:
+                # A weight of another class may stand for other numbers.
+                if type(module) is not kind or any(
+                        type(p) is not nn.Parameter for p in module._parameters.values()
+                        if p is not None):
                     return False
                 modules.append(module)
             if watched(*modules):
@@ -89,8 +93,15 @@ class _Group:
 class Layers:
     """Those of a decoder, and what its forward was before."""
 
-    def __init__(self, groups: list[_Group], count: int, inner):
-        self.groups, self.count, self.inner = groups, count, inner
+    def __init__(self, groups: list[_Group], own: nn.ModuleList, inner):
+        self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
+
+    def are_called(self, decoder: nn.Module) -> bool:
+        """Whether the decoder still calls these layers: a wrapper may have taken the place of one."""
+        layers = [layer for group in self.groups for layer in group.layers]
+        return (any(child is self.own for child in decoder._modules.values())
+                and len(self.own) == self.count
+                and all(map(operator.is_, self.own._modules.values(), layers)))
 
     def serve(self, decoder: nn.Module, given: Tensor, options: dict) -> bool:
         """Whether the op runs the layers in this call."""
@@ -128,6 +139,7 @@ class Layers:
                     or spec.window is not None and own.max_cache_len > spec.window):
                 return False
         return (attentions.masks_nothing_else(options.get("attention_mask"))
+                and self.are_called(decoder)
                 and all(group.is_as_recognised() for group in self.groups))
 
 
@@ -251,7 +263,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             layer.__dict__["_fftune_layers"] = (inner, names, group, layer is group.layers[0])
             layer.__dict__["forward"] = types.MethodType(_layer_forward, layer)
     inner = getattr(decoder.__dict__.get("forward"), "__func__", None)
-    decoder.__dict__["_fftune_layers"] = Layers(groups, len(layers), inner)
+    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner)
     decoder.__dict__["forward"] = types.MethodType(_decoder_forward, decoder)
     return (f"{len(layers)} layers of {type(decoder).__name__} by layer in calls of at most "
             f"{MOST_TOKENS} tokens with a static cache")
