@@ -474,7 +474,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", default="")
-    parser.add_argument("--least-layers", type=int, default=0, help="fail below so many of them")
+    parser.add_argument("--least-layers", type=int, default=0, help="fail with fewer architectures")
     parser.add_argument("--least-mlps", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="print wrong results and counts alone")
     options = parser.parse_args()

@@ -2,8 +2,8 @@
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_given, fake, flag, float32, gradient,
-                      int32, several, wants_gradient, yes)
+from ._checks import expect, expect_given, flag, float32, int32, several
+from ._custom import OPS, call, define, empty, fake, gradient, wants_gradient, yes
 from ._library import Error
 from ._run import Form, ready, run
 

@@ -261,7 +261,7 @@ def expect_tensors(op: str, **named: Tensor | None) -> None:
 
 
 def several(op: str, name: str, value, count: int, words: str) -> tuple:
-    """The tuple of so many values that was given."""
+    """The given values, `count` of them, as a tuple."""
     if not isinstance(value, (list, tuple)):
         raise Error(f"{op}: {name} is {named(value)}: give {words}")
     if len(value) != count:

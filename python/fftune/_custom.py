@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import reference
-from ._checks import (check_tensors, expect, expect_given, expect_one_device, explain, explain_rest,
-                      flag, float32, home_of, int32, kind_of, several)
+from ._checks import check_tensors, expect_one_device, explain, explain_rest, home_of, kind_of
 from ._library import Error
 
 _library = torch.library.Library("fftune", "DEF")

@@ -6,8 +6,8 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._checks import flag, check_number, expect_given, expect_tensors, named, several
-from ._custom import OPS, call, define, expect, fake, wants_gradient
+from ._checks import check_number, expect, expect_given, expect_tensors, flag, named, several
+from ._custom import OPS, call, define, fake, wants_gradient
 from ._library import Error, Plan
 from ._run import Form, ready, run
 

@@ -2,7 +2,8 @@
 import torch
 from torch import Tensor
 
-from ._custom import OPS, call, define, empty, expect, expect_given, fake, gradient, yes
+from ._checks import expect, expect_given
+from ._custom import OPS, call, define, empty, fake, gradient, yes
 from ._run import Form, ready, run
 
 

@@ -5,8 +5,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, expect_given, fake, flag, float32,
-                      gradient, int32, save_gates, several, wants_gradient, yes)
+from ._checks import expect, expect_given, flag, float32, int32, several
+from ._custom import OPS, call, define, empty, fake, gradient, save_gates, wants_gradient, yes
 from ._library import Error
 from ._run import Form, ready, run
 

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._custom import (OPS, call, define, empty, expect, expect_given, expect_good, fake, int32,
-                      several, wants_gradient, yes)
+from ._checks import expect, expect_given, int32, several
+from ._custom import OPS, call, define, empty, expect_good, fake, wants_gradient, yes
 from ._library import Error
 from ._run import Form, run
 

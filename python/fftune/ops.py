@@ -15,9 +15,8 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
-from ._checks import named
-from ._custom import (OPS, call, define, empty, expect, expect_given, fake,
-                      flag, float32, gradient, int32, rows, save_gates, several, wants_gradient, yes)
+from ._checks import expect, expect_given, flag, float32, int32, named, several
+from ._custom import OPS, call, define, empty, fake, gradient, rows, save_gates, wants_gradient, yes
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error

@@ -37,7 +37,7 @@ class Weight:
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False  # the module has [in, out]
-    zeros: int = 0  # so many, in the place of a bias that the module does not have
+    zeros: int = 0  # this number of zeros, in the place of a bias that the module does not have
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
