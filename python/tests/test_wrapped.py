@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import fftune
+from fftune.patching import blocks, mlps, norms, recognise, rotary
 from models import MIXTURES, MODELS
 from test_left_alone import GPT2, SIZES, close, ids, logits, make, static_logits, words_of
 
@@ -181,23 +182,53 @@ def test_a_model_on_meta_is_patched_or_left_alone(name):
         assert close(empty(ids(), use_cache=False).logits, right)
 
 
-def test_patching_while_another_thread_runs_the_model():
+def test_the_model_can_run_between_the_steps_of_patch(monkeypatch):
+    """Recognition works on copies, so a call of the model during patch() gives the right result."""
     model = make("LlamaConfig", **SIZES)
-    right, wrong, stop = logits(model), [], threading.Event()
+    right, results = logits(model), []
+    make_copy, replace = recognise.stand_in, recognise.replace_forward
+
+    def copied(module, *arguments, **options):
+        own = make_copy(module, *arguments, **options)
+        results.append(close(logits(model), right))
+        return own
+
+    def replaced(module, *arguments):
+        # The rotary embedding and its users are replaced together.
+        if not type(module).__name__.endswith(("Attention", "RotaryEmbedding")):
+            results.append(close(logits(model), right))
+        replace(module, *arguments)
+
+    for module in (recognise, norms, mlps, blocks, rotary):
+        for name, function in (("stand_in", copied), ("replace_forward", replaced)):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, function)
+    fftune.patch(model)
+    assert len(results) > 5 and all(results)
+
+
+@pytest.mark.parametrize("patches", [False, True])
+def test_patching_while_another_thread_runs_a_model_of_the_same_class(patches):
+    running, other = make("LlamaConfig", **SIZES), make("LlamaConfig", **SIZES)
+    right, results, stop = logits(running), [], threading.Event()
+    if patches:
+        fftune.patch(running)
 
     def run():
         while not stop.is_set():
-            if not close(logits(model), right):
-                wrong.append(1)
+            try:
+                results.append(close(logits(running), right))
+            except Exception:
+                results.append(False)
 
     thread = threading.Thread(target=run)
     thread.start()
     for _ in range(5):
-        fftune.patch(model)
-        fftune.unpatch(model)
+        fftune.patch(other)
+        fftune.unpatch(other)
     stop.set()
     thread.join()
-    assert not wrong
+    assert results and all(results)
 
 
 def test_a_model_that_once_gave_hidden_states():

@@ -41,7 +41,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
     `whole_layers`: with a static cache, calls of a few tokens run all layers by one op. Modules that
     cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
     call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
-    gives the old one back.
+    gives the old one back. As with other changes of a module, no other thread may run this model during
+    patch() and unpatch(): a call in flight would meet modules of both kinds.
     """
     expect_module("patch", model)
     if projections not in (True, False, "auto"):
@@ -73,7 +74,10 @@ def _mark_dropout(module: nn.Module) -> None:
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Takes back what patch() did. -> the model"""
+    """Takes back what patch() did. -> the model
+
+    No other thread may run the model meanwhile.
+    """
     expect_module("unpatch", model)
     for module in model.modules():
         restore_experts(module)
