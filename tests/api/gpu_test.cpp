@@ -161,7 +161,7 @@ TEST_CASE("a misaligned device buffer is refused before anything is launched", "
   CHECK(last_error_says("buffer 0 (x)"));
 }
 
-TEST_CASE("a run costs the host at most 3 us and no memory", "[gpu]") {
+TEST_CASE("a run costs the host at most 3 us and no memory", "[gpu][timing]") {
   Gpu gpu;
   if (!gpu.backend) FFTUNE_SKIP(gpu.absence);
   const library::Context context(0);
@@ -192,7 +192,7 @@ TEST_CASE("a run costs the host at most 3 us and no memory", "[gpu]") {
   }
 }
 
-TEST_CASE("a plan from a warm cache is there within 20 ms", "[gpu]") {
+TEST_CASE("a plan from a warm cache is there within 20 ms", "[gpu][timing]") {
   Gpu gpu;
   if (!gpu.backend) FFTUNE_SKIP(gpu.absence);
   { library::Context(0).plan(bf16_json(256, 512, 1024)); }

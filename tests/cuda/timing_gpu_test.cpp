@@ -13,7 +13,7 @@ using testing::TestDevice;
 
 }  // namespace
 
-TEST_CASE("a captured sequence runs all its passes and takes a plausible time", "[gpu]") {
+TEST_CASE("a captured sequence runs all its passes and takes a plausible time", "[gpu][timing]") {
   TestDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   auto& backend = *device.backend;
@@ -45,7 +45,7 @@ TEST_CASE("a captured sequence runs all its passes and takes a plausible time", 
   }
 }
 
-TEST_CASE("a small launch is timed without the host's part", "[gpu]") {
+TEST_CASE("a small launch is timed without the host's part", "[gpu][timing]") {
   TestDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   auto& backend = *device.backend;
@@ -64,7 +64,7 @@ TEST_CASE("a small launch is timed without the host's part", "[gpu]") {
   CHECK(samples[25] < 30e-6);
 }
 
-TEST_CASE("a capture that fails leaves the device as it was", "[gpu]") {
+TEST_CASE("a capture that fails leaves the device as it was", "[gpu][timing]") {
   TestDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   auto& backend = *device.backend;
@@ -76,7 +76,7 @@ TEST_CASE("a capture that fails leaves the device as it was", "[gpu]") {
   backend.synchronize();
 }
 
-TEST_CASE("two launches take at most 3 us of the host's time", "[gpu]") {
+TEST_CASE("two launches take at most 3 us of the host's time", "[gpu][timing]") {
   TestDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   auto& backend = *device.backend;
@@ -103,7 +103,7 @@ TEST_CASE("two launches take at most 3 us of the host's time", "[gpu]") {
 #endif
 }
 
-TEST_CASE("the ceilings are below the datasheet and measured once", "[gpu]") {
+TEST_CASE("the ceilings are below the datasheet and measured once", "[gpu][timing]") {
   TestDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);
   auto& backend = *device.backend;

@@ -9,6 +9,8 @@
 #include "runtime/devices.hpp"
 #include "runtime/environment.hpp"
 #include "support/catch.hpp"
+#include "support/each_op.hpp"
+#include "support/verify_variants.hpp"
 #include "verify/verifier.hpp"
 
 using namespace fftune;
@@ -67,25 +69,19 @@ int verify_families(Backend& backend, const Op& op) {
   return families;
 }
 
+void verify_families_on_cpu(const Op& op) {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  REQUIRE(verify_families(*backend, op) > 0);
+}
+
+void verify_families_on_gpu(const Op& op) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  REQUIRE(verify_families(*backend, op) > 0);
+}
+
 }  // namespace
 
-TEST_CASE("a few variants of every CPU family are right") {
-  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
-  for (const Op* op : builtin_catalog().ops) DYNAMIC_SECTION(op->name()) {
-      REQUIRE(verify_families(*backend, *op) > 0);
-    }
-}
-
-TEST_CASE("a few variants of every CUDA family are right", "[gpu]") {
-  const Environment environment = read_environment();
-  const auto devices = list_devices(environment);
-  const auto cuda =
-      std::find_if(devices.found.begin(), devices.found.end(),
-                   [](const auto& device) { return device.facts.kind == DeviceKind::cuda; });
-  if (cuda == devices.found.end()) FFTUNE_SKIP("there is no CUDA device here");
-  const auto backend = open_device(cuda->spec, *builtin_catalog().sources, environment);
-  // A section of each, so that one op can be asked for by itself: -c ffn.
-  for (const Op* op : builtin_catalog().ops) DYNAMIC_SECTION(op->name()) {
-      REQUIRE(verify_families(*backend, *op) > 0);
-    }
-}
+FFTUNE_TEST_EACH_OP(verify_families_on_cpu, "a few variants of every CPU family are right", "");
+FFTUNE_TEST_EACH_OP(verify_families_on_gpu, "a few variants of every CUDA family are right",
+                    "[gpu][few]");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "support/each_op.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
 
@@ -218,15 +219,26 @@ int check_form(Backend& backend, const Form& form, DType dtype, std::mt19937_64&
   return families;
 }
 
-void check_forms(Backend& backend, DType dtype) {
+void check_forms(Backend& backend, const Op& op, DType dtype) {
   std::mt19937_64 random(11);
   for (const Form& form : forms()) {
+    if (form.op != op.name()) continue;
     INFO(form.op << " " << form.pass);
-    const auto dtypes =
-        builtin_catalog().op(form.op).dtypes_of_pass(backend.facts().kind, form.pass);
+    const auto dtypes = op.dtypes_of_pass(backend.facts().kind, form.pass);
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) continue;
     CHECK(check_form(backend, form, dtype, random) > 0);
   }
+}
+
+void stay_inside_on_cpu(const Op& op) {
+  const auto backend = open_cpu();
+  for (const DType dtype : {DType::f32, DType::bf16}) check_forms(*backend, op, dtype);
+}
+
+void stay_inside_on_gpu(const Op& op) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::f32}) check_forms(*backend, op, dtype);
 }
 
 }  // namespace
@@ -265,13 +277,6 @@ TEST_CASE("every index that an op takes is among the forms with hostile ones") {
     }
 }
 
-TEST_CASE("no index leads outside the tensors on the CPU") {
-  check_forms(*open_cpu(), DType::f32);
-  check_forms(*open_cpu(), DType::bf16);
-}
-
-TEST_CASE("no index leads outside the tensors on a GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const DType dtype : {DType::bf16, DType::f32}) check_forms(*backend, dtype);
-}
+FFTUNE_TEST_EACH_OP(stay_inside_on_cpu, "no index leads outside the tensors on the CPU", "");
+FFTUNE_TEST_EACH_OP(stay_inside_on_gpu, "no index leads outside the tensors on a GPU",
+                    "[gpu][small]");

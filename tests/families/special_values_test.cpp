@@ -14,6 +14,7 @@
 #include "runtime/devices.hpp"
 #include "runtime/environment.hpp"
 #include "support/catch.hpp"
+#include "support/each_op.hpp"
 #include "support/verify_variants.hpp"
 #include "verify/random_rows.hpp"
 #include "verify/verifier.hpp"
@@ -145,19 +146,20 @@ void verify_special_values(Backend& backend, const Op& op) {
         }
 }
 
-}  // namespace
-
-TEST_CASE("NaN and infinities are the reference's in every CPU family", "[special]") {
+void verify_special_values_on_cpu(const Op& op) {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
-  for (const Op* op : builtin_catalog().ops) DYNAMIC_SECTION(op->name()) {
-      verify_special_values(*backend, *op);
-    }
+  verify_special_values(*backend, op);
 }
 
-TEST_CASE("NaN and infinities are the reference's in every CUDA family", "[gpu][special]") {
+void verify_special_values_on_gpu(const Op& op) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const Op* op : builtin_catalog().ops) DYNAMIC_SECTION(op->name()) {
-      verify_special_values(*backend, *op);
-    }
+  verify_special_values(*backend, op);
 }
+
+}  // namespace
+
+FFTUNE_TEST_EACH_OP(verify_special_values_on_cpu,
+                    "NaN and infinities are the reference's on the CPU", "[special]");
+FFTUNE_TEST_EACH_OP(verify_special_values_on_gpu, "NaN and infinities are the reference's on a GPU",
+                    "[gpu][special]");

@@ -73,7 +73,7 @@ TEST_CASE("the kernels that misbehave compile") {
     CHECK(compiler->compile(family.program(problem, facts, {{"p", p}})).failure == "");
 }
 
-TEST_CASE("a new worker serves on within 2 s of a kernel's fault", "[gpu]") {
+TEST_CASE("a new worker serves on within 2 s of a kernel's fault", "[gpu][timing]") {
   Gpu gpu("trap");
   if (!gpu.evaluator) FFTUNE_SKIP(gpu.missing);
   gpu.evaluator->avoid({odd(0).id()});
@@ -89,7 +89,7 @@ TEST_CASE("a new worker serves on within 2 s of a kernel's fault", "[gpu]") {
   CHECK(gpu.evaluator->deaths() == 3);
 }
 
-TEST_CASE("kernels that misbehave cost themselves alone, and the GPU serves on", "[gpu]") {
+TEST_CASE("kernels that misbehave cost themselves alone, and the GPU serves on", "[gpu][timing]") {
   auto ways = kernel_ways();
   ways.push_back("mixed");
   const auto way = GENERATE_COPY(from_range(ways));

@@ -47,7 +47,7 @@ TuneResult sweep(MultiDeviceEvaluator& evaluator, const std::string& way) {
 
 }  // namespace
 
-TEST_CASE("kernels that misbehave on several GPUs cost themselves alone", "[gpu][gpus]") {
+TEST_CASE("kernels that misbehave on several GPUs cost themselves alone", "[gpu][timing][gpus]") {
   if (gpus() < 2) FFTUNE_SKIP("there are no two GPUs");
   const auto way = GENERATE("trap", "illegal", "wrong");
   CAPTURE(way);
@@ -65,7 +65,8 @@ TEST_CASE("kernels that misbehave on several GPUs cost themselves alone", "[gpu]
   }
 }
 
-TEST_CASE("a GPU that goes in the middle of a sweep leaves its part to the others", "[gpu][gpus]") {
+TEST_CASE("a GPU that goes in the middle of a sweep leaves its part to the others",
+          "[gpu][timing][gpus]") {
   if (gpus() < 2) FFTUNE_SKIP("there are no two GPUs");
   const testing::TemporaryFolder folder;
   const auto id = (folder.path() / "left").string();
