@@ -96,13 +96,11 @@ void transpose(const std::byte* in, std::byte* out, std::int64_t rows, std::int6
 /// Elements of a saved tensor from `first` on, rounded to `dtype`.
 void read_as(const SavedModel& model, const SavedModel::Tensor& tensor, std::int64_t first,
              DType dtype, std::byte* out, std::int64_t count, Parallel& parallel) {
-  const Element element = tensor.saved.element;
   for_each_block(count, 1, parallel, [&](const Block& block) {
     const auto begin = static_cast<std::size_t>(block.first_row);
     const std::size_t size = static_cast<std::size_t>(block.last_row) - begin;
-    std::vector<std::byte> saved(size * element_bytes(element));
-    model.read(tensor, static_cast<std::size_t>(first) + begin, saved);
-    convert(element, saved.data(), dtype, out + begin * dtype_bytes(dtype), size);
+    model.read(tensor, static_cast<std::size_t>(first) + begin, dtype,
+               out + begin * dtype_bytes(dtype), size);
   });
 }
 

@@ -58,6 +58,7 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
            fmt::format("it has no .safetensors file and no {}: give a saved model", index_name));
     for (const fs::path& file : files) add(file);
   }
+  add_quantised();
 }
 
 fs::path SavedModel::folder() const {
@@ -83,7 +84,7 @@ void SavedModel::add(const fs::path& path) {
     if (find(tensor.name) != nullptr)
       fail(path, fmt::format("'{}' is in another file of the model too", printable(tensor.name)));
     const std::string name = tensor.name;
-    tensors_.emplace(name, Tensor{std::move(tensor), files_.size() - 1});
+    tensors_.emplace(name, Tensor{.saved = std::move(tensor), .file = files_.size() - 1});
   }
 }
 
@@ -122,7 +123,60 @@ void SavedModel::add_index(const fs::path& index) {
   }
 }
 
-void SavedModel::read(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const {
+void SavedModel::add_quantised() {
+  const fs::path path = folder() / "config.json";
+  std::error_code missing;
+  if (!fs::exists(path, missing)) return;
+  try {
+    std::map<std::string, SavedTensor, std::less<>> saved;
+    for (const auto& [name, tensor] : tensors_) saved.emplace(name, tensor.saved);
+    const auto weights = find_quantised_weights(
+        parse_json(read_whole_file(path)), saved, [&](std::string_view name) {
+          const Tensor& tensor = at(name);
+          std::vector<std::byte> bytes(tensor.saved.end - tensor.saved.begin);
+          read_bytes(tensor, 0, bytes);
+          return bytes;
+        });
+    if (!weights.empty()) packed_ = tensors_;
+    for (const auto& weight : weights) {
+      Tensor& tensor = tensors_[weight->dense().name];
+      // One number an element stays as it is saved, so that an op that knows scales can take it.
+      if (tensor.saved.shape != weight->dense().shape) tensor.saved = weight->dense();
+      tensor.quantised = weight;
+    }
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std::byte* out,
+                      std::size_t count) const {
+  const Element element = tensor.saved.element;
+  const bool is_packed = tensor.saved.end == tensor.saved.begin;
+  if (!tensor.quantised || (!is_packed && dtype_of(element) == dtype)) {
+    std::vector<std::byte> saved(count * element_bytes(element));
+    read_bytes(tensor, first, saved);
+    convert(element, saved.data(), dtype, out, count);
+    return;
+  }
+  std::vector<double> values(count);
+  try {
+    tensor.quantised->decode(
+        [&](std::string_view name) {
+          const Tensor& part = packed_.find(name)->second;
+          std::vector<std::byte> bytes(part.saved.end - part.saved.begin);
+          read_bytes(part, 0, bytes);
+          return bytes;
+        },
+        first, values);
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", path_.string(), error.what()));
+  }
+  encode(dtype, std::span<const double>(values), out);
+}
+
+void SavedModel::read_bytes(const Tensor& tensor, std::size_t first,
+                            std::span<std::byte> out) const {
   const File& file = files_.at(tensor.file);
   const std::size_t begin = tensor.saved.begin + first * element_bytes(tensor.saved.element);
   try {

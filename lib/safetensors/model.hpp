@@ -1,9 +1,11 @@
-// A saved model: its tensors by name, in one safetensors file or in several with an index.
+// A saved model: its tensors by name, in one safetensors file or in several with an index. Where
+// its config.json says that weights are quantised, their dense forms are among the tensors.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +13,7 @@
 
 #include "core/file_access.hpp"
 #include "safetensors/header.hpp"
+#include "safetensors/quantised.hpp"
 
 namespace fftune {
 
@@ -19,6 +22,9 @@ class SavedModel {
   struct Tensor {
     SavedTensor saved;
     std::size_t file = 0;  // which of the model's
+    /// Where a scale belongs to each element. `saved` is then the dense weight, which is in no
+    /// file; a weight whose elements are fp8 or int8 is there as it is saved.
+    std::shared_ptr<const QuantisedWeight> quantised = {};
   };
 
   /// `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder with
@@ -36,12 +42,15 @@ class SavedModel {
   /// Throws Error(invalid_input) that suggests the nearest name.
   const Tensor& at(std::string_view name) const;
 
-  /// Reads elements of a tensor from `first` on, as many as `out` has room for, as they are saved.
-  /// Throws Error(io) that names the file, also where it has been cut short since it was opened.
-  /// Any thread may call it.
-  void read(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
+  /// Reads `count` elements of a tensor from `first` on, rounded to `dtype`. Those of a quantised
+  /// weight have their scales applied, unless it is saved in `dtype`. Throws Error(io) that names
+  /// the file, also where it has been cut short since it was opened. Any thread may call it.
+  void read(const Tensor& tensor, std::size_t first, DType dtype, std::byte* out,
+            std::size_t count) const;
 
  private:
+  void add_quantised();
+  void read_bytes(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
   void add(const std::filesystem::path& file);
   void add_index(const std::filesystem::path& index);
 
@@ -52,6 +61,7 @@ class SavedModel {
   };
   std::vector<File> files_;
   std::map<std::string, Tensor, std::less<>> tensors_;
+  std::map<std::string, Tensor, std::less<>> packed_;  // what quantised weights are read from
 };
 
 }  // namespace fftune

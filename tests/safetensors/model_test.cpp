@@ -30,11 +30,8 @@ void write_shard(const fs::path& path, const std::string& name, float value) {
 }
 
 double first_value(const SavedModel& model, const std::string& name) {
-  double value = 0;
-  const auto& tensor = model.at(name);
-  std::vector<std::byte> saved(element_bytes(tensor.saved.element));
-  model.read(tensor, 0, saved);
-  decode(tensor.saved.element, saved.data(), {&value, 1});
+  float value = 0;
+  model.read(model.at(name), 0, DType::f32, reinterpret_cast<std::byte*>(&value), 1);
   return value;
 }
 

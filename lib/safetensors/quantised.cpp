@@ -1,0 +1,628 @@
+#include "safetensors/quantised.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+#include "store/json_value.hpp"
+
+namespace fftune {
+namespace {
+
+using Tensors = std::map<std::string, SavedTensor, std::less<>>;
+using Shape = std::vector<std::int64_t>;
+using ReadTensor = QuantisedWeight::ReadTensor;
+
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::invalid_input, fmt::format(format, std::forward<Args>(args)...));
+}
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+/// The tensors that belong to one weight: their names are `base` and a suffix.
+class Parts {
+ public:
+  Parts(const Tensors& tensors, std::string base) : tensors_(&tensors), base_(std::move(base)) {}
+
+  const std::string& base() const { return base_; }
+  const SavedTensor* find(std::string_view suffix) const {
+    const auto entry = tensors_->find(base_ + std::string(suffix));
+    return entry == tensors_->end() ? nullptr : &entry->second;
+  }
+  const SavedTensor& at(std::string_view suffix) const {
+    if (const SavedTensor* tensor = find(suffix)) return *tensor;
+    fail("'{}{}' is missing beside the other tensors of this quantised weight", printable(base_),
+         suffix);
+  }
+  /// The tensor of this suffix; it must have this shape.
+  const SavedTensor& at(std::string_view suffix, const Shape& shape) const {
+    const SavedTensor& tensor = at(suffix);
+    if (tensor.shape != shape)
+      fail("'{}' is {}, where the quantised weight takes {}", printable(tensor.name),
+           shape_text(tensor.shape), shape_text(shape));
+    return tensor;
+  }
+
+ private:
+  const Tensors* tensors_;
+  std::string base_;
+};
+
+void expect_element(const SavedTensor& tensor, std::initializer_list<Element> elements) {
+  for (const Element element : elements)
+    if (tensor.element == element) return;
+  fail("'{}' is {}, which this quantised format does not have", printable(tensor.name),
+       element_name(tensor.element));
+}
+
+bool is_matrix(const SavedTensor& tensor, std::size_t dimensions = 2) {
+  return tensor.shape.size() == dimensions && tensor.elements() > 0;
+}
+
+Shape expect_matrix(const SavedTensor& tensor) {
+  if (!is_matrix(tensor))
+    fail("'{}' is {}, not a matrix", printable(tensor.name), shape_text(tensor.shape));
+  return tensor.shape;
+}
+
+/// The type that a model computes in: that of 16-bit scales, else bf16.
+Element computing_element(const SavedTensor& scales) {
+  return scales.element == Element::f16 ? Element::f16 : Element::bf16;
+}
+
+SavedTensor dense_tensor(std::string name, Element element, Shape shape) {
+  return {.name = std::move(name), .element = element, .shape = std::move(shape)};
+}
+
+std::vector<double> read_numbers(const ReadTensor& read, const SavedTensor& tensor) {
+  const auto bytes = read(tensor.name);
+  std::vector<double> values(bytes.size() / element_bytes(tensor.element));
+  decode(tensor.element, bytes.data(), values);
+  return values;
+}
+
+std::vector<double> read_scales(const ReadTensor& read, const SavedTensor& tensor) {
+  auto values = read_numbers(read, tensor);
+  for (const double value : values)
+    if (!std::isfinite(value)) fail("'{}' has a scale that is not finite", printable(tensor.name));
+  return values;
+}
+
+std::vector<std::uint32_t> read_words(const ReadTensor& read, const SavedTensor& tensor) {
+  const auto bytes = read(tensor.name);
+  std::vector<std::uint32_t> words(bytes.size() / sizeof(std::uint32_t));
+  std::memcpy(words.data(), bytes.data(), words.size() * sizeof(std::uint32_t));
+  return words;
+}
+
+std::vector<std::uint8_t> read_bytes(const ReadTensor& read, const SavedTensor& tensor) {
+  const auto bytes = read(tensor.name);
+  std::vector<std::uint8_t> values(bytes.size());
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+/// Groups of input features: `size` neighbours each, or those that a tensor of indices names.
+class Groups {
+ public:
+  Groups(std::int64_t size, std::int64_t count, const SavedTensor* indices)
+      : size_(index(size)), count_(count) {
+    if (indices != nullptr) indices_ = *indices;
+  }
+
+  void load(const ReadTensor& read) {
+    if (!indices_) return;
+    of_.clear();
+    for (const double group : read_numbers(read, *indices_)) {
+      if (!(group >= 0 && group < static_cast<double>(count_)))
+        fail("'{}' names group {}, where there are {}", printable(indices_->name), group, count_);
+      of_.push_back(static_cast<std::size_t>(group));
+    }
+  }
+  std::size_t of(std::size_t column) const { return of_.empty() ? column / size_ : of_[column]; }
+
+ private:
+  std::size_t size_;
+  std::int64_t count_;
+  std::optional<SavedTensor> indices_;
+  std::vector<std::size_t> of_;
+};
+
+/// What quantization_config says of integers' groups: 0 where there is one for all of k.
+std::int64_t group_size(const JsonValue& config) {
+  const JsonValue* const field = config.find("group_size");
+  const auto* const size = field ? field->get_if<std::int64_t>() : nullptr;
+  if (size == nullptr || *size == -1) return 0;
+  if (*size < 1) fail("quantization_config has a group_size of {}", *size);
+  return *size;
+}
+
+std::string word_of(const JsonValue& config, std::string_view key) {
+  const JsonValue* const field = config.find(key);
+  const auto* const text = field ? field->get_if<std::string>() : nullptr;
+  return text ? *text : "";
+}
+
+void expect_four_bits(const JsonValue& config, std::string_view method) {
+  const JsonValue* const field = config.find("bits");
+  const auto* const bits = field ? field->get_if<std::int64_t>() : nullptr;
+  if (bits == nullptr || *bits != 4)
+    fail("{} weights of {} bits are not known: 4 are", method,
+         field ? json_brief(*field) : "unknown");
+}
+
+/// qweight int32 [k/8, n] packed along k; qzeros int32 [G, n/8] packed along n; scales [G, n].
+class GptqWeight final : public QuantisedWeight {
+ public:
+  GptqWeight(const Parts& parts, const JsonValue& config, bool zeros_less_one)
+      : QuantisedWeight(dense_tensor(parts.base() + "weight", computing_element(parts.at("scales")),
+                                     dense_shape(parts))),
+        n_(dense_.shape[0]),
+        less_one_(zeros_less_one),
+        groups_(make_groups(parts, config)),
+        words_(parts.at("qweight")),
+        zero_words_(parts.at("qzeros", {count_, ceil_div(n_, 8)})),
+        scale_tensor_(parts.at("scales", {count_, n_})) {
+    expect_element(words_, {Element::i32});
+    expect_element(zero_words_, {Element::i32});
+    expect_element(scale_tensor_, {Element::f16, Element::bf16, Element::f32});
+  }
+
+ private:
+  static Shape dense_shape(const Parts& parts) {
+    const Shape packed = expect_matrix(parts.at("qweight"));
+    const SavedTensor* const indices = parts.find("g_idx");
+    std::int64_t k = packed[0] * 8;
+    // The last word may have codes behind the last feature.
+    if (indices != nullptr && indices->shape.size() == 1 &&
+        ceil_div(indices->shape[0], 8) == packed[0])
+      k = indices->shape[0];
+    return {packed[1], k};
+  }
+  Groups make_groups(const Parts& parts, const JsonValue& config) {
+    const std::int64_t k = dense_.shape[1];
+    const std::int64_t size = group_size(config) == 0 ? k : group_size(config);
+    count_ = ceil_div(k, size);
+    return {size, count_, parts.find("g_idx") ? &parts.at("g_idx", {k}) : nullptr};
+  }
+  void load(const ReadTensor& read) override {
+    groups_.load(read);
+    codes_ = read_words(read, words_);
+    zeros_ = read_words(read, zero_words_);
+    // The first format has z - 1, subtracted from whole words: a z of 0 has borrowed from the next.
+    if (less_one_)
+      for (std::uint32_t& word : zeros_) word += 0x11111111u;
+    scales_ = read_scales(read, scale_tensor_);
+  }
+  double at(std::size_t row, std::size_t column) const override {
+    const std::size_t n = index(n_), group = groups_.of(column);
+    const std::uint32_t code = codes_[column / 8 * n + row] >> column % 8 * 4 & 15;
+    const std::uint32_t zero = zeros_[group * index(ceil_div(n_, 8)) + row / 8] >> row % 8 * 4 & 15;
+    return (static_cast<double>(code) - zero) * scales_[group * n + row];
+  }
+
+  std::int64_t n_, count_ = 0;
+  bool less_one_;
+  Groups groups_;
+  SavedTensor words_, zero_words_, scale_tensor_;
+  std::vector<std::uint32_t> codes_, zeros_;
+  std::vector<double> scales_;
+};
+
+/// qweight int32 [k, n/8] and qzeros int32 [G, n/8], packed along n in the order 0 2 4 6 1 3 5 7;
+/// scales [G, n].
+class AwqWeight final : public QuantisedWeight {
+ public:
+  AwqWeight(const Parts& parts, const JsonValue& config)
+      : QuantisedWeight(dense_tensor(parts.base() + "weight", computing_element(parts.at("scales")),
+                                     dense_shape(parts))),
+        n_(dense_.shape[0]),
+        group_(group_size(config) == 0 ? dense_.shape[1] : group_size(config)),
+        words_(parts.at("qweight")),
+        zero_words_(parts.at("qzeros", {ceil_div(dense_.shape[1], group_), n_ / 8})),
+        scale_tensor_(parts.at("scales", {ceil_div(dense_.shape[1], group_), n_})) {
+    expect_element(words_, {Element::i32});
+    expect_element(zero_words_, {Element::i32});
+    expect_element(scale_tensor_, {Element::f16, Element::bf16, Element::f32});
+  }
+
+ private:
+  static Shape dense_shape(const Parts& parts) {
+    const Shape packed = expect_matrix(parts.at("qweight"));
+    return {packed[1] * 8, packed[0]};
+  }
+  void load(const ReadTensor& read) override {
+    codes_ = read_words(read, words_);
+    zeros_ = read_words(read, zero_words_);
+    scales_ = read_scales(read, scale_tensor_);
+  }
+  double at(std::size_t row, std::size_t column) const override {
+    constexpr std::array<int, 8> nibble{0, 4, 1, 5, 2, 6, 3, 7};
+    const std::size_t n = index(n_), width = n / 8, group = column / index(group_);
+    const int shift = nibble[row % 8] * 4;
+    const std::uint32_t code = codes_[column * width + row / 8] >> shift & 15;
+    const std::uint32_t zero = zeros_[group * width + row / 8] >> shift & 15;
+    return (static_cast<double>(code) - zero) * scales_[group * n + row];
+  }
+
+  std::int64_t n_, group_;
+  SavedTensor words_, zero_words_, scale_tensor_;
+  std::vector<std::uint32_t> codes_, zeros_;
+  std::vector<double> scales_;
+};
+
+/// weight_packed int32 [n, ceil(k * bits / 32)]; weight_zero_point int32 [ceil(n * bits / 32), G]
+/// packed along n; weight_scale [n, G], [n, 1] or [1]; codes have 2^(bits - 1) added.
+class PackedWeight final : public QuantisedWeight {
+ public:
+  explicit PackedWeight(const Parts& parts, const Shape& shape)
+      : QuantisedWeight(dense_tensor(parts.base() + "weight",
+                                     computing_element(parts.at("weight_scale")), shape)),
+        words_(parts.at("weight_packed")),
+        bits_(bits_of(words_, shape)),
+        scale_tensor_(parts.at("weight_scale")),
+        count_(count_groups(scale_tensor_, shape)),
+        groups_(shape[1] / count_, count_,
+                parts.find("weight_g_idx") ? &parts.at("weight_g_idx", {shape[1]}) : nullptr) {
+    expect_element(words_, {Element::i32});
+    expect_element(scale_tensor_, {Element::f16, Element::bf16, Element::f32});
+    if (parts.find("weight_zero_point"))
+      zero_words_ = parts.at("weight_zero_point", {ceil_div(shape[0] * bits_, 32), count_});
+  }
+
+ private:
+  static std::int64_t bits_of(const SavedTensor& words, const Shape& shape) {
+    const Shape packed = expect_matrix(words);
+    for (const std::int64_t bits : {4, 8})
+      if (packed == Shape{shape[0], ceil_div(shape[1] * bits, 32)}) return bits;
+    fail("'{}' is {}, which is {} of neither 4 nor 8 bits", printable(words.name),
+         shape_text(packed), shape_text(shape));
+  }
+  std::int64_t count_groups(const SavedTensor& scales, const Shape& shape) {
+    if (scales.elements() == 1) {
+      of_tensor_ = true;
+      return 1;
+    }
+    if (scales.shape.size() == 2 && scales.shape[0] == shape[0] && scales.shape[1] > 0 &&
+        shape[1] % scales.shape[1] == 0)
+      return scales.shape[1];
+    fail("'{}' is {}, which does not divide {} into groups", printable(scales.name),
+         shape_text(scales.shape), shape_text(shape));
+  }
+  void load(const ReadTensor& read) override {
+    groups_.load(read);
+    codes_ = read_words(read, words_);
+    if (zero_words_) zeros_ = read_words(read, *zero_words_);
+    scales_ = read_scales(read, scale_tensor_);
+  }
+  double at(std::size_t row, std::size_t column) const override {
+    const std::size_t bits = index(bits_), in_word = 32 / bits, groups = index(count_);
+    const std::size_t width = index(ceil_div(dense_.shape[1] * bits_, 32));
+    const std::size_t group = groups_.of(column);
+    const auto field = [&](std::uint32_t word, std::size_t place) {
+      return static_cast<double>(word >> place % in_word * bits & ((1u << bits) - 1));
+    };
+    const double zero = zeros_.empty() ? static_cast<double>(1u << (bits - 1))
+                                       : field(zeros_[row / in_word * groups + group], row);
+    return (field(codes_[row * width + column / in_word], column) - zero) *
+           scales_[of_tensor_ ? 0 : row * groups + group];
+  }
+
+  SavedTensor words_;
+  std::int64_t bits_;
+  SavedTensor scale_tensor_;
+  bool of_tensor_ = false;
+  std::int64_t count_;
+  Groups groups_;
+  std::optional<SavedTensor> zero_words_;
+  std::vector<std::uint32_t> codes_, zeros_;
+  std::vector<double> scales_;
+};
+
+/// int8 or fp8 [n, k] with a scale of each block; a row or the tensor is a block too.
+class ScaledWeight final : public QuantisedWeight {
+ public:
+  ScaledWeight(const SavedTensor& codes, const SavedTensor& scales, std::int64_t block_rows,
+               std::int64_t block_columns, double factor)
+      : QuantisedWeight(dense_tensor(codes.name, computing_element(scales), expect_matrix(codes))),
+        code_tensor_(codes),
+        scale_tensor_(scales),
+        rows_(block_rows),
+        columns_(block_columns),
+        factor_(factor) {
+    expect_element(codes, {Element::f8_e4m3, Element::i8});
+    expect_element(scales, {Element::f16, Element::bf16, Element::f32, Element::f8_e8m0});
+    const std::int64_t blocks =
+        ceil_div(dense_.shape[0], rows_) * ceil_div(dense_.shape[1], columns_);
+    if (scales.elements() != blocks)
+      fail("'{}' is {}, where {} has {} blocks", printable(scales.name), shape_text(scales.shape),
+           shape_text(dense_.shape), blocks);
+  }
+
+ private:
+  void load(const ReadTensor& read) override {
+    codes_ = read_bytes(read, code_tensor_);
+    scales_ = read_scales(read, scale_tensor_);
+  }
+  double at(std::size_t row, std::size_t column) const override {
+    double code = 0;
+    const std::byte byte{codes_[row * index(dense_.shape[1]) + column]};
+    fftune::decode(code_tensor_.element, &byte, {&code, 1});
+    const std::size_t across = index(ceil_div(dense_.shape[1], columns_));
+    return code * scales_[row / index(rows_) * across + column / index(columns_)] / factor_;
+  }
+
+  SavedTensor code_tensor_, scale_tensor_;
+  std::int64_t rows_, columns_;
+  double factor_;
+  std::vector<std::uint8_t> codes_;
+  std::vector<double> scales_;
+};
+
+/// Pairs of e2m1 in bytes, the low nibble first, with a scale of each `group` of neighbours and one
+/// of the tensor by which they are multiplied or divided.
+class Fp4Weight final : public QuantisedWeight {
+ public:
+  struct Layout {
+    std::string name;
+    std::int64_t group = 32;
+    const SavedTensor* factor = nullptr;
+    bool divides = false;
+    bool transposed = false;  // the dense weight is [experts, k, n]
+  };
+  /// `codes` is [..., n, k / 2] or, by blocks, [..., n, k / 32, 16].
+  Fp4Weight(const SavedTensor& codes, const SavedTensor& scales, const Layout& layout)
+      : QuantisedWeight(dense_tensor(layout.name, Element::bf16, dense_shape(codes, layout))),
+        code_tensor_(codes),
+        scale_tensor_(scales),
+        factor_tensor_(layout.factor ? std::optional(*layout.factor) : std::nullopt),
+        group_(index(layout.group)),
+        divides_(layout.divides) {
+    transposed_ = layout.transposed;
+    columns_ = index(dense_.shape[transposed_ ? dense_.shape.size() - 2 : dense_.shape.size() - 1]);
+    expect_element(codes, {Element::u8, Element::i8});
+    expect_element(scales, {Element::u8, Element::f8_e8m0, Element::f8_e4m3});
+    if (columns_ % group_ != 0 || scales.elements() * layout.group != codes.elements() * 2)
+      fail("'{}' is {} and '{}' is {}: they have not a scale for each {} codes",
+           printable(codes.name), shape_text(codes.shape), printable(scales.name),
+           shape_text(scales.shape), layout.group);
+    if (layout.factor != nullptr && layout.factor->elements() != 1)
+      fail("'{}' is {}, not one number", printable(layout.factor->name),
+           shape_text(layout.factor->shape));
+  }
+
+ private:
+  static Shape dense_shape(const SavedTensor& codes, const Layout& layout) {
+    if (layout.transposed) {
+      if (!is_matrix(codes, 4) || codes.shape[3] * 2 != layout.group)
+        fail("'{}' is {}, not [experts, rows, blocks, 16]", printable(codes.name),
+             shape_text(codes.shape));
+      return {codes.shape[0], codes.shape[2] * layout.group, codes.shape[1]};
+    }
+    Shape shape = is_matrix(codes, 3) ? codes.shape : expect_matrix(codes);
+    shape.back() *= 2;
+    return shape;
+  }
+  void load(const ReadTensor& read) override {
+    codes_ = read_bytes(read, code_tensor_);
+    // Scales of mxfp4 are bytes; as numbers they are powers of two.
+    SavedTensor powers = scale_tensor_;
+    if (powers.element == Element::u8) powers.element = Element::f8_e8m0;
+    scales_ = read_scales(read, powers);
+    if (factor_tensor_) factor_ = read_scales(read, *factor_tensor_).front();
+    if (divides_ && factor_ == 0) fail("'{}' is 0", printable(factor_tensor_->name));
+  }
+  double at(std::size_t row, std::size_t column) const override {
+    constexpr std::array<double, 8> sizes{0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const std::size_t place = row * columns_ + column;
+    const int code = codes_[place / 2] >> place % 2 * 4 & 15;
+    const double size = sizes[static_cast<std::size_t>(code & 7)] * scales_[place / group_];
+    const double value = code & 8 ? -size : size;
+    return divides_ ? value / factor_ : value * factor_;
+  }
+
+  SavedTensor code_tensor_, scale_tensor_;
+  std::optional<SavedTensor> factor_tensor_;
+  std::size_t group_, columns_ = 0;
+  bool divides_;
+  std::vector<std::uint8_t> codes_;
+  std::vector<double> scales_;
+  double factor_ = 1;
+};
+
+using Found = std::vector<std::shared_ptr<const QuantisedWeight>>;
+
+/// Calls each(parts) for every tensor whose name ends so.
+template <typename Each>
+void for_each_ending(const Tensors& tensors, std::string_view suffix, const Each& each) {
+  for (const auto& [name, tensor] : tensors)
+    if (name.ends_with(suffix) &&
+        (name.size() == suffix.size() || name[name.size() - suffix.size() - 1] == '.' ||
+         suffix.front() == '_'))
+      each(Parts(tensors, name.substr(0, name.size() - suffix.size())), tensor);
+}
+
+void find_gptq(const JsonValue& config, const Tensors& tensors, Found& found) {
+  std::string format = word_of(config, "checkpoint_format");
+  if (format.empty()) format = word_of(config, "format");
+  if (!format.empty() && format != "gptq" && format != "gptq_v2")
+    fail("the GPTQ layout '{}' is not known: gptq and gptq_v2 are", printable(format));
+  expect_four_bits(config, "GPTQ");
+  for_each_ending(tensors, "qweight", [&](const Parts& parts, const SavedTensor&) {
+    found.push_back(std::make_shared<GptqWeight>(parts, config, format != "gptq_v2"));
+  });
+}
+
+void find_awq(const JsonValue& config, const Tensors& tensors, Found& found) {
+  std::string format = word_of(config, "format");
+  if (format.empty()) format = word_of(config, "version");
+  if (!format.empty() && format != "gemm" && format != "GEMM")
+    fail("the AWQ layout '{}' is not known: gemm is", printable(format));
+  expect_four_bits(config, "AWQ");
+  for_each_ending(tensors, "qweight", [&](const Parts& parts, const SavedTensor&) {
+    found.push_back(std::make_shared<AwqWeight>(parts, config));
+  });
+}
+
+/// int8 and fp8: blocks of this size where the scales are a grid of them.
+std::shared_ptr<const QuantisedWeight> scaled_weight(const SavedTensor& codes,
+                                                     const SavedTensor& scales, const Shape& block,
+                                                     double factor = 1) {
+  const Shape shape = expect_matrix(codes);
+  std::int64_t rows = shape[0], columns = shape[1];
+  if (scales.elements() != 1 || !block.empty()) {
+    const bool of_rows = scales.elements() == shape[0] &&
+                         (scales.shape.size() == 1 || scales.shape == Shape{shape[0], 1});
+    if (of_rows) {
+      rows = 1;
+    } else if (block.size() == 2) {
+      rows = block[0];
+      columns = block[1];
+    }
+  }
+  return std::make_shared<ScaledWeight>(codes, scales, rows, columns, factor);
+}
+
+Shape block_of(const JsonValue& config, std::string_view key) {
+  const JsonValue* const field = config.find(key);
+  const auto* const extents = field ? field->get_if<JsonValue::Array>() : nullptr;
+  Shape block;
+  if (extents == nullptr) return block;
+  for (const JsonValue& extent : *extents)
+    if (const auto* number = extent.get_if<std::int64_t>(); number != nullptr && *number > 0)
+      block.push_back(*number);
+  if (block.size() != 2) fail("quantization_config has a {} of {}", key, json_brief(*field));
+  return block;
+}
+
+/// weight_shape has the sizes without what the last words are filled with.
+Shape packed_shape(const Parts& parts, const ReadTensor& read) {
+  const SavedTensor& tensor = parts.at("weight_shape", {2});
+  const auto extents = read_numbers(read, tensor);
+  Shape shape;
+  for (const double extent : extents) {
+    if (!(extent >= 1 && extent < 1e12))
+      fail("'{}' has an extent of {}", printable(tensor.name), extent);
+    shape.push_back(static_cast<std::int64_t>(extent));
+  }
+  return shape;
+}
+
+void find_compressed(const JsonValue& config, const Tensors& tensors, const ReadTensor& read,
+                     Found& found) {
+  const std::string format = word_of(config, "format");
+  for (const char* other : {"marlin", "sparse"})
+    if (format.find(other) != format.npos)
+      fail("the compressed-tensors format '{}' is not known", printable(format));
+  for_each_ending(tensors, "weight_packed", [&](const Parts& parts, const SavedTensor& codes) {
+    const SavedTensor& scales = parts.at("weight_scale");
+    if (codes.element == Element::i32) {
+      found.push_back(std::make_shared<PackedWeight>(parts, packed_shape(parts, read)));
+      return;
+    }
+    Fp4Weight::Layout layout{.name = parts.base() + "weight"};
+    if (parts.find("weight_global_scale"))
+      layout = {.name = parts.base() + "weight",
+                .group = 16,
+                .factor = &parts.at("weight_global_scale"),
+                .divides = true};
+    found.push_back(std::make_shared<Fp4Weight>(codes, scales, layout));
+  });
+  // Groups of layers may have blocks of other sizes: the first that has any.
+  Shape block;
+  if (const JsonValue* const groups = config.find("config_groups"))
+    if (const auto* const all = groups->get_if<JsonValue::Object>())
+      for (const auto& [name, group] : *all)
+        if (const JsonValue* const weights = group.find("weights"); weights && block.empty())
+          block = block_of(*weights, "block_structure");
+  for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
+    const SavedTensor* const scales = parts.find("weight_scale");
+    if (scales && (codes.element == Element::i8 || codes.element == Element::f8_e4m3))
+      found.push_back(scaled_weight(codes, *scales, block));
+  });
+}
+
+void find_mxfp4(const Tensors& tensors, Found& found) {
+  for_each_ending(tensors, "_blocks", [&](const Parts& parts, const SavedTensor& codes) {
+    found.push_back(std::make_shared<Fp4Weight>(
+        codes, parts.at("_scales"), Fp4Weight::Layout{.name = parts.base(), .transposed = true}));
+  });
+}
+
+void find_fp8(const JsonValue& config, const Tensors& tensors, Found& found) {
+  const Shape block = block_of(config, "weight_block_size");
+  for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
+    if (const SavedTensor* const scales = parts.find("weight_scale_inv");
+        scales && codes.element == Element::f8_e4m3 && codes.shape.size() == 2)
+      found.push_back(scaled_weight(codes, *scales, block));
+  });
+}
+
+void find_modelopt(const Tensors& tensors, Found& found) {
+  for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
+    const SavedTensor* const scales = parts.find("weight_scale");
+    if (scales == nullptr) return;
+    if (codes.element == Element::u8)
+      found.push_back(std::make_shared<Fp4Weight>(
+          codes, *scales,
+          Fp4Weight::Layout{
+              .name = codes.name, .group = 16, .factor = &parts.at("weight_scale_2")}));
+    else if (codes.element == Element::f8_e4m3)
+      found.push_back(scaled_weight(codes, *scales, {}));
+  });
+}
+
+void find_bitsandbytes(const JsonValue& config, const Tensors& tensors, Found& found) {
+  const JsonValue* const four = config.find("load_in_4bit");
+  if (const auto* const given = four ? four->get_if<bool>() : nullptr; given && *given)
+    fail("bitsandbytes weights of 4 bits are not known: 8 are");
+  for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
+    // SCB is the largest size in a row, which 127 stands for.
+    if (const SavedTensor* const scales = parts.find("SCB"); scales && codes.element == Element::i8)
+      found.push_back(scaled_weight(codes, *scales, {}, 127));
+  });
+}
+
+}  // namespace
+
+void QuantisedWeight::decode(const ReadTensor& read, std::size_t first,
+                             std::span<double> values) const {
+  std::call_once(loaded_, [&] { const_cast<QuantisedWeight*>(this)->load(read); });
+  const std::size_t dimensions = dense_.shape.size();
+  const std::size_t width = index(dense_.shape[dimensions - 1]);
+  const std::size_t height = index(dense_.shape[dimensions - 2]);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t row = (first + i) / width, column = (first + i) % width;
+    values[i] = transposed_ ? at(row / height * width + column, row % height) : at(row, column);
+  }
+}
+
+Found find_quantised_weights(const JsonValue& config, const Tensors& tensors,
+                             const ReadTensor& read) {
+  const JsonValue* const own = config.find("quantization_config");
+  if (own == nullptr) return {};
+  const std::string method = word_of(*own, "quant_method");
+  Found found;
+  if (method == "gptq") find_gptq(*own, tensors, found);
+  if (method == "awq") find_awq(*own, tensors, found);
+  if (method == "compressed-tensors") find_compressed(*own, tensors, read, found);
+  if (method == "mxfp4") find_mxfp4(tensors, found);
+  if (method == "fp8") find_fp8(*own, tensors, found);
+  if (method == "modelopt") find_modelopt(tensors, found);
+  if (method == "bitsandbytes") find_bitsandbytes(*own, tensors, found);
+  return found;
+}
+
+}  // namespace fftune

@@ -1,0 +1,304 @@
+// Quantised weights, against what the packages that wrote the files decode from them
+// (tests/data/quantised, with the packages' names and versions in index.json).
+#include "safetensors/quantised.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/file_access.hpp"
+#include "safetensors/model.hpp"
+#include "store/json_value.hpp"
+#include "support/catch.hpp"
+#include "support/safetensors.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace fftune;
+using fftune::testing::SafetensorsWriter;
+using fftune::testing::TemporaryFolder;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path vectors = fs::path(FFTUNE_SOURCE_DIR) / "tests/data/quantised";
+
+void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+/// A folder with the weights of a file and a config.json.
+class Checkpoint {
+ public:
+  Checkpoint(const fs::path& weights, const std::string& quantisation) {
+    fs::copy_file(weights, folder_.path() / "model.safetensors");
+    write(folder_.path() / "config.json", R"({"quantization_config":)" + quantisation + "}");
+  }
+  explicit Checkpoint(const SafetensorsWriter& writer, const std::string& quantisation) {
+    writer.write(folder_.path() / "model.safetensors");
+    write(folder_.path() / "config.json", R"({"quantization_config":)" + quantisation + "}");
+  }
+  const fs::path& path() const { return folder_.path(); }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+std::vector<float> values_of(const SavedModel& model, const std::string& name) {
+  const auto& tensor = model.at(name);
+  std::vector<float> values(static_cast<std::size_t>(tensor.saved.elements()));
+  model.read(tensor, 0, DType::f32, reinterpret_cast<std::byte*>(values.data()), values.size());
+  return values;
+}
+
+/// The dense weight's name, and whether it is [experts, k, n].
+std::string dense_name(const SavedModel& model) {
+  for (const auto& [name, tensor] : model.tensors())
+    if (tensor.quantised) return name;
+  return "";
+}
+
+std::string complaint(const fs::path& path) {
+  try {
+    const SavedModel model(path);
+    for (const auto& [name, tensor] : model.tensors())
+      if (tensor.quantised) values_of(model, name);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// [n, k] words of codes and their scales, as GPTQModel writes a layer of 8 x 8 in one group.
+SafetensorsWriter gptq_layer() {
+  SafetensorsWriter writer;
+  writer.add("layer.qweight", "I32", {1, 8}, std::string(32, '\x99'));
+  writer.add("layer.qzeros", "I32", {1, 1}, std::string(4, '\x77'));
+  writer.add("layer.scales", "F16", {1, 8}, std::vector<float>(8, 0.5f));
+  return writer;
+}
+
+constexpr const char* gptq = R"({"quant_method":"gptq","bits":4,"group_size":-1})";
+
+}  // namespace
+
+TEST_CASE("weights that other packages quantised have those packages' values") {
+  const JsonValue index = parse_json(read_whole_file(vectors / "index.json"));
+  std::size_t files = 0;
+  for (const auto& [file, entry] : *index.get_if<JsonValue::Object>()) {
+    if (file == "mxfp4_edge_scales.safetensors") continue;
+    CAPTURE(file);
+    const Checkpoint checkpoint(vectors / file, json_line(*entry.find("quantization_config")));
+    const SavedModel model(checkpoint.path());
+    const std::string name = dense_name(model);
+    REQUIRE(name != "");
+    const auto& tensor = model.at(name);
+    const auto expected = values_of(model, "expected");
+    const auto ours = values_of(model, name);
+    const auto& shape = model.at("expected").saved.shape;
+    // gpt-oss' are stored as [E, n, k] for the test, and dense models have [E, k, n].
+    const bool turned = shape.size() == 3;
+    CHECK(tensor.saved.shape ==
+          (turned ? std::vector<std::int64_t>{shape[0], shape[2], shape[1]} : shape));
+    // nvfp4 divides or multiplies by the tensor's scale, int8 by 1 / 127: one more rounding of f32.
+    const bool rounds = file.find("nvfp4") != file.npos || file.find("bnb") != file.npos;
+    REQUIRE(ours.size() == expected.size());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      std::size_t place = i;
+      if (turned) {
+        const auto n = static_cast<std::size_t>(shape[1]), k = static_cast<std::size_t>(shape[2]);
+        const std::size_t matrix = i / (n * k), row = i / k % n, column = i % k;
+        place = matrix * n * k + column * n + row;
+      }
+      const bool same =
+          std::bit_cast<std::uint32_t>(ours[place]) == std::bit_cast<std::uint32_t>(expected[i]);
+      wrong += !same && !(rounds && std::fabs(ours[place] - expected[i]) <=
+                                        std::ldexp(std::fabs(expected[i]), -23));
+    }
+    CHECK(wrong == 0);
+    ++files;
+  }
+  CHECK(files == 30);
+}
+
+TEST_CASE("elements are read from any place, by several threads, in any type") {
+  const Checkpoint checkpoint(vectors / "ct_int4_asym_g32_n20.safetensors",
+                              R"({"quant_method":"compressed-tensors","format":"pack-quantized"})");
+  const SavedModel model(checkpoint.path());
+  const auto& tensor = model.at("weight");
+  CHECK(tensor.saved.element == Element::bf16);
+  const auto whole = values_of(SavedModel(checkpoint.path()), "weight");
+  std::vector<std::thread> threads;
+  std::vector<std::vector<float>> parts(4);
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    threads.emplace_back([&, i] {
+      parts[i].resize(480);
+      model.read(tensor, i * 480, DType::f32, reinterpret_cast<std::byte*>(parts[i].data()), 480);
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::vector<float> joined;
+  for (const auto& part : parts) joined.insert(joined.end(), part.begin(), part.end());
+  CHECK(joined == whole);
+  std::vector<std::uint16_t> narrow(2);
+  model.read(tensor, 7, DType::bf16, reinterpret_cast<std::byte*>(narrow.data()), 2);
+  CHECK(float_from_bf16(narrow[0]) == Approx(whole[7]).epsilon(0.004));
+}
+
+TEST_CASE("fp8 with scales stays fp8 for those who take the scales, and is scaled for others") {
+  const Checkpoint checkpoint(vectors / "fp8_block_deepseek_v3.safetensors",
+                              R"({"quant_method":"fp8","weight_block_size":[128,128]})");
+  const SavedModel model(checkpoint.path());
+  const auto& tensor = model.at("weight");
+  CHECK(tensor.saved.element == Element::f8_e4m3);
+  std::byte code{};
+  model.read(tensor, 5, DType::fp8, &code, 1);
+  double raw = 0, scale = 0;
+  decode(Element::f8_e4m3, &code, {&raw, 1});
+  float dense = 0, saved_scale = 0;
+  model.read(tensor, 5, DType::f32, reinterpret_cast<std::byte*>(&dense), 1);
+  model.read(model.at("weight_scale_inv"), 0, DType::f32,
+             reinterpret_cast<std::byte*>(&saved_scale), 1);
+  scale = saved_scale;
+  CHECK(dense == static_cast<float>(raw * scale));
+}
+
+TEST_CASE("mxfp4 scales at the ends of their range, and the byte that is no scale") {
+  const fs::path file = vectors / "mxfp4_edge_scales.safetensors";
+  const std::string mxfp4 = R"({"quant_method":"mxfp4"})";
+  CHECK(complaint(Checkpoint(file, mxfp4).path())
+            .find("'gate_up_proj_scales' has a scale that is not finite") != std::string::npos);
+
+  // With another byte in its place the rest can be read.
+  std::string bytes = read_whole_file(file);
+  const SavedTensor scales = SavedModel(file).at("gate_up_proj_scales").saved;
+  std::vector<bool> changed;
+  for (std::size_t i = scales.begin; i < scales.end; ++i) {
+    changed.push_back(bytes[i] == '\xff');
+    if (changed.back()) bytes[i] = 127;
+  }
+  const TemporaryFolder folder;
+  write(folder.path() / "mended.safetensors", bytes);
+  const Checkpoint checkpoint(folder.path() / "mended.safetensors", mxfp4);
+  const SavedModel model(checkpoint.path());
+  const auto ours = values_of(model, "gate_up_proj"), expected = values_of(model, "expected");
+  std::size_t compared = 0;
+  for (std::size_t row = 0; row < 16; ++row)
+    for (std::size_t i = 0; i < 32 && !changed[row]; ++i, ++compared) {
+      const std::size_t place = row / 8 * 256 + i * 8 + row % 8;
+      CHECK(std::bit_cast<std::uint32_t>(ours[place]) ==
+            std::bit_cast<std::uint32_t>(expected[row * 32 + i]));
+    }
+  CHECK(compared >= 13 * 32);
+}
+
+TEST_CASE("a model without a known quantisation has its tensors as they are") {
+  const TemporaryFolder folder;
+  gptq_layer().write(folder.path() / "model.safetensors");
+  CHECK(dense_name(SavedModel(folder.path())).empty());
+  write(folder.path() / "config.json", R"({"quantization_config":{"quant_method":"later"}})");
+  CHECK(dense_name(SavedModel(folder.path())).empty());
+  write(folder.path() / "config.json", std::string(R"({"quantization_config":)") + gptq + "}");
+  CHECK(dense_name(SavedModel(folder.path())) == "layer.weight");
+  // 9 - 8, times 0.5.
+  CHECK(values_of(SavedModel(folder.path()), "layer.weight") == std::vector<float>(64, 0.5f));
+}
+
+TEST_CASE("quantised weights that are not whole are refused with one line") {
+  const auto refused = [](const SafetensorsWriter& writer, const std::string& config,
+                          const std::string& words) {
+    const std::string line = complaint(Checkpoint(writer, config).path());
+    CAPTURE(line, words);
+    CHECK(line.find('\n') == line.npos);
+    CHECK(line.find(words) != line.npos);
+  };
+  refused(gptq_layer(), R"({"quant_method":"gptq","bits":3,"group_size":-1})",
+          "GPTQ weights of 3 bits are not known: 4 are");
+  refused(gptq_layer(), R"({"quant_method":"gptq","bits":4,"checkpoint_format":"marlin"})",
+          "the GPTQ layout 'marlin' is not known");
+  refused(gptq_layer(), R"({"quant_method":"gptq","bits":4,"group_size":4})",
+          "'layer.qzeros' is [1, 1], where the quantised weight takes [2, 1]");
+  refused(gptq_layer(), R"({"quant_method":"gptq","bits":4,"group_size":-7})",
+          "a group_size of -7");
+  refused(gptq_layer(), R"({"quant_method":"awq","bits":4,"version":"gemv"})",
+          "the AWQ layout 'gemv' is not known");
+  refused(gptq_layer(), R"({"quant_method":"bitsandbytes","load_in_4bit":true})",
+          "bitsandbytes weights of 4 bits");
+  SafetensorsWriter lacking;
+  lacking.add("layer.qweight", "I32", {1, 8}, std::string(32, '\x99'));
+  refused(lacking, gptq, "'layer.scales' is missing");
+  SafetensorsWriter endless;
+  endless.add("layer.qweight", "I32", {1, 8}, std::string(32, '\x99'));
+  endless.add("layer.qzeros", "I32", {1, 1}, std::string(4, '\x77'));
+  endless.add("layer.scales", "F16", {1, 8}, std::vector<float>(8, INFINITY));
+  refused(endless, gptq, "'layer.scales' has a scale that is not finite");
+  SafetensorsWriter elsewhere = gptq_layer();
+  elsewhere.add("layer.g_idx", "I32", {8}, std::string(32, '\x01'));
+  refused(elsewhere, gptq, "'layer.g_idx' names group");
+  SafetensorsWriter other_type;
+  other_type.add("layer.qweight", "F32", {1, 8}, std::vector<float>(8, 1));
+  other_type.add("layer.qzeros", "I32", {1, 1}, std::string(4, '\x77'));
+  other_type.add("layer.scales", "F16", {1, 8}, std::vector<float>(8, 1));
+  refused(other_type, gptq, "'layer.qweight' is F32");
+}
+
+TEST_CASE("checkpoints of random tensors are read, or refused with one line") {
+  const std::vector<std::string> suffixes{"qweight",
+                                          "qzeros",
+                                          "scales",
+                                          "g_idx",
+                                          "weight",
+                                          "weight_packed",
+                                          "weight_scale",
+                                          "weight_shape",
+                                          "weight_zero_point",
+                                          "weight_g_idx",
+                                          "weight_global_scale",
+                                          "weight_scale_2",
+                                          "weight_scale_inv",
+                                          "SCB",
+                                          "w_blocks",
+                                          "w_scales"};
+  const std::vector<std::pair<std::string, std::size_t>> elements{
+      {"I32", 4}, {"F16", 2}, {"BF16", 2},    {"F32", 4},
+      {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"I64", 8}};
+  const std::vector<std::string> methods{"gptq", "awq",      "compressed-tensors", "mxfp4",
+                                         "fp8",  "modelopt", "bitsandbytes"};
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t count) { return random() % count; };
+  std::size_t read = 0;
+  for (int round = 0; round < 3000; ++round) {
+    SafetensorsWriter writer;
+    for (const std::string& suffix : suffixes) {
+      if (below(4) == 0) continue;
+      const auto& [name, size] = elements[below(elements.size())];
+      std::vector<std::int64_t> shape(below(8) == 0 ? below(5) : suffix.find("w_") == 0 ? 4 : 2);
+      std::size_t count = 1;
+      for (std::int64_t& extent : shape)
+        count *= static_cast<std::size_t>(extent = std::int64_t{1} << below(5) &
+                                                   ~std::int64_t{below(16) == 0});
+      std::string bytes(count * size, '\0');
+      for (char& byte : bytes) byte = static_cast<char>(below(3) ? below(4) : below(256));
+      writer.add("a." + suffix, name, shape, bytes);
+    }
+    const std::string group = below(2) ? "-1" : std::to_string(1 + below(16));
+    const Checkpoint checkpoint(
+        writer, R"({"bits":4,"weight_block_size":[)" + std::to_string(1 + below(4)) + "," +
+                    std::to_string(1 + below(4)) + R"(],"group_size":)" + group +
+                    R"(,"quant_method":")" + methods[below(methods.size())] + "\"}");
+    const std::string line = complaint(checkpoint.path());
+    CHECK(line.find('\n') == line.npos);
+    read += line.empty();
+  }
+  CHECK(read > 100);
+  CHECK(read < 2900);
+}
