@@ -4,8 +4,8 @@
 // Layouts as in forward_columns; dgate and dup are packed where gate and up are.
 // Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
 #include "common/activation.cuh"
-#include "common/column_grid.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
+#include "common/columns.cuh"
 
 namespace fftune {
 

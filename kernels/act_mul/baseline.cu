@@ -1,8 +1,8 @@
 // act-mul as an unfused sequence of kernels, the baseline of `bench`. Tensors as in forward_columns
 // and backward_columns; others are [m, h]. Block: 256. Grid: (ceil(h / 1024), min(m, 65535)).
 #include "common/activation.cuh"
-#include "common/elements.cuh"
-#include "common/float16.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

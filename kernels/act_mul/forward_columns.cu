@@ -4,8 +4,8 @@
 // they are the two halves of a packed row. Grid: column_blocks * ceil(m / (rows * unroll)). Block:
 // columns * rows.
 #include "common/activation.cuh"
-#include "common/column_grid.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
+#include "common/columns.cuh"
 
 namespace fftune {
 

@@ -7,10 +7,9 @@
 
 #include "attention/row_layout.cuh"
 #include "attention/softmax.cuh"
-#include "common/async_copy.cuh"
-#include "common/cluster.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

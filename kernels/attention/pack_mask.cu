@@ -7,7 +7,7 @@
 //
 // Grid: column blocks of each row of tiles of each matrix. Block: 256.
 #include "attention/form.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/types.cuh"
 
 namespace fftune {

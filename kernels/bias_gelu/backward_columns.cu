@@ -6,8 +6,7 @@
 // blocks. The order of every sum is fixed.
 // Grid: column_blocks * row_blocks. Block: columns * rows.
 #include "common/activation.cuh"
-#include "common/column_grid.cuh"
-#include "common/column_sum.cuh"
+#include "common/columns.cuh"
 
 namespace fftune {
 

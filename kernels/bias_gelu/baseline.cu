@@ -1,8 +1,8 @@
 // bias-gelu as an unfused sequence of kernels, the baseline of `bench`.
 // Block: 256. Grid: (ceil(h / 1024), min(m, 65535)) unless stated otherwise.
 #include "common/activation.cuh"
-#include "common/column_sum.cuh"
-#include "common/elements.cuh"
+#include "common/columns.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -4,8 +4,8 @@
 // bytes of each of `unroll` rows in flight, and the bias of its columns in registers. Grid:
 // column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
 #include "common/activation.cuh"
-#include "common/column_grid.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
+#include "common/columns.cuh"
 
 namespace fftune {
 

@@ -35,7 +35,7 @@ class ColumnFamily : public StageFamily {
  public:
   /// A fallback has no parameters; its accesses are of one element, so any alignment is valid.
   /// `kernel` begins with wait_and_launch_dependents or wait_for_dependencies
-  /// (common/dependency.cuh), as its launch is programmatic.
+  /// (common/async.cuh), as its launch is programmatic.
   ColumnFamily(StageFamilyFacts facts, const char* kernel)
       : StageFamily(std::move(facts)), kernel_(kernel) {}
 

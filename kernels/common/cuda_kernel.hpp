@@ -19,7 +19,7 @@
 
 namespace fftune {
 
-/// Type names of common/float16.cuh: "float", "fftune::bf16", "fftune::fp16".
+/// Type names of common/numerics.cuh: "float", "fftune::bf16", "fftune::fp16".
 inline std::string element_type(DType dtype) {
   return dtype == DType::f32 ? "float" : "fftune::" + std::string(dtype_name(dtype));
 }
@@ -73,7 +73,7 @@ KernelLaunch& append_kernel(Program& program, const std::string& file,
 /// row, 65,535 at most: kernels loop over further rows.
 Dim3 grid_of_matrix(std::int64_t rows, std::int64_t columns, std::int64_t columns_of_block);
 
-/// Adds the kernel `name` of `file`, a column_sum (common/column_sum.cuh) in `dtype` of partial
+/// Adds the kernel `name` of `file`, a column_sum (common/columns.cuh) in `dtype` of partial
 /// [rows, columns] to `out` [columns]. On compute capability 9.0 the launch
 /// is programmatic.
 void append_column_sum(Program& program, const DeviceFacts& facts, const std::string& file,
@@ -81,7 +81,7 @@ void append_column_sum(Program& program, const DeviceFacts& facts, const std::st
                        TensorArgument out, std::int64_t rows, std::int64_t columns);
 
 // The parameter l2_prefetch of the row kernels that, launched by programmatic dependent launch, can
-// prefetch their first rows to L2 before griddepcontrol.wait (common/dependency.cuh).
+// prefetch their first rows to L2 before griddepcontrol.wait (common/async.cuh).
 
 /// Whether a kernel can prefetch rows whose stride is a multiple of `row_alignment` bytes: it needs
 /// programmatic dependent launch, and cp.async.bulk.prefetch.L2 takes multiples of 16 bytes.

@@ -1,5 +1,6 @@
-// Fixed-width integers and the integer arithmetic of layouts: NVRTC compiles device sources without
-// any toolkit header.
+// Fixed-width integers, the integer arithmetic of layouts, and tensor maps. NVRTC compiles device
+// sources without any toolkit header. Included by host and device code: a function without an
+// attribute is a device function for NVRTC (--device-as-default-execution-space).
 #pragma once
 
 namespace fftune {
@@ -36,15 +37,21 @@ struct type_at<0, First, Rest...> {
 static_assert(sizeof(u8) == 1 && sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
 template <class Integer>
-__host__ __device__ constexpr Integer ceil_div(Integer value, Integer divisor) {
+constexpr Integer ceil_div(Integer value, Integer divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-__host__ __device__ constexpr int larger(int first, int second) {
+constexpr int larger(int first, int second) {
   return first > second ? first : second;
 }
-__host__ __device__ constexpr int smaller(int first, int second) {
+constexpr int smaller(int first, int second) {
   return first < second ? first : second;
 }
+
+// A tensor map (TMA descriptor) as a kernel receives it, by value in a __grid_constant__ parameter:
+// the 128 bytes that cuTensorMapEncodeTiled writes.
+struct alignas(64) tensor_map {
+  unsigned long long opaque[16];
+};
 
 }  // namespace fftune

@@ -6,9 +6,8 @@
 // Grid: (ceil(columns / elements of a thread / 256), min(rows, 65535)), of gate_gradient: see
 // there. Block: 256 threads.
 #include "common/activation.cuh"
-#include "common/aligned_vector.cuh"
-#include "common/float8.cuh"
-#include "common/vector.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -1,8 +1,7 @@
 // The device's type of an element.
 #pragma once
 
-#include "common/float16.cuh"
-#include "common/float8.cuh"
+#include "common/numerics.cuh"
 #include "gemm/form.cuh"
 
 namespace fftune {

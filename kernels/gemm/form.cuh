@@ -54,7 +54,7 @@ enum class epilogue_kind {
 enum class activation_kind : int;  // common/activation.cuh
 
 // Norm of A's rows before the product: a root mean square norm in one of its conventions
-// (common/rms_norm.cuh), rounded to A's type.
+// (common/rows.cuh), rounded to A's type.
 enum class row_norm { none, llama, gemma, t5 };
 
 // fp8 e4m3 operands: a number is its element times its scale (f32).

@@ -2,7 +2,7 @@
 // then a bias of the row's group for each B operand. Shared by all engines.
 #pragma once
 
-#include "common/float16.cuh"
+#include "common/numerics.cuh"
 #include "gemm/element_type.cuh"
 #include "gemm/params.cuh"
 

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "common/types.cuh"
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 #include "gemm/form.cuh"
 #include "gemm/params.cuh"
 

@@ -2,8 +2,8 @@
 // A warp finds the features in shared memory, in float32: all of them, or those of its block.
 #pragma once
 
-#include "common/elements.cuh"
-#include "common/sine.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 #include "gemm/element_type.cuh"
 #include "gemm/form.cuh"
 

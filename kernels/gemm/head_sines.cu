@@ -1,6 +1,6 @@
 // The cosines and sines by which the epilogue qkv rotates heads, for every row and pair, in
 // float32.
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/head_row.cuh"
 
 namespace fftune {

@@ -1,7 +1,7 @@
 // Writes the sorted order of a mask's groups (groups.cuh) to memory, for kernels that need many
 // tokens of each group. The result is offsets and a permutation, or a copy of the rows, because TMA
 // cannot load the rows of a group in place if they are scattered.
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/groups.cuh"
 
 namespace fftune {

@@ -8,8 +8,8 @@
 // own included, so that the order does not depend on it.
 #pragma once
 
-#include "common/cluster.cuh"
-#include "common/vector.cuh"
+#include "common/async.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

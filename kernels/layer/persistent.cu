@@ -32,11 +32,10 @@
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
 #include "common/activation.cuh"
-#include "common/async_copy.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/rms_norm.cuh"
-#include "common/tma.cuh"
-#include "common/vector.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 #include "gemm/head_row.cuh"
 #include "layer/persistent.cuh"
 #include "layer/persistent_memory.cuh"

@@ -2,9 +2,9 @@
 // and words between CTAs of one launch, which their readers poll.
 #pragma once
 
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/tma.cuh"
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

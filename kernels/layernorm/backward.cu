@@ -3,10 +3,10 @@
 //
 // x, dy, dsum, dx [rows, d], w [d]; moments [rows, 2], mean and 1 / deviation, and the partial sums
 // [chunks, d] are workspace.
-#include "common/column_sum.cuh"
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
-#include "common/row_sum.cuh"
+#include "common/async.cuh"
+#include "common/columns.cuh"
+#include "common/numerics.cuh"
+#include "common/rows.cuh"
 
 namespace fftune {
 

@@ -2,10 +2,10 @@
 // is of what is left after the mean is taken away, so that a large mean costs no digits.
 //
 // x, residual, y, sum [rows, d], w, b [d]. `adds`: sum = x + residual is written, and normalised.
-#include "common/aligned_vector.cuh"
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
-#include "common/row_sum.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -1,7 +1,7 @@
 // dbias = the sum of the rows of dy (+ dbias_before), in two steps, each with a fixed order.
 //
 // dy [m, n], partial [parts, n], dbias [n].
-#include "common/column_sum.cuh"
+#include "common/columns.cuh"
 
 namespace fftune {
 

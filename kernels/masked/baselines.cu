@@ -5,8 +5,8 @@
 // may be one of the others, and one that is null has zeros. A thread takes 16 bytes; where rows are
 // not 16-byte aligned, the same elements one by one. Grid: (ceil(columns / elements of a thread /
 // 256), min(rows, 65535)). Block: 256 threads.
-#include "common/float16.cuh"
-#include "common/vector.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 #include "gemm/groups.cuh"
 
 namespace fftune {

@@ -2,9 +2,9 @@
 // dy are read once, with all loads of a row in flight together.
 //
 // Threads and rows as in forward_rows.cu. Columns that a causal mask excludes are not read.
-#include "common/aligned_vector.cuh"
-#include "common/dependency.cuh"
-#include "common/row_softmax.cuh"
+#include "common/async.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -3,9 +3,9 @@
 // second pass that it alone writes.
 //
 // Grid: min(rows, 2^31 - 1). Block: 256.
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
-#include "common/row_softmax.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
+#include "common/rows.cuh"
 
 namespace fftune {
 

@@ -7,9 +7,9 @@
 // the row, so that accesses coalesce. Columns that a causal mask excludes are not read.
 //
 // Grid: clusters of (cluster, 1, 1) for all rows. Block: group * groups.
-#include "common/aligned_vector.cuh"
-#include "common/dependency.cuh"
-#include "common/row_softmax.cuh"
+#include "common/async.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

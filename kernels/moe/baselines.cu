@@ -3,8 +3,8 @@
 //
 // Grid of choice_places: (ceil(tokens · choices / 256)); of copy_slices: (ceil(elements of a slice
 // / elements of 256 threads), slices, 65535 at most). Block: 256 threads.
-#include "common/float16.cuh"
-#include "common/vector.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

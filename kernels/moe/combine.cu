@@ -5,9 +5,9 @@
 // rows are not 16-byte aligned, one element. Memory bound: a row is read once, y written once.
 //
 // Grid: (ceil(columns / (threads · elements)), min(tokens, 65535)). Block: threads.
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
-#include "common/vector.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -2,8 +2,8 @@
 //
 // A thread adds up every 16th row of a column; the 16 sums of a column are added up in shared
 // memory.
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

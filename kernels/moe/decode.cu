@@ -23,11 +23,9 @@
 // is for 128 of its columns: the blocks that compute them form a cluster and read each other's
 // maxima.
 #include "common/activation.cuh"
-#include "common/cluster.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/quantise.cuh"
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

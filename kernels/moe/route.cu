@@ -14,8 +14,7 @@
 // Rows beyond the last offset are not used: their tokens and weights are 0.
 //
 // Grid: ctas. Block: threads.
-#include "common/cluster.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/types.cuh"
 
 namespace fftune {

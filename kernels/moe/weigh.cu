@@ -11,9 +11,9 @@
 // Grid: min(choices, 2^31 - 1). Block: threads. Where weights were applied before the first
 // product, their gradient needs the last one: combine_before.
 #include "common/activation.cuh"
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
-#include "common/vector.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 #include "gemm/form.cuh"
 
 namespace fftune {

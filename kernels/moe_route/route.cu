@@ -7,8 +7,8 @@
 // and sigmoid keep their order, and the choice does not depend on how either is rounded.
 //
 // Grid: ceil(tokens / warps of a block). Block: 128 threads.
-#include "common/dependency.cuh"
-#include "common/float16.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

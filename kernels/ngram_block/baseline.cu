@@ -1,7 +1,7 @@
 // The steps of ngram-block as kernels of their own, as a user's pipeline has them: what `bench`
 // compares with. blocked [rows, vocab], one byte a token. Block: 256. Grid: (ceil(columns / 256),
 // rows).
-#include "common/float16.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

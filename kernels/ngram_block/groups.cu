@@ -7,9 +7,9 @@
 // among the cluster's blocks by rows. Several threads may block the same token: all write the same
 // value. Grid: any number of clusters of
 // (cluster, 1, 1). Block: `threads`.
-#include "common/dependency.cuh"
-#include "common/row_sum.cuh"
-#include "common/token_ids.cuh"
+#include "common/async.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

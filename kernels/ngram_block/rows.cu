@@ -6,9 +6,9 @@
 // backwards, because texts differ there most often. Several threads may block the same token: all
 // write the same value. `l2_prefetch`: a block prefetches its first row to L2 before
 // griddepcontrol.wait. Grid: any number of clusters of (cluster, 1, 1). Block: `threads`.
-#include "common/dependency.cuh"
-#include "common/row_sum.cuh"
-#include "common/token_ids.cuh"
+#include "common/async.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

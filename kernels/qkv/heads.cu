@@ -7,7 +7,7 @@
 //
 //   barriers       __syncthreads between the warps' sums of squares and the norm of all heads
 //   dependencies   nothing is read before the kernels before are complete
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/head_row.cuh"
 
 namespace fftune {

@@ -2,9 +2,8 @@
 // partial dw over chunks of rows; the sum of the chunks.
 //
 // Arguments as in backward_rows; r [rows] and partial [chunks, d] are workspace.
-#include "common/column_sum.cuh"
-#include "common/rms_norm.cuh"
-#include "common/row_sum.cuh"
+#include "common/columns.cuh"
+#include "common/rows.cuh"
 
 namespace fftune {
 

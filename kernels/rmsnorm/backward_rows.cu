@@ -11,10 +11,9 @@
 // prefetches to L2 the rows of this many iterations later; the first rows and the weights are
 // prefetched before griddepcontrol.wait; 0: no prefetch. Grid: any number of clusters of (cluster,
 // 1, 1). Block: group * groups; `resident`: blocks an SM (launch bounds).
-#include "common/aligned_vector.cuh"
-#include "common/column_sum.cuh"
-#include "common/rms_norm.cuh"
-#include "common/row_sum.cuh"
+#include "common/columns.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -1,10 +1,9 @@
 // The steps of rmsnorm as kernels of their own, as a user's pipeline has them: what `bench`
 // compares with.
 // Block: 256. Grid: (ceil(d / 1024), min(rows, 65535)), or a block for each row.
-#include "common/elements.cuh"
-#include "common/float16.cuh"
-#include "common/rms_norm.cuh"
-#include "common/row_sum.cuh"
+#include "common/numerics.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

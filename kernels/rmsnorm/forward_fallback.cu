@@ -3,9 +3,8 @@
 // largest magnitude.
 //
 // Arguments as in forward_rows. Grid: min(rows, 2^31 - 1). Block: 256.
-#include "common/quantise.cuh"
-#include "common/rms_norm.cuh"
-#include "common/row_sum.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -7,12 +7,11 @@
 // Blocks loop over the rows. `keeps`: weights are loaded once, before the rows, and stay in
 // registers; else they are loaded for every row, after its sum. `l2_prefetch`: before
 // griddepcontrol.wait a block prefetches its first rows to L2, and the first block the weights. If
-// Y is a type of one byte, y is quantised (common/quantise.cuh) and scales [rows] is written. Grid:
+// Y is a type of one byte, y is quantised (common/numerics.cuh) and scales [rows] is written. Grid:
 // any number of clusters of (cluster, 1, 1). Block: group * groups.
-#include "common/dependency.cuh"
-#include "common/quantise.cuh"
-#include "common/rms_norm.cuh"
-#include "common/row_sum.cuh"
+#include "common/async.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

@@ -1,8 +1,7 @@
 // The steps of rope as kernels of their own, as a user's pipeline has them: what `bench` compares
 // with. x, y [tokens, heads, dim], rows of x `row` elements apart; turned [tokens, heads, rotary];
 // cosine, sine [positions, rotary]. Block: 256. Grid: any, but for baseline_angles.
-#include "common/float16.cuh"
-#include "common/sine.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

@@ -11,9 +11,9 @@
 // `heads`-th head of its token, `unroll` at once, in `passes` passes, the heads of q before those
 // of k. A row is in registers before any of it is written, so q_out and k_out may be q and k. Grid:
 // ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
-#include "common/aligned_vector.cuh"
-#include "common/dependency.cuh"
-#include "common/sine.cuh"
+#include "common/async.cuh"
+#include "common/numerics.cuh"
+#include "common/vectors.cuh"
 
 namespace fftune {
 

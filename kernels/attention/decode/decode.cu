@@ -8,7 +8,7 @@
 // results in the workspace for the one that has its last keys, which adds them up in a fixed order:
 // the same bits every time.
 //
-// Partial results are words with a flag beside the data (common/flagged_word.cuh), so that one
+// Partial results are words with a flag beside the data (common/async.cuh), so that one
 // round trip to L2 both finds that they are complete and brings them. The flag is a constant, and
 // the CTA that has read the words clears them, so no run can take another's words for its own, and
 // the contents of the workspace before a run do not matter. A CTA waits only for CTAs of its
@@ -36,10 +36,8 @@
 #include "attention/decode/config.cuh"
 #include "attention/mask.cuh"
 #include "attention/mma_tile.cuh"
-#include "common/cluster.cuh"
-#include "common/dependency.cuh"
-#include "common/flagged_word.cuh"
-#include "common/vector.cuh"
+#include "common/async.cuh"
+#include "common/vectors.cuh"
 #include "gemm/element_type.cuh"
 
 namespace fftune {

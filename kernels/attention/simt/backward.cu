@@ -10,7 +10,7 @@
 // 32, ... of sums. Grids: ceil(queries x heads / warps), ceil(keys x kv heads / warps), heads.
 // Block: attention_simt_config::threads.
 #include "attention/simt/rows.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 
 namespace fftune {
 

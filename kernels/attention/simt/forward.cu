@@ -8,7 +8,7 @@
 // Keys are added up in ascending order. Grid: ceil(queries x heads / warps), heads fastest. Block:
 // attention_simt_config::threads.
 #include "attention/simt/rows.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 
 namespace fftune {
 

@@ -23,9 +23,8 @@
 #include "attention/key_walk.cuh"
 #include "attention/mma_tile.cuh"
 #include "attention/sm80/backward_config.cuh"
-#include "common/cluster.cuh"
-#include "common/dependency.cuh"
-#include "common/vector.cuh"
+#include "common/async.cuh"
+#include "common/vectors.cuh"
 #include "gemm/element_type.cuh"
 
 namespace fftune {

@@ -17,8 +17,7 @@
 #include "attention/key_walk.cuh"
 #include "attention/mma_tile.cuh"
 #include "attention/sm80/config.cuh"
-#include "common/cluster.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/element_type.cuh"
 
 namespace fftune {

@@ -44,13 +44,9 @@
 #include "attention/sm90/backward_rows.cuh"
 #include "attention/sm90/backward_work.cuh"
 #include "attention/softmax.cuh"
-#include "common/async_copy.cuh"
-#include "common/cluster.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/pipeline.cuh"
-#include "common/vector.cuh"
-#include "common/wgmma.cuh"
+#include "common/vectors.cuh"
 #include "gemm/element_type.cuh"
 
 namespace fftune {

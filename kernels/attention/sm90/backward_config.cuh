@@ -5,7 +5,7 @@
 
 #include "attention/form.cuh"
 #include "attention/params.cuh"
-#include "common/tensor_map.cuh"
+#include "common/types.cuh"
 
 namespace fftune {
 

@@ -4,9 +4,9 @@
 
 #include "attention/sm90/backward_work.cuh"
 #include "attention/softmax.cuh"
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 #include "gemm/element_type.cuh"
 
 namespace fftune {

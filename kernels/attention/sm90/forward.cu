@@ -41,9 +41,8 @@
 #include "attention/sm90/config.cuh"
 #include "attention/sm90/params.cuh"
 #include "attention/softmax.cuh"
-#include "common/dependency.cuh"
-#include "common/pipeline.cuh"
-#include "common/wgmma.cuh"
+#include "common/async.cuh"
+#include "common/mma.cuh"
 #include "gemm/element_type.cuh"
 
 namespace fftune {

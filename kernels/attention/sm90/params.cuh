@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/params.cuh"
-#include "common/tensor_map.cuh"
+#include "common/types.cuh"
 
 namespace fftune {
 

@@ -20,10 +20,9 @@
 // Grid: enough blocks for h / rows and d / out_rows. Block: config.threads(). Shared memory:
 // config.shared_bytes(). The workspace: 256 bytes whose first 8 are the flag of the run before,
 // then the flagged words; its contents do not matter before the first run.
-#include "common/dependency.cuh"
-#include "common/flagged_word.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 #include "gemm/decode/fused_config.cuh"
 #include "gemm/epilogue_ops.cuh"
 

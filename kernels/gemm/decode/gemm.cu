@@ -23,10 +23,10 @@
 // A norm of A's rows (norm_of_a): every block computes the deviations of all rows, which are few
 // and in L2, and normalises the elements that it loads. Its warps share the rows; where there are
 // more warps than rows, several warps share a row.
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/rms_norm.cuh"
-#include "common/vector.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/head_row.cuh"

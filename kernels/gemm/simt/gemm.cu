@@ -17,7 +17,7 @@
 //
 // Elements of k are added up in ascending order, a group's tokens in that of the sorted order. With
 // block scales, each 128 elements of k have a sum of their own, which is scaled and then added.
-#include "common/quantise.cuh"
+#include "common/vectors.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/group_terms.cuh"
 #include "gemm/head_row.cuh"

@@ -2,7 +2,7 @@
 // and out through shared memory, so that global accesses are 16 bytes and whole rows of the tile.
 #pragma once
 
-#include "common/vector.cuh"
+#include "common/vectors.cuh"
 #include "gemm/group_terms.cuh"
 #include "gemm/sm80/mainloop.cuh"
 

@@ -28,7 +28,7 @@
 // load.cuh: the copies' sources. mainloop.cuh: the loop over K blocks. epilogue.cuh: the epilogue
 // of the accumulators, heads_epilogue.cuh: that of heads. tile_scheduler.cuh: which tile a block
 // has.
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/sm80/epilogue.cuh"
 #include "gemm/sm80/heads_epilogue.cuh"
 #include "gemm/split_k.cuh"

@@ -5,7 +5,7 @@
 // on. Rows and elements of k that do not exist become zeros.
 #pragma once
 
-#include "common/async_copy.cuh"
+#include "common/async.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/sm80/config.cuh"
 #include "gemm/sm80/tile_layout.cuh"

@@ -16,9 +16,9 @@
 // value_epilogue is all of them but the last. That of a QKV product is in qkv_epilogue.cuh.
 #pragma once
 
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "common/mma.cuh"
-#include "common/quantise.cuh"
+#include "common/vectors.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/sm90/params.cuh"

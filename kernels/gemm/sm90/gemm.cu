@@ -56,7 +56,7 @@
 //
 // B is a weight, which no kernel before this one writes: its first K blocks are loaded without a
 // wait for those (programmatic dependent launch), unless the form says that it depends on them.
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/group_terms.cuh"
 #include "gemm/sm90/load.cuh"
 #include "gemm/sm90/mainloop.cuh"

@@ -3,8 +3,8 @@
 // before.
 #pragma once
 
-#include "common/async_copy.cuh"
-#include "common/wgmma.cuh"
+#include "common/async.cuh"
+#include "common/mma.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/sm90/params.cuh"

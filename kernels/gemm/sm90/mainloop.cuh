@@ -2,8 +2,8 @@
 // It knows only pipeline stages and accumulators; hooks do everything else that happens to a stage.
 #pragma once
 
-#include "common/cluster.cuh"
-#include "common/wgmma.cuh"
+#include "common/async.cuh"
+#include "common/mma.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/groups.cuh"
 #include "gemm/scales.cuh"

@@ -2,7 +2,7 @@
 // device code. The host encodes the tensor maps in use and leaves the others untouched.
 #pragma once
 
-#include "common/tensor_map.cuh"
+#include "common/types.cuh"
 #include "gemm/form.cuh"
 #include "gemm/params.cuh"
 

@@ -3,7 +3,7 @@
 // rows.
 #pragma once
 
-#include "common/pipeline.cuh"
+#include "common/async.cuh"
 #include "gemm/groups.cuh"
 
 namespace fftune {

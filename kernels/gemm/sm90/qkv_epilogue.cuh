@@ -5,7 +5,7 @@
 // or as rows of 16-byte stores to their slots of a cache.
 #pragma once
 
-#include "common/dependency.cuh"
+#include "common/async.cuh"
 #include "gemm/head_row.cuh"
 #include "gemm/sm90/epilogue.cuh"
 

@@ -4,8 +4,7 @@
 // barrier counts the bytes: no CTA waits for another but for these.
 #pragma once
 
-#include "common/barrier.cuh"
-#include "common/cluster.cuh"
+#include "common/async.cuh"
 #include "gemm/sm90/mainloop.cuh"
 
 namespace fftune {
