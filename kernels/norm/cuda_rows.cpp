@@ -232,11 +232,13 @@ class BackwardRows final : public RowFamily {
                    {1, 2, 3, 4, 6, 8, 12})
         .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
                    {0, 1})
+        .when_absent(0)
         .parameter("prefetch",
                    "1: the next row is loaded before the sums of this one; 0: after them", {0, 1})
         .parameter("l2_prefetch_rows",
                    "rows of the block by which L2 prefetch runs ahead; 0: no prefetch",
                    {0, 1, 2, 4})
+        .when_absent(0)
         .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {
                       return backward_registers(layer, c) <=

@@ -153,6 +153,7 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
                  "KiB of a CTA's first keys and values that are prefetched to L2 before "
                  "griddepcontrol.wait",
                  {0, 32, 64, 128, 256})
+      .when_absent(0)
       .constraint("rows, slices and accumulators fit each other",
                   [form](const Config& c) {
                     return attention_decode_refusal(form, config_of(c)) == nullptr;

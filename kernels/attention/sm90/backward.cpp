@@ -95,7 +95,7 @@ class Sm90Backward final : public StageFamily {
     return refuse_sm90(layer_of(problem), facts);
   }
 
-  Space space(const Problem& problem, const DeviceFacts&) const override {
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
     const attention_form form = form_of(layer);
     return Space()
@@ -114,6 +114,8 @@ class Sm90Backward final : public StageFamily {
                    {0, 1})
         .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
                    {1, 2, 4, 8, 16, 32, 64, 128})
+        .when_absent_by(
+            [this, problem, facts] { return default_config(problem, facts).value("group"); })
         .constraint(
             "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
             "memory",

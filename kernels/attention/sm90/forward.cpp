@@ -224,8 +224,11 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                  "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
                  "own",
                  {0, 1})
+      .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
+      .when_absent_by(
+          [this, problem, facts] { return default_config(problem, facts).value("group"); })
       .constraint("the keys and values of heads together fit in L2, and where all do, all are",
                   [usual = usual_group(layer, facts),
                    all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
