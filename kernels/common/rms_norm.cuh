@@ -1,5 +1,5 @@
 // The conventions of RMS normalisation on the device, each a type. They are defined in
-// kernels/rmsnorm/rmsnorm.hpp.
+// kernels/norm/norm.hpp.
 #pragma once
 
 #include "common/float16.cuh"
