@@ -159,8 +159,8 @@ Places places_of(const Problem& problem);
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cpu_families();
-std::vector<const Family*> cuda_families();
+/// Of both passes; engine.hpp describes their parts.
+std::vector<const Family*> families();
 
 }  // namespace attention
 }  // namespace fftune

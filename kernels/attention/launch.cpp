@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
 #include "kernels/attention/row_layout.cuh"
+#include "kernels/attention/simt/config.cuh"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/element.hpp"
 
@@ -80,6 +81,11 @@ std::optional<std::string> misaligned_rows(const Layer& layer) {
       return fmt::format("rows of {}-row={} elements are not aligned to {} bytes", name, row,
                          access);
   return std::nullopt;
+}
+
+std::string no_tiles(const Layer& layer, const DeviceFacts& facts) {
+  return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
+                     layer.dim, facts.name);
 }
 
 Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& facts,
@@ -178,6 +184,14 @@ KernelLaunch& Launch::append(const std::string& file, const std::string& express
   launch.programmatic = facts_.compute_capability >= 90;
   launch.parameters = parameters_;
   return launch;
+}
+
+void append_d_sinks(Launch& launch) {
+  if (!launch.layer().sinks) return;
+  launch.append(
+      d_sinks_file,
+      fmt::format("attention_simt_d_sinks<{}>", template_argument(form_of(launch.layer()))),
+      {static_cast<std::uint32_t>(launch.layer().heads), 1, 1}, attention_simt_config::threads);
 }
 
 Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts) {

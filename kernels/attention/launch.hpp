@@ -1,4 +1,4 @@
-// Common host code of attention's CUDA families: the form of a problem, the parameters of a kernel,
+// Common host code of attention's CUDA engines: the form of a problem, the parameters of a kernel,
 // and the mask as kernels read it.
 #pragma once
 
@@ -22,6 +22,9 @@ std::string template_argument(const attention_form& form);
 /// Why a kernel that reads rows of q, k and v in accesses of attention_access_bytes() cannot, one
 /// line.
 std::optional<std::string> misaligned_rows(const Layer& layer);
+
+/// The reason of a kernel whose space is empty, one line.
+std::string no_tiles(const Layer& layer, const DeviceFacts& facts);
 
 /// Launches of attention kernels that take one struct, while it is filled in: attention_params, or
 /// one that has it at `base`.
@@ -66,6 +69,11 @@ class Launch {
 /// A launch of kernels that take attention_backward_params, with their strides and delta, of lse's
 /// shape, in scratch memory.
 Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts);
+
+/// Appends the kernel that computes the gradient of the sinks from delta, if there are sinks; it is
+/// in d_sinks_file.
+constexpr const char* d_sinks_file = "attention/simt/backward.cu";
+void append_d_sinks(Launch& launch);
 
 /// Rows of q, k or v as a tensor map of three dimensions: columns, tokens, and sequences; packed
 /// sequences are one; k and v in pages are tokens of a page, and pages.

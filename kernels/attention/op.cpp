@@ -312,9 +312,7 @@ class Attention final : public Op {
     attention::reference(problem, tensors, parallel);
   }
 
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
+  std::vector<const Family*> families() const override { return attention::families(); }
   /// The baseline that a user would take is another library's kernel: bench/ compares with
   /// PyTorch's.
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }

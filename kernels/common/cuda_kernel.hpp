@@ -106,6 +106,7 @@ inline void add_l2_prefetch(Space& space, const DeviceFacts& facts, bool can,
           "l2_prefetch",
           "1: the first rows are prefetched to L2 before griddepcontrol.wait; 0: no prefetch",
           {0, 1})
+      .when_absent(0)
       .constraint("the L2 prefetch needs programmatic dependent launch, and rows of whole 16 bytes",
                   [can](const Config& c) { return c.at("l2_prefetch") == 0 || can; },
                   {"l2_prefetch"})

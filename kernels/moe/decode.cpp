@@ -337,6 +337,7 @@ class ChosenDown final : public Decode {
         .parameter("k_parts", "warps that share an expert's k", {1, 2, 4})
         .parameter("l2_prefetch",
                    "1: all weights are asked for in L2 while the launch before still runs", {0, 1})
+        .when_absent(0)
         .constraint("the bulk prefetch needs compute capability 9.0",
                     [capability = facts.compute_capability](const Config& c) {
                       return c.at("l2_prefetch") == 0 || capability >= 90;

@@ -53,6 +53,7 @@ Space accesses(const Rows& rows, std::int64_t ids, const char* name, const Devic
       .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
       .parameter("cluster", fmt::format("blocks that share a {}", name), {1, 2, 4, 8})
       .parameter("vector", "bytes of ids of an access", {4, 8, 16})
+      .when_absent(most)
       .constraint(fmt::format("an access is at least one id, and each {} is aligned to it", name),
                   [least = id_bytes(rows), most](const Config& c) {
                     return c.at("vector") >= least && c.at("vector") <= most;

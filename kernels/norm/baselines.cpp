@@ -8,7 +8,7 @@
 namespace fftune::norm {
 namespace {
 
-constexpr const char* file = "rmsnorm/baseline.cu";
+constexpr const char* file = "norm/baseline.cu";
 constexpr std::uint32_t threads = 256;
 
 /// Sum, mean square, quotient and product: each reads the previous one's result.

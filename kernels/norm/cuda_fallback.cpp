@@ -18,8 +18,8 @@ struct Sources {
 };
 
 Sources sources_of(bool centres) {
-  if (centres) return {"layernorm/forward.cu", "layernorm/backward.cu"};
-  return {"rmsnorm/forward_fallback.cu", "rmsnorm/backward_fallback.cu"};
+  if (centres) return {"norm/centred_forward.cu", "norm/centred_backward.cu"};
+  return {"norm/forward_fallback.cu", "norm/backward_fallback.cu"};
 }
 
 const char* convention_type(Convention convention) {

@@ -1,8 +1,9 @@
-// rmsnorm's rows in registers: each is read once, by lanes of a warp, by a block, or by a cluster
-// of blocks; backward with the sum of the blocks' dw.
+// Rows in registers: each is read once, by lanes of a warp, by a block, or for rmsnorm by a cluster
+// of blocks; rmsnorm backward with the sum of the blocks' dw.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "kernels/norm/norm.hpp"
@@ -90,7 +91,7 @@ class ForwardRows final : public RowFamily {
                    .summary = "rows in registers of a group of threads, read once",
                    .stage = stage_forward,
                    .pass = "fwd",
-                   .sources = {"rmsnorm/forward_rows.cu"}}) {}
+                   .sources = {"norm/forward_rows.cu"}}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
@@ -168,7 +169,7 @@ class ForwardRows final : public RowFamily {
     const Layer layer = layer_of(problem);
     Program program;
     append_row_kernel(
-        program, facts, "rmsnorm/forward_rows.cu",
+        program, facts, "norm/forward_rows.cu",
         fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                     template_arguments(layer), element_type(layer.out_dtype), layer.adds_after,
                     config.at("vector"), vectors_of_thread(layer.rows(), config),
@@ -221,7 +222,7 @@ class BackwardRows final : public RowFamily {
                    .summary = "rows in registers, x and dy read once, dw summed on the way",
                    .stage = stage_backward,
                    .pass = "bwd",
-                   .sources = {"rmsnorm/backward_rows.cu"}}) {}
+                   .sources = {"norm/backward_rows.cu"}}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
@@ -232,11 +233,13 @@ class BackwardRows final : public RowFamily {
                    {1, 2, 3, 4, 6, 8, 12})
         .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
                    {0, 1})
+        .when_absent(0)
         .parameter("prefetch",
                    "1: the next row is loaded before the sums of this one; 0: after them", {0, 1})
         .parameter("l2_prefetch_rows",
                    "rows of the block by which L2 prefetch runs ahead; 0: no prefetch",
                    {0, 1, 2, 4})
+        .when_absent(0)
         .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {
                       return backward_registers(layer, c) <=
@@ -298,7 +301,7 @@ class BackwardRows final : public RowFamily {
     const std::int64_t blocks = backward_blocks(layer, facts, config);
     Program program;
     program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
-    append_row_kernel(program, facts, "rmsnorm/backward_rows.cu",
+    append_row_kernel(program, facts, "norm/backward_rows.cu",
                       fmt::format("backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                                   template_arguments(layer), config.at("vector"),
                                   vectors_of_thread(layer.rows(), config), config.at("group"),
@@ -306,7 +309,7 @@ class BackwardRows final : public RowFamily {
                                   config.at("prefetch") != 0, config.at("l2_prefetch_rows"),
                                   config.at("evict_first") != 0, config.at("waves")),
                       blocks, config, backward_arguments(layer, ScratchArgument{0}));
-    append_column_sum(program, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight",
+    append_column_sum(program, facts, "norm/backward_rows.cu", "backward_rows_weight",
                       layer.weight_dtype, ScratchArgument{0}, tensor_of(places_of(layer), "dw"),
                       blocks, layer.d);
     return program;
@@ -316,11 +319,67 @@ class BackwardRows final : public RowFamily {
   RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
 };
 
+// layernorm's rows, each read once by the threads of a block that share it.
+
+constexpr const char* centred_file = "norm/centred_forward.cu";
+constexpr std::int64_t most_centred_groups = 16;
+
+class CentredForwardRows final : public RowFamily {
+ public:
+  CentredForwardRows()
+      : RowFamily({.name = "forward_rows",
+                   .summary = "rows in registers of a group of threads, read once",
+                   .stage = stage_forward,
+                   .pass = "fwd",
+                   .sources = {centred_file}}) {}
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    const RowShape shape = row_shape(problem);
+    Space space;
+    add_row_parameters(space, shape,
+                       {.group = {8, 16, 32, 64, 128, 256, 512, 1024},
+                        .groups = {1, 2, 4, 8, most_centred_groups}},
+                       facts);
+    space.constraint("a thread has at most 64 elements of a row in registers, in float",
+                     [shape](const Config& c) {
+                       return vectors_of_thread(shape, c) * elements_of_vector(shape, c) <= 64;
+                     },
+                     {"vector", "group"});
+    return space;
+  }
+
+  /// The widest accesses, about one a thread where there are few rows and two where there are many.
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    const RowShape shape = row_shape(problem);
+    Config config = default_rows(
+        shape, {.vectors = shape.rows <= 2 * facts.multiprocessors ? 1 : 2, .most_group = 1024});
+    config.set("groups", std::min<std::int64_t>(config.at("groups"), most_centred_groups));
+    return config;
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Layer layer = layer_of(problem);
+    Program program;
+    append_row_kernel(program, facts, centred_file,
+                      fmt::format("layernorm_rows<{}, {}, {}, {}, {}>", template_arguments(layer),
+                                  config.at("vector"), vectors_of_thread(layer.rows(), config),
+                                  config.at("group"), config.at("groups")),
+                      quotient_up(layer.m, config.at("groups")), config, forward_arguments(layer));
+    return program;
+  }
+
+ private:
+  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
+};
+
 }  // namespace
 
-std::vector<const Family*> rms_row_families() {
+std::vector<const Family*> row_families(bool centres) {
   static const ForwardRows forward;
   static const BackwardRows backward;
+  static const CentredForwardRows centred;
+  if (centres) return {&centred};
   return {&forward, &backward};
 }
 

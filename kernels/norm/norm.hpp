@@ -1,7 +1,9 @@
 // Normalisation of rows of d features: the ops rmsnorm and layernorm.
 //
-// rmsnorm: y = x̂ ⊙ factor(w), x̂ = x / sqrt(mean(x²) + eps), in the conventions of
-// kernels/rmsnorm/rmsnorm.hpp.
+// rmsnorm (Zhang and Sennrich 2019, arXiv 1910.07467): y = x̂ ⊙ factor(w), x̂ = x / sqrt(mean(x²) +
+// eps), the mean over a row of d features. Conventions: llama rounds x̂ to the dtype before it
+// multiplies, and factor(w) = w; gemma rounds nothing on the way, and factor(w) = 1 + w; t5 rounds
+// nothing either, and factor(w) = w.
 //
 // layernorm (Ba, Kiros and Hinton 2016, arXiv 1607.06450): y = x̂ ⊙ w + b, x̂ = (x − mean(x)) /
 // sqrt(var(x) + eps), the variance with a denominator of d. Nothing is rounded on the way.
@@ -23,7 +25,7 @@
 // for fp8, 127 for i8), or 1 if no element is above 2^-100. The backward pass treats that as
 // rounding too: it is the same for every output.
 //
-// The device sources are in kernels/rmsnorm and kernels/layernorm.
+// layernorm's kernels, which take the mean away first, are in centred_*.cu.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +36,6 @@
 #include "core/problem.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/row_space.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -49,6 +50,8 @@ constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 
 constexpr std::int64_t most_features = 65536;
+
+enum class Convention { llama, gemma, t5 };
 
 /// A problem's sizes and options, read once.
 struct Layer {
@@ -80,8 +83,7 @@ TensorPlaces places_of(const Layer& layer);
 void reference(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel);
 
 /// Rows in registers, each read once by the threads that share it.
-std::vector<const Family*> rms_row_families();
-std::vector<const Family*> centred_row_families();
+std::vector<const Family*> row_families(bool centres);
 /// Plain kernels with a block for each row, of both passes.
 std::vector<const Family*> fallback_families(bool centres);
 std::vector<const Family*> cpu_families();

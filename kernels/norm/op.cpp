@@ -35,24 +35,41 @@ std::vector<OptionField> layer_options() {
            .number = NumberRange{0, 1}}};
 }
 
+/// An op of this folder.
+struct Definition {
+  std::string_view name, summary;
+  std::vector<OptionField> (*options)();
+  bool centres = false;
+  /// Operations of an element, without the residual.
+  double forward_flops = 0, backward_flops = 0;
+};
+
+constexpr Definition rmsnorm{
+    .name = "rmsnorm",
+    .summary = "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w",
+    .options = rms_options,
+    .forward_flops = 4,
+    .backward_flops = 12};
+constexpr Definition layernorm{
+    .name = "layernorm",
+    .summary = "layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b",
+    .options = layer_options,
+    .centres = true,
+    .forward_flops = 7,
+    .backward_flops = 16};
+
 class Norm final : public Op {
  public:
-  /// `centres`: layernorm.
-  explicit Norm(bool centres) : centres_(centres) {}
+  explicit Norm(const Definition& own) : own_(own) {}
 
-  std::string_view name() const override { return centres_ ? "layernorm" : "rmsnorm"; }
-  std::string_view summary() const override {
-    return centres_ ? "layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b"
-                    : "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w";
-  }
+  std::string_view name() const override { return own_.name; }
+  std::string_view summary() const override { return own_.summary; }
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   std::vector<SizeField> sizes() const override {
     return {row_tokens(),
             {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
   }
-  std::vector<OptionField> options() const override {
-    return centres_ ? layer_options() : rms_options();
-  }
+  std::vector<OptionField> options() const override { return own_.options(); }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
   std::string contradiction(const Problem& problem) const override {
@@ -76,7 +93,7 @@ class Norm final : public Op {
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
     // An element of dw sums over tokens terms that are sums over features themselves.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
-    const double of_element = layer.backward ? (centres_ ? 16 : 12) : (centres_ ? 7 : 4);
+    const double of_element = layer.backward ? own_.backward_flops : own_.forward_flops;
     stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *
                   (of_element + (layer.adds || layer.adds_after ? 1 : 0));
     return {stage};
@@ -88,15 +105,14 @@ class Norm final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return joined({centres_ ? centred_row_families() : rms_row_families(),
-                   fallback_families(centres_), cpu_families()});
+    return joined({row_families(own_.centres), fallback_families(own_.centres), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return norm::baselines(problem, facts);
   }
 
  private:
-  bool centres_;
+  const Definition& own_;
 };
 
 }  // namespace
@@ -106,7 +122,7 @@ Layer layer_of(const Problem& problem) {
   layer.m = problem.size("m");
   layer.d = problem.size("d");
   layer.eps = static_cast<float>(problem.number("eps"));
-  layer.centres = problem.op == "layernorm";
+  layer.centres = problem.op == layernorm.name;
   layer.convention = problem.has("convention", "gemma")   ? Convention::gemma
                      : problem.has("convention", "llama") ? Convention::llama
                                                           : Convention::t5;
@@ -168,12 +184,12 @@ TensorPlaces places_of(const Layer& layer) {
 }  // namespace norm
 
 const Op& rmsnorm_op() {
-  static const norm::Norm op(false);
+  static const norm::Norm op(norm::rmsnorm);
   return op;
 }
 
 const Op& layernorm_op() {
-  static const norm::Norm op(true);
+  static const norm::Norm op(norm::layernorm);
   return op;
 }
 

@@ -21,19 +21,28 @@ std::string Parameter::values_text(std::string_view separator) const {
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::int64_t> values) {
-  parameters_.push_back({std::move(name), std::move(help),
-                         std::vector<ParameterValue>(values.begin(), values.end())});
+  parameters_.push_back(
+      {.name = std::move(name), .help = std::move(help), .values = {values.begin(), values.end()}});
   return *this;
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::string> words) {
   parameters_.push_back(
-      {std::move(name), std::move(help), std::vector<ParameterValue>(words.begin(), words.end())});
+      {.name = std::move(name), .help = std::move(help), .values = {words.begin(), words.end()}});
   return *this;
 }
 
 Space& Space::parameter(Parameter parameter) {
   parameters_.push_back(std::move(parameter));
+  return *this;
+}
+
+Space& Space::when_absent(ParameterValue value) {
+  return when_absent_by([value = std::move(value)] { return value; });
+}
+
+Space& Space::when_absent_by(std::function<ParameterValue()> value) {
+  parameters_.back().when_absent = std::move(value);
   return *this;
 }
 
@@ -125,6 +134,20 @@ std::vector<std::string> Space::violations(const Config& config) const {
   for (const auto& constraint : constraints_)
     if (!constraint.holds(config)) violations.push_back(constraint.reason);
   return violations;
+}
+
+Config Space::completed(const Config& config) const {
+  const auto has = [&](const Parameter& parameter) { return config.contains(parameter.name); };
+  if (std::all_of(parameters_.begin(), parameters_.end(), has)) return config;
+  Config whole;
+  for (const auto& parameter : parameters_) {
+    if (!has(parameter) && !parameter.when_absent) return config;
+    whole.set(parameter.name,
+              has(parameter) ? config.value(parameter.name) : parameter.when_absent());
+  }
+  // Parameters that the space does not know stay, for violations() to name.
+  for (const auto& [name, value] : config.entries()) whole.set(name, value);
+  return whole;
 }
 
 }  // namespace fftune

@@ -21,6 +21,9 @@ struct Parameter {
   std::string name;
   std::string help;                    // what it means and its unit
   std::vector<ParameterValue> values;  // all numbers or all words
+  /// Set where the family gained the parameter after records of it had been written: the value that
+  /// stands for what the family did without the parameter.
+  std::function<ParameterValue()> when_absent = {};
 
   /// The values of a parameter of numbers; throws Error(internal) for words.
   std::vector<std::int64_t> numbers() const;
@@ -51,6 +54,10 @@ class Space {
                      std::vector<Value>(values.begin(), values.end()));
   }
   Space& parameter(Parameter parameter);
+  /// Parameter::when_absent of the parameter that was declared last.
+  Space& when_absent(ParameterValue value);
+  /// The same, for a value that takes some time to compute and that few configurations need.
+  Space& when_absent_by(std::function<ParameterValue()> value);
   Space& constraint(std::string reason, std::function<bool(const Config&)> holds,
                     std::vector<std::string> reads = {});
 
@@ -66,6 +73,10 @@ class Space {
   /// Why `config` is not in the space, in the space's own words: parameters that are missing,
   /// unknown or at a value that is not listed, else the constraints it breaks; empty if feasible.
   std::vector<std::string> violations(const Config& config) const;
+  /// A configuration on record with the parameters that it lacks because they were added later, in
+  /// the order of the space. It stays as it is where another parameter is missing: violations()
+  /// then names that one.
+  Config completed(const Config& config) const;
 
  private:
   std::vector<Parameter> parameters_;

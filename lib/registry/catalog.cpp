@@ -77,29 +77,42 @@ const Op& Catalog::op(std::string_view name) const {
               fmt::format("unknown op '{}': there is {}", name, fmt::join(names, ", ")));
 }
 
+const Family* family_if_any(const Op& op, std::string_view name) {
+  const auto families = op.families();
+  const auto found = std::find_if(families.begin(), families.end(),
+                                  [&](const Family* family) { return family->name() == name; });
+  return found == families.end() ? nullptr : *found;
+}
+
 const Family& family_of(const Op& op, std::string_view name) {
+  if (const Family* const family = family_if_any(op, name)) return *family;
   std::vector<std::string_view> names;
-  for (const Family* family : op.families()) {
-    if (family->name() == name) return *family;
-    names.push_back(family->name());
-  }
+  for (const Family* family : op.families()) names.push_back(family->name());
   throw Error(ErrorKind::invalid_input, fmt::format("{} has no family '{}': there is {}", op.name(),
                                                     name, fmt::join(names, ", ")));
 }
 
 std::string illegality(const Op& op, const Problem& problem, const DeviceFacts& facts,
                        const Variant& variant) {
-  const auto families = op.families();
-  const auto entry = std::find_if(families.begin(), families.end(), [&](const Family* family) {
-    return family->name() == variant.family;
-  });
-  if (entry == families.end()) return fmt::format("there is no family '{}'", variant.family);
-  const Family& family = **entry;
-  if (family.device_kind() != facts.kind)
+  const Family* const family = family_if_any(op, variant.family);
+  if (family == nullptr) return fmt::format("there is no family '{}'", variant.family);
+  if (family->device_kind() != facts.kind)
     return fmt::format("family '{}' is for another kind of device", variant.family);
-  if (const auto refusal = family.refusal(problem, facts)) return *refusal;
-  const auto violations = family.space(problem, facts).violations(variant.config);
+  if (const auto refusal = family->refusal(problem, facts)) return *refusal;
+  const auto violations = family->space(problem, facts).violations(variant.config);
   return violations.empty() ? "" : fmt::format("{}: {}", variant.id(), violations.front());
+}
+
+Variant completed(const Op& op, const Problem& problem, const DeviceFacts& facts, Variant variant) {
+  const Family* const family = family_if_any(op, variant.family);
+  if (family == nullptr || family->device_kind() != facts.kind || family->refusal(problem, facts))
+    return variant;
+  return {std::move(variant.family), family->space(problem, facts).completed(variant.config)};
+}
+
+Recipe completed(const Op& op, const Problem& problem, const DeviceFacts& facts, Recipe recipe) {
+  for (Variant& variant : recipe) variant = completed(op, problem, facts, std::move(variant));
+  return recipe;
 }
 
 Recipe default_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts) {

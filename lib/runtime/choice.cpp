@@ -8,18 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "registry/added_parameters.hpp"
 #include "registry/part_family.hpp"
 #include "registry/repeated_family.hpp"
 
 namespace fftune {
 namespace {
-
-const Family* family_if_any(const Op& op, const std::string& name) {
-  for (const Family* family : op.families())
-    if (family->name() == name) return family;
-  return nullptr;
-}
 
 std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
   std::vector<std::string> names;

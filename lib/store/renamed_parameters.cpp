@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "registry/added_parameters.hpp"
 
 namespace fftune {
 namespace {
@@ -62,6 +61,15 @@ ParameterValue renamed_value(const Rename& rename, const ParameterValue& value) 
 }
 
 }  // namespace
+
+bool fits_family(std::string_view pattern, std::string_view family) {
+  if (const auto dot = family.rfind('.'); dot != family.npos) family.remove_prefix(dot + 1);
+  const auto star = pattern.find('*');
+  if (star == pattern.npos) return pattern == family;
+  const auto before = pattern.substr(0, star), after = pattern.substr(star + 1);
+  return family.size() >= before.size() + after.size() && family.starts_with(before) &&
+         family.ends_with(after);
+}
 
 Variant renamed(const Variant& variant) {
   Variant result{variant.family, {}};

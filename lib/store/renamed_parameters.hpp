@@ -1,12 +1,17 @@
-// Parameters that have been renamed since records were written; registry/added_parameters.hpp has
-// those that were added.
+// Parameters that have been renamed since records were written. A parameter that was added has its
+// value for older records where a space declares it (Parameter::when_absent).
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "registry/variant.hpp"
 
 namespace fftune {
+
+/// Whether a family's name, or the part behind the dot in the name of a part's, is of a pattern in
+/// which one '*' stands for any text: "*_sm90".
+bool fits_family(std::string_view pattern, std::string_view family);
 
 /// The variant with today's names and words: "down_sm90/schedule=1,consumers=2" becomes
 /// "down_sm90/schedule=pingpong,mma_warpgroups=2". Parameters and words

@@ -104,3 +104,22 @@ TEST_CASE("a predicate may read a word that it does not depend on before the wor
                   {"bm"});
   REQUIRE(space.feasible().size() == 2);
 }
+
+TEST_CASE("a parameter that was added later is completed in the order of the space") {
+  Space space;
+  space.parameter("bm", "rows", {16, 32})
+      .parameter("stages", "buffers", {2, 3})
+      .when_absent(2)
+      .parameter("group", "tiles", {1, 4})
+      .when_absent_by([] { return ParameterValue(4); });
+  CHECK(space.completed({{"bm", 16}}) == Config{{"bm", 16}, {"stages", 2}, {"group", 4}});
+  CHECK(space.completed({{"group", 1}, {"bm", 16}}) ==
+        Config{{"bm", 16}, {"stages", 2}, {"group", 1}});
+  const Config whole{{"bm", 16}, {"stages", 3}, {"group", 1}};
+  CHECK(space.completed(whole) == whole);
+  // Any other that is missing is left for violations() to name, as are those that are unknown.
+  const Config without_bm{{"stages", 3}};
+  CHECK(space.completed(without_bm) == without_bm);
+  CHECK(space.violations(space.completed({{"bm", 16}, {"bn", 8}})) ==
+        std::vector<std::string>{"there is no parameter 'bn'"});
+}

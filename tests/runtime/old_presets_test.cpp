@@ -4,7 +4,6 @@
 #include <string>
 
 #include "cpu/open.hpp"
-#include "registry/added_parameters.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
 #include "store/renamed_parameters.hpp"

@@ -152,3 +152,11 @@ TEST_CASE("files of schema 2 are merged into files of schema 3 and lose nothing 
   }
   CHECK(records >= 25);
 }
+
+TEST_CASE("a pattern of families has one star, and fits the families of parts") {
+  CHECK(fits_family("*_sm90", "gate_up_sm90"));
+  CHECK(fits_family("*_sm90", "ffn.gate_up_sm90"));
+  CHECK(fits_family("ffn_decode", "part.ffn_decode"));
+  CHECK(!fits_family("*_sm90", "gate_up_sm80"));
+  CHECK(!fits_family("a*a", "a"));
+}

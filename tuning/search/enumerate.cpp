@@ -7,8 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "registry/added_parameters.hpp"
-
 namespace fftune {
 namespace {
 

@@ -6,9 +6,8 @@
 #include <limits>
 
 #include "kernels/attention/cpu/host_attention.hpp"
-#include "kernels/attention/cpu/space.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -212,8 +211,9 @@ void compute_dk_dv(const HostAttention& host, const HostCall& call, const Block&
                   work.dv);
 }
 
-Program backward_program(const Problem& problem, const DeviceFacts& facts, std::int64_t rows,
-                         std::int64_t columns, int threads) {
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const std::int64_t rows = config.at("block_q"), columns = config.at("block_k");
+  const int threads = config.get("threads");
   const HostAttention host(problem, facts);
   const Workspace workspace(host.layer, rows, columns);
   Program program;
@@ -242,40 +242,20 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, std::
   return program;
 }
 
-/// It refuses nothing: the fallback too.
-class CpuBlasBackward final : public StageFamily {
- public:
-  CpuBlasBackward()
-      : StageFamily({.name = "cpu_blas_backward",
-                     .summary = "blocks of queries and keys, products by OpenBLAS",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_backward,
-                     .pass = "bwd",
-                     .sources = host_sources("attention/cpu/backward.cpp"),
-                     .is_fallback = true}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return block_space(layer_of(problem), facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return default_blocks(layer_of(problem), facts);
-  }
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    return backward_program(problem, facts, config.at("block_q"), config.at("block_k"),
-                            config.get("threads"));
-  }
-};
-
 }  // namespace
 
-std::vector<const Family*> cpu_backward_families() {
-  static const CpuBlasBackward blas;
-  return {&blas};
-}
-
-std::vector<const Family*> cpu_families() {
-  return joined({cpu_forward_families(), cpu_backward_families()});
+// It refuses nothing: the fallback too.
+const Engine& cpu_backward_engine() {
+  static const Engine engine{.name = "cpu_blas_backward",
+                             .summary = "blocks of queries and keys, products by OpenBLAS",
+                             .device_kind = DeviceKind::cpu,
+                             .backward = true,
+                             .is_fallback = true,
+                             .space = block_space,
+                             .default_config = default_blocks,
+                             .program = program,
+                             .sources = host_sources("attention/cpu/backward.cpp")};
+  return engine;
 }
 
 }  // namespace fftune::attention

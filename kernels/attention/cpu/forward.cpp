@@ -1,4 +1,4 @@
-// The forward pass on the CPU: blocks of queries on all threads. The fast family multiplies blocks
+// The forward pass on the CPU: blocks of queries on all threads. The fast engine multiplies blocks
 // of keys by OpenBLAS and carries an online softmax from one to the next; the fallback computes row
 // by row.
 #include <algorithm>
@@ -6,9 +6,8 @@
 #include <limits>
 
 #include "kernels/attention/cpu/host_attention.hpp"
-#include "kernels/attention/cpu/space.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -49,172 +48,156 @@ void store(const HostAttention& host, const HostCall& call, const Block& block,
                   softmax.values);
 }
 
-class CpuBlas final : public StageFamily {
- public:
-  CpuBlas()
-      : StageFamily({.name = "cpu_blas",
-                     .summary = "blocks of queries and keys, products by OpenBLAS",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = host_sources("attention/cpu/forward.cpp")}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return block_space(layer_of(problem), facts);
+/// Turns the scores of a row into weights, and rescales the row's sums to the same reference.
+void add_row(const HostAttention& host, const OnlineSoftmax& softmax, std::int64_t i, float* scores,
+             std::int64_t count) {
+  const auto width = static_cast<std::size_t>(count);
+  const float most = std::max(softmax.most[i], host.vector->largest(scores, width));
+  if (most != softmax.most[i]) {
+    const float factor = std::exp(softmax.most[i] - most);
+    softmax.sum[i] *= factor;
+    float* const row = softmax.values + i * host.layer.dim;
+    for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] *= factor;
+    softmax.most[i] = most;
   }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return default_blocks(layer_of(problem), facts);
-  }
+  softmax.sum[i] += host.vector->exponentials(scores, most == lowest ? 0 : most, width);
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const HostAttention host(problem, facts);
-    const std::int64_t rows = config.at("block_q"), columns = config.at("block_k");
-    const int threads = config.get("threads");
-    const std::int64_t dim = host.layer.dim;
-    const std::int64_t worker_floats = rows * (columns + 2 * dim + 2) + columns * dim;
-    Program program;
-    program.host_tensors = host.at.count;
-    program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
-    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const BlasThreads one(1);
-      gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
-                     [&](std::size_t worker, std::int64_t task) {
-                       float* const room = reinterpret_cast<float*>(call.scratch[0]) +
-                                           static_cast<std::int64_t>(worker) * worker_floats;
-                       attend(host, call, host.query_block(call, rows, task), columns, room);
-                     });
-    }));
-    return program;
+void attend_blocks(const HostAttention& host, const HostCall& call, const Block& block,
+                   std::int64_t columns, float* room) {
+  const std::int64_t rows = block.range.size(), dim = host.layer.dim;
+  const OnlineSoftmax softmax{room, room + rows, room + 2 * rows};
+  float* const scores = softmax.values + rows * dim;
+  float* const q_room = scores + rows * columns;
+  float* const kv_room = q_room + rows * dim;
+  std::fill_n(softmax.most, rows, lowest);
+  std::fill_n(softmax.sum, rows, 0.0f);
+  std::fill_n(softmax.values, rows * dim, 0.0f);
+  const MatrixView q = host.query_rows(call, host.at.q, block, q_room);
+  const std::int64_t kv_head = block.head / host.layer.group();
+  const Range all = host.keys_of(block.sequence, block.range);
+  for (std::int64_t first = all.first; first < all.last; first += columns) {
+    const Range keys{first, std::min(first + columns, all.last)};
+    if (!host.sees_any(call, block.sequence, block.head, block.range, keys)) continue;
+    host.scores(call, block, keys, q,
+                host.key_rows(call, host.at.k, block.sequence, kv_head, keys, kv_room), scores,
+                nullptr);
+    for (std::int64_t i = 0; i < rows; ++i)
+      add_row(host, softmax, i, scores + i * keys.size(), keys.size());
+    MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, keys, kv_room);
+    v.transposed = true;
+    sgemm(rows, dim, keys.size(), {scores, keys.size()}, v, 1, softmax.values, dim);
   }
+  store(host, call, block, softmax);
+}
 
- private:
-  static void attend(const HostAttention& host, const HostCall& call, const Block& block,
-                     std::int64_t columns, float* room) {
-    const std::int64_t rows = block.range.size(), dim = host.layer.dim;
-    const OnlineSoftmax softmax{room, room + rows, room + 2 * rows};
-    float* const scores = softmax.values + rows * dim;
-    float* const q_room = scores + rows * columns;
-    float* const kv_room = q_room + rows * dim;
-    std::fill_n(softmax.most, rows, lowest);
-    std::fill_n(softmax.sum, rows, 0.0f);
-    std::fill_n(softmax.values, rows * dim, 0.0f);
+Program blas_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const HostAttention host(problem, facts);
+  const std::int64_t rows = config.at("block_q"), columns = config.at("block_k");
+  const int threads = config.get("threads");
+  const std::int64_t dim = host.layer.dim;
+  const std::int64_t worker_floats = rows * (columns + 2 * dim + 2) + columns * dim;
+  Program program;
+  program.host_tensors = host.at.count;
+  program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
+  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+    const BlasThreads one(1);
+    gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
+                   [&](std::size_t worker, std::int64_t task) {
+                     float* const room = reinterpret_cast<float*>(call.scratch[0]) +
+                                         static_cast<std::int64_t>(worker) * worker_floats;
+                     attend_blocks(host, call, host.query_block(call, rows, task), columns, room);
+                   });
+  }));
+  return program;
+}
+
+/// One query, with its scores in memory.
+void attend_query(const HostAttention& host, const HostCall& call, const Block& block,
+                  float* room) {
+  const std::int64_t dim = host.layer.dim, kv_head = block.head / host.layer.group();
+  const Range keys = host.keys_of(block.sequence, block.range);
+  float *const values = room, *const q_room = room + dim, *const row_room = room + 2 * dim;
+  float* const scores = room + 3 * dim;
+  const auto width = static_cast<std::size_t>(dim);
+  std::fill_n(values, dim, 0.0f);
+  float most = lowest, sum = 0;
+  if (keys.size() > 0) {
     const MatrixView q = host.query_rows(call, host.at.q, block, q_room);
-    const std::int64_t kv_head = block.head / host.layer.group();
-    const Range all = host.keys_of(block.sequence, block.range);
-    for (std::int64_t first = all.first; first < all.last; first += columns) {
-      const Range keys{first, std::min(first + columns, all.last)};
-      if (!host.sees_any(call, block.sequence, block.head, block.range, keys)) continue;
-      host.scores(call, block, keys, q,
-                  host.key_rows(call, host.at.k, block.sequence, kv_head, keys, kv_room), scores,
-                  nullptr);
-      for (std::int64_t i = 0; i < rows; ++i)
-        add_row(host, softmax, i, scores + i * keys.size(), keys.size());
-      MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, keys, kv_room);
-      v.transposed = true;
-      sgemm(rows, dim, keys.size(), {scores, keys.size()}, v, 1, softmax.values, dim);
+    for (std::int64_t j = 0; j < keys.size(); ++j) {
+      const Range key{keys.first + j, keys.first + j + 1};
+      const MatrixView k = host.key_rows(call, host.at.k, block.sequence, kv_head, key, row_room);
+      host.vector->dot(k.data, 0, q.data, 0, width, 1, 1, scores + j);
     }
-    store(host, call, block, softmax);
-  }
-
-  /// Turns the scores of a row into weights, and rescales the row's sums to the same reference.
-  static void add_row(const HostAttention& host, const OnlineSoftmax& softmax, std::int64_t i,
-                      float* scores, std::int64_t count) {
-    const auto width = static_cast<std::size_t>(count);
-    const float most = std::max(softmax.most[i], host.vector->largest(scores, width));
-    if (most != softmax.most[i]) {
-      const float factor = std::exp(softmax.most[i] - most);
-      softmax.sum[i] *= factor;
-      float* const row = softmax.values + i * host.layer.dim;
-      for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] *= factor;
-      softmax.most[i] = most;
+    host.finish_row(call, block.sequence, block.head, block.range.first, keys, scores, nullptr);
+    most = host.vector->largest(scores, static_cast<std::size_t>(keys.size()));
+    sum = host.vector->exponentials(scores, most == lowest ? 0 : most,
+                                    static_cast<std::size_t>(keys.size()));
+    for (std::int64_t j = 0; j < keys.size(); ++j) {
+      if (scores[j] == 0) continue;
+      const Range key{keys.first + j, keys.first + j + 1};
+      const MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, key, row_room);
+      for (std::int64_t e = 0; e < dim; ++e) values[e] += scores[j] * v.data[e];
     }
-    softmax.sum[i] += host.vector->exponentials(scores, most == lowest ? 0 : most, width);
   }
-};
+  store(host, call, block, {&most, &sum, values});
+}
 
-/// One query at a time, with its scores in memory.
-class CpuPlain final : public StageFamily {
- public:
-  CpuPlain()
-      : StageFamily({.name = "cpu_plain",
-                     .summary = "one query after the other: the fallback",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = host_sources("attention/cpu/forward.cpp"),
-                     .is_fallback = true}) {}
+Program plain_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const HostAttention host(problem, facts);
+  const int threads = config.get("threads");
+  const std::int64_t worker_floats = host.layer.kv + 3 * host.layer.dim;
+  Program program;
+  program.host_tensors = host.at.count;
+  program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
+  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+    constexpr std::int64_t rows = 16;
+    gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
+                   [&](std::size_t worker, std::int64_t task) {
+                     float* const room = reinterpret_cast<float*>(call.scratch[0]) +
+                                         static_cast<std::int64_t>(worker) * worker_floats;
+                     Block block = host.query_block(call, rows, task);
+                     const Range all = block.range;
+                     for (std::int64_t i = all.first; i < all.last; ++i) {
+                       block.range = {i, i + 1};
+                       attend_query(host, call, block, room);
+                     }
+                   });
+  }));
+  return program;
+}
 
-  Space space(const Problem&, const DeviceFacts& facts) const override {
-    return Space().parameter("threads", "threads at most", thread_counts(facts));
-  }
-  Config default_config(const Problem&, const DeviceFacts& facts) const override {
-    return {{"threads", facts.multiprocessors}};
-  }
+Space plain_space(const Layer&, const DeviceFacts& facts) {
+  return Space().parameter("threads", "threads at most", thread_counts(facts));
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const HostAttention host(problem, facts);
-    const int threads = config.get("threads");
-    const std::int64_t worker_floats = host.layer.kv + 3 * host.layer.dim;
-    Program program;
-    program.host_tensors = host.at.count;
-    program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
-    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      constexpr std::int64_t rows = 16;
-      gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
-                     [&](std::size_t worker, std::int64_t task) {
-                       float* const room = reinterpret_cast<float*>(call.scratch[0]) +
-                                           static_cast<std::int64_t>(worker) * worker_floats;
-                       Block block = host.query_block(call, rows, task);
-                       const Range all = block.range;
-                       for (std::int64_t i = all.first; i < all.last; ++i) {
-                         block.range = {i, i + 1};
-                         attend(host, call, block, room);
-                       }
-                     });
-    }));
-    return program;
-  }
-
- private:
-  static void attend(const HostAttention& host, const HostCall& call, const Block& block,
-                     float* room) {
-    const std::int64_t dim = host.layer.dim, kv_head = block.head / host.layer.group();
-    const Range keys = host.keys_of(block.sequence, block.range);
-    float *const values = room, *const q_room = room + dim, *const row_room = room + 2 * dim;
-    float* const scores = room + 3 * dim;
-    const auto width = static_cast<std::size_t>(dim);
-    std::fill_n(values, dim, 0.0f);
-    float most = lowest, sum = 0;
-    if (keys.size() > 0) {
-      const MatrixView q = host.query_rows(call, host.at.q, block, q_room);
-      for (std::int64_t j = 0; j < keys.size(); ++j) {
-        const Range key{keys.first + j, keys.first + j + 1};
-        const MatrixView k = host.key_rows(call, host.at.k, block.sequence, kv_head, key, row_room);
-        host.vector->dot(k.data, 0, q.data, 0, width, 1, 1, scores + j);
-      }
-      host.finish_row(call, block.sequence, block.head, block.range.first, keys, scores, nullptr);
-      most = host.vector->largest(scores, static_cast<std::size_t>(keys.size()));
-      sum = host.vector->exponentials(scores, most == lowest ? 0 : most,
-                                      static_cast<std::size_t>(keys.size()));
-      for (std::int64_t j = 0; j < keys.size(); ++j) {
-        if (scores[j] == 0) continue;
-        const Range key{keys.first + j, keys.first + j + 1};
-        const MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, key, row_room);
-        for (std::int64_t e = 0; e < dim; ++e) values[e] += scores[j] * v.data[e];
-      }
-    }
-    store(host, call, block, {&most, &sum, values});
-  }
-};
+Config plain_default(const Layer&, const DeviceFacts& facts) {
+  return {{"threads", facts.multiprocessors}};
+}
 
 }  // namespace
 
-std::vector<const Family*> cpu_forward_families() {
-  static const CpuBlas blas;
-  static const CpuPlain plain;
-  return {&blas, &plain};
+const Engine& cpu_blas_engine() {
+  static const Engine engine{.name = "cpu_blas",
+                             .summary = "blocks of queries and keys, products by OpenBLAS",
+                             .device_kind = DeviceKind::cpu,
+                             .space = block_space,
+                             .default_config = default_blocks,
+                             .program = blas_program,
+                             .sources = host_sources("attention/cpu/forward.cpp")};
+  return engine;
+}
+
+const Engine& cpu_plain_engine() {
+  static const Engine engine{.name = "cpu_plain",
+                             .summary = "one query after the other: the fallback",
+                             .device_kind = DeviceKind::cpu,
+                             .is_fallback = true,
+                             .space = plain_space,
+                             .default_config = plain_default,
+                             .program = plain_program,
+                             .sources = host_sources("attention/cpu/forward.cpp")};
+  return engine;
 }
 
 }  // namespace fftune::attention

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/space.hpp"
 #include "cpu/blas.hpp"
 #include "device/facts.hpp"
 #include "device/program.hpp"
@@ -99,7 +100,11 @@ class HostAttention {
   std::int64_t key_token(const HostCall& call, const Sequence& sequence, std::int64_t key) const;
 };
 
-/// The embedded sources of both CPU families of a pass, and a family's own.
+/// The blocks of the engines over OpenBLAS: parameters block_q, block_k and threads.
+Space block_space(const Layer& layer, const DeviceFacts& facts);
+Config default_blocks(const Layer& layer, const DeviceFacts& facts);
+
+/// The embedded sources that the CPU engines share, and an engine's own.
 std::vector<std::string> host_sources(const char* own);
 
 }  // namespace fftune::attention

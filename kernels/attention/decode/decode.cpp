@@ -1,22 +1,23 @@
-// The decode family, host side: a few queries of each sequence against its long cache.
+// The decode engine, host side: a few queries of each sequence against its long cache.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "kernels/attention/decode/config.cuh"
-#include "kernels/attention/families.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/common/least_cost.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/decode/decode.cu";
 constexpr std::int64_t most_queries = 16;  // of a sequence
+constexpr std::string_view name = "attention_decode";
 
 attention_decode_config config_of(const Config& config) {
   return {.warps = config.get("warps"),
@@ -96,47 +97,7 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
          fixed + asked_twice;
 }
 
-class Decode final : public StageFamily {
- public:
-  Decode()
-      : StageFamily({.name = "attention_decode",
-                     .summary = "mma.sync, the keys of all sequences divided among the SMs",
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = {file}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
-    const Layer layer = layer_of(problem);
-    if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
-    if (layer.layout == Layout::thd) return "every sequence has the same number of queries: no thd";
-    if (layer.s > most_queries)
-      return fmt::format("it takes up to {} queries of a sequence: s={} has other families",
-                         most_queries, layer.s);
-    if (layer.masked()) return "its keys are a range: no mask in memory";
-    if (layer.bias) return "it adds no bias";
-    if (auto reason = misaligned_rows(layer)) return reason;
-    if (!space(problem, facts).feasible().empty()) return std::nullopt;
-    return fmt::format("rows of dim={} do not fit in the registers and shared memory of {}",
-                       layer.dim, facts.name);
-  }
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override;
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
-
-  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
-                                 const Config& config) const override {
-    if (facts.memory_bandwidth <= 0) return std::nullopt;
-    return seconds(layer_of(problem), facts, config);
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override;
-};
-
-Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
+Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   // Bulk prefetches are of whole 16 bytes.
   const bool can_prefetch = facts.compute_capability >= 90 && same_lengths(layer) &&
@@ -153,6 +114,7 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
                  "KiB of a CTA's first keys and values that are prefetched to L2 before "
                  "griddepcontrol.wait",
                  {0, 32, 64, 128, 256})
+      .when_absent(0)
       .constraint("rows, slices and accumulators fit each other",
                   [form](const Config& c) {
                     return attention_decode_refusal(form, config_of(c)) == nullptr;
@@ -185,14 +147,31 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
           {"l2_prefetch"});
 }
 
-Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
-  return least_cost(space(problem, facts), name(),
+std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& facts) {
+  if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+  if (layer.layout == Layout::thd) return "every sequence has the same number of queries: no thd";
+  if (layer.s > most_queries)
+    return fmt::format("it takes up to {} queries of a sequence: s={} has other families",
+                       most_queries, layer.s);
+  if (layer.masked()) return "its keys are a range: no mask in memory";
+  if (layer.bias) return "it adds no bias";
+  if (auto reason = misaligned_rows(layer)) return reason;
+  if (!space(layer, facts).feasible().empty()) return std::nullopt;
+  return fmt::format("rows of dim={} do not fit in the registers and shared memory of {}",
+                     layer.dim, facts.name);
+}
+
+std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  if (facts.memory_bandwidth <= 0) return std::nullopt;
+  return seconds(layer, facts, config);
+}
+
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
+  return least_cost(space(layer, facts), name,
                     [&](const Config& config) { return seconds(layer, facts, config); });
 }
 
-Program Decode::program(const Problem& problem, const DeviceFacts& facts,
-                        const Config& values) const {
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const attention_decode_config config = config_of(values);
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_params));
@@ -213,9 +192,16 @@ Program Decode::program(const Problem& problem, const DeviceFacts& facts,
 
 }  // namespace
 
-const Family& attention_decode_family() {
-  static const Decode family;
-  return family;
+const Engine& decode_engine() {
+  static const Engine engine{.name = name,
+                             .summary = "mma.sync, the keys of all sequences divided among the SMs",
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = estimate,
+                             .program = program,
+                             .sources = {file}};
+  return engine;
 }
 
 }  // namespace fftune::attention

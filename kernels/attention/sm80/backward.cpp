@@ -1,24 +1,24 @@
-// The backward family of mma.sync, host side: dq, then dk and dv, which compute the scores again.
+// The backward engine of mma.sync, host side: dq, then dk and dv, which compute the scores again.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <tuple>
 
-#include "kernels/attention/families.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
-#include "kernels/attention/simt/config.cuh"
 #include "kernels/attention/sm80/backward_config.cuh"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm80/backward.cu";
-constexpr const char* sinks_file = "attention/simt/backward.cu";
+constexpr std::string_view name = "attention_bwd_sm80";
 
 attention_sm80_backward_config config_of(const Config& config) {
   return {.warps = config.get("warps"),
@@ -34,55 +34,7 @@ std::string template_argument(const attention_sm80_backward_config& config) {
       config.warps, config.block, config.stages, config.ctas_per_sm);
 }
 
-class Sm80Backward final : public StageFamily {
- public:
-  Sm80Backward()
-      : StageFamily({.name = "attention_bwd_sm80",
-                     .summary = "cp.async and mma.sync, queries for dq, then keys for dk and dv",
-                     .stage = stage_backward,
-                     .pass = "bwd",
-                     .sources = {file, sinks_file}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = refuse_cuda(problem, "bwd", facts)) return reason;
-    const Layer layer = layer_of(problem);
-    if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
-    constexpr std::int64_t most_features = 256;  // of a head whose accumulators a warp can hold
-    if (layer.dim > most_features)
-      return fmt::format("a warp's accumulators hold heads of up to {} features: dim={}",
-                         most_features, layer.dim);
-    if (auto reason = misaligned_rows(layer)) return reason;
-    constexpr std::int64_t most_beside_wgmma = 64;
-    if (!refuse_sm90(layer, facts) && layer.s > most_beside_wgmma)
-      return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
-                         most_beside_wgmma);
-    constexpr std::int64_t most_sequences = 65535;  // the grid's third dimension
-    if (layer.b > most_sequences)
-      return fmt::format("{} sequences: a grid has {} places for them", layer.b, most_sequences);
-    if (space(problem, facts).feasible().empty())
-      return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
-                         layer.dim, facts.name);
-    return std::nullopt;
-  }
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override;
-
-  // Four warps, two CTAs of them where shared memory and registers allow, so that one computes
-  // while the other loads.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return least_cost(space(problem, facts), name(), [](const Config& c) {
-      return std::tuple(std::abs(c.at("warps") - 4), std::abs(c.at("block") - 32),
-                        std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
-    });
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override;
-};
-
-Space Sm80Backward::space(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
+Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   return Space()
       .parameter("warps", "warps of a CTA, of 16 queries for dq, or keys for dk and dv", {2, 4, 8})
@@ -114,8 +66,31 @@ Space Sm80Backward::space(const Problem& problem, const DeviceFacts& facts) cons
                   {"warps", "block", "stages", "ctas_per_sm"});
 }
 
-Program Sm80Backward::program(const Problem& problem, const DeviceFacts& facts,
-                              const Config& values) const {
+std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& facts) {
+  if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+  constexpr std::int64_t most_features = 256;  // of a head whose accumulators a warp can hold
+  if (layer.dim > most_features)
+    return fmt::format("a warp's accumulators hold heads of up to {} features: dim={}",
+                       most_features, layer.dim);
+  if (auto reason = misaligned_rows(layer)) return reason;
+  if (auto reason = refuse_beside_sm90(layer, facts)) return reason;
+  constexpr std::int64_t most_sequences = 65535;  // the grid's third dimension
+  if (layer.b > most_sequences)
+    return fmt::format("{} sequences: a grid has {} places for them", layer.b, most_sequences);
+  if (space(layer, facts).feasible().empty()) return no_tiles(layer, facts);
+  return std::nullopt;
+}
+
+// Four warps, two CTAs of them where shared memory and registers allow, so that one computes
+// while the other loads.
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
+  return least_cost(space(layer, facts), name, [](const Config& c) {
+    return std::tuple(std::abs(c.at("warps") - 4), std::abs(c.at("block") - 32),
+                      std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
+  });
+}
+
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const attention_sm80_backward_config config = config_of(values);
   Program program;
   Launch launch = backward_launch(program, problem, facts);
@@ -123,8 +98,8 @@ Program Sm80Backward::program(const Problem& problem, const DeviceFacts& facts,
   const attention_form form = form_of(layer);
   const attention_sm80_backward_plan plan = attention_sm80_backward_plan_of(form, config);
   launch.set_group(heads_in_l2(layer, facts));
-  const std::string form_argument = attention::template_argument(form);
-  const std::string arguments = form_argument + ", " + template_argument(config);
+  const std::string arguments =
+      attention::template_argument(form) + ", " + template_argument(config);
   launch.append(file, "attention_sm80_dq<" + arguments + ">",
                 {static_cast<std::uint32_t>(query_tiles(layer, config.rows())), 1, 1},
                 config.threads(), plan.shared_bytes);
@@ -133,17 +108,23 @@ Program Sm80Backward::program(const Problem& problem, const DeviceFacts& facts,
                  static_cast<std::uint32_t>(layer.kv_heads * (plan.splits_dkv ? 2 : 1)),
                  static_cast<std::uint32_t>(layer.b)},
                 config.threads(), plan.shared_bytes);
-  if (layer.sinks)
-    launch.append(sinks_file, "attention_simt_d_sinks<" + form_argument + ">",
-                  {static_cast<std::uint32_t>(layer.heads), 1, 1}, attention_simt_config::threads);
+  append_d_sinks(launch);
   return program;
 }
 
 }  // namespace
 
-const Family& attention_bwd_sm80_family() {
-  static const Sm80Backward family;
-  return family;
+const Engine& sm80_backward_engine() {
+  static const Engine engine{
+      .name = name,
+      .summary = "cp.async and mma.sync, queries for dq, then keys for dk and dv",
+      .backward = true,
+      .can_implement = can_implement,
+      .space = space,
+      .default_config = default_config,
+      .program = program,
+      .sources = {file, d_sinks_file}};
+  return engine;
 }
 
 }  // namespace fftune::attention

@@ -1,4 +1,4 @@
-// The forward family of mma.sync, host side.
+// The forward engine of mma.sync, host side.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,18 +6,20 @@
 #include <cstddef>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <tuple>
 
-#include "kernels/attention/families.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm80/config.cuh"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm80/forward.cu";
+constexpr std::string_view name = "attention_sm80";
 
 attention_sm80_config config_of(const Config& config) {
   return {.warps = config.get("warps"),
@@ -34,39 +36,7 @@ std::string template_argument(const attention_sm80_config& config) {
       config.warps, config.m_tiles, config.bn, config.stages, config.ctas_per_sm);
 }
 
-class Sm80Forward final : public StageFamily {
- public:
-  Sm80Forward()
-      : StageFamily({.name = "attention_sm80",
-                     .summary = "cp.async and mma.sync, a tile of queries for each CTA",
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = {file}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
-    const Layer layer = layer_of(problem);
-    if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
-    if (auto reason = misaligned_rows(layer)) return reason;
-    constexpr std::int64_t most_beside_wgmma = 64;
-    if (!refuse_sm90(layer, facts) && layer.s > most_beside_wgmma)
-      return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
-                         most_beside_wgmma);
-    if (space(problem, facts).feasible().empty())
-      return fmt::format("tiles of dim={} do not fit in the registers and shared memory of {}",
-                         layer.dim, facts.name);
-    return std::nullopt;
-  }
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override;
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override;
-};
-
-Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
+Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   return Space()
       .parameter("warps", "warps of a CTA, each with queries of its own", {1, 2, 4, 8})
@@ -106,12 +76,19 @@ Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const
                   {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"});
 }
 
+std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& facts) {
+  if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+  if (auto reason = misaligned_rows(layer)) return reason;
+  if (auto reason = refuse_beside_sm90(layer, facts)) return reason;
+  if (space(layer, facts).feasible().empty()) return no_tiles(layer, facts);
+  return std::nullopt;
+}
+
 // Four warps, which is a scheduler's worth each, two CTAs of them so that one's softmax runs beside
 // the other's products, and 64 keys a block; fewer queries a CTA where there are few tiles.
-Config Sm80Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
   const std::int64_t matrices = layer.b * layer.heads;
-  return least_cost(space(problem, facts), name(), [&](const Config& c) {
+  return least_cost(space(layer, facts), name, [&](const Config& c) {
     const std::int64_t bm = 16 * c.at("warps") * c.at("m_tiles");
     const std::int64_t tiles = quotient_up(usual_queries(layer), bm) * matrices;
     const double waves = static_cast<double>(tiles) /
@@ -123,8 +100,7 @@ Config Sm80Forward::default_config(const Problem& problem, const DeviceFacts& fa
   });
 }
 
-Program Sm80Forward::program(const Problem& problem, const DeviceFacts& facts,
-                             const Config& values) const {
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const attention_sm80_config config = config_of(values);
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_params));
@@ -141,9 +117,15 @@ Program Sm80Forward::program(const Problem& problem, const DeviceFacts& facts,
 
 }  // namespace
 
-const Family& attention_sm80_family() {
-  static const Sm80Forward family;
-  return family;
+const Engine& sm80_engine() {
+  static const Engine engine{.name = name,
+                             .summary = "cp.async and mma.sync, a tile of queries for each CTA",
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .program = program,
+                             .sources = {file}};
+  return engine;
 }
 
 }  // namespace fftune::attention

@@ -1,21 +1,22 @@
-// The backward family of sm_90a, host side: delta and zeros, the key blocks, dq in its dtype, and
+// The backward engine of sm_90a, host side: delta and zeros, the key blocks, dq in its dtype, and
 // d_sinks.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
-#include "kernels/attention/families.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
 #include "kernels/common/least_cost.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm90/backward.cu";
+constexpr std::string_view name = "attention_bwd_sm90";
 constexpr int row_threads = 256;  // backward_row_threads of backward_rows.cuh
 
 sm90_backward_config config_of(const Config& config) {
@@ -80,72 +81,49 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   return rounds * block * (1 + 0.005 * distance) + of_launches;
 }
 
-class Sm90Backward final : public StageFamily {
- public:
-  Sm90Backward()
-      : StageFamily({.name = "attention_bwd_sm90",
-                     .summary = "TMA and wgmma, a block of keys of a head for each CTA",
-                     .stage = stage_backward,
-                     .pass = "bwd",
-                     .sources = {file}}) {}
+Config default_config(const Layer& layer, const DeviceFacts& facts);
 
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = refuse_cuda(problem, "bwd", facts)) return reason;
-    return refuse_sm90(layer_of(problem), facts);
-  }
+Space space(const Layer& layer, const DeviceFacts& facts) {
+  const attention_form form = form_of(layer);
+  return Space()
+      .parameter("bm", "queries of a tile", {48, 64, 80, 96, 112, 128})
+      .parameter("bn", "keys of a tile, and of a CTA", {64, 128, 192})
+      .parameter("mma_warpgroups", "MMA warpgroups of a CTA", {2, 3})
+      .parameter("q_stages", "blocks of q in shared memory", {1, 2, 3})
+      .parameter("do_stages", "blocks of d_out in shared memory", {1, 2, 3})
+      .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory", {1, 2})
+      .parameter("dq",
+                 "reduction of dq: bulk: TMA adds from shared memory; direct: reductions "
+                 "from registers",
+                 {"bulk", "direct"})
+      .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
+                 {0, 1})
+      .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
+                 {1, 2, 4, 8, 16, 32, 64, 128})
+      .when_absent_by([layer, facts] { return default_config(layer, facts).value("group"); })
+      .constraint(
+          "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
+          "memory",
+          [form](const Config& c) { return sm90_backward_misfit(form, config_of(c)) == nullptr; },
+          {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"})
+      .constraint("no more heads together than there are",
+                  [heads = kv_matrices(layer)](const Config& c) {
+                    return c.at("group") == 1 || c.at("group") < 2 * heads;
+                  },
+                  {"group"});
+}
 
-  Space space(const Problem& problem, const DeviceFacts&) const override {
-    const Layer layer = layer_of(problem);
-    const attention_form form = form_of(layer);
-    return Space()
-        .parameter("bm", "queries of a tile", {48, 64, 80, 96, 112, 128})
-        .parameter("bn", "keys of a tile, and of a CTA", {64, 128, 192})
-        .parameter("mma_warpgroups", "MMA warpgroups of a CTA", {2, 3})
-        .parameter("q_stages", "blocks of q in shared memory", {1, 2, 3})
-        .parameter("do_stages", "blocks of d_out in shared memory", {1, 2, 3})
-        .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory",
-                   {1, 2})
-        .parameter("dq",
-                   "reduction of dq: bulk: TMA adds from shared memory; direct: reductions "
-                   "from registers",
-                   {"bulk", "direct"})
-        .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
-                   {0, 1})
-        .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
-                   {1, 2, 4, 8, 16, 32, 64, 128})
-        .constraint(
-            "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
-            "memory",
-            [form](const Config& c) { return sm90_backward_misfit(form, config_of(c)) == nullptr; },
-            {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"})
-        .constraint("no more heads together than there are",
-                    [heads = kv_matrices(layer)](const Config& c) {
-                      return c.at("group") == 1 || c.at("group") < 2 * heads;
-                    },
-                    {"group"});
-  }
-
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
-
-  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
-                                 const Config& config) const override {
-    if (facts.clock_hz <= 0) return std::nullopt;
-    return cycles(layer_of(problem), facts, config) / facts.clock_hz;
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override;
-};
-
-Config Sm90Backward::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
-  return least_cost(space(problem, facts), name(),
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
+  return least_cost(space(layer, facts), name,
                     [&](const Config& config) { return cycles(layer, facts, config); });
 }
 
-Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,
-                              const Config& values) const {
+std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return cycles(layer, facts, config) / facts.clock_hz;
+}
+
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const sm90_backward_config config = config_of(values);
   Program program;
   Launch launch(program, problem, facts, sizeof(sm90_backward_params),
@@ -206,9 +184,17 @@ Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,
 
 }  // namespace
 
-const Family& attention_bwd_sm90_family() {
-  static const Sm90Backward family;
-  return family;
+const Engine& sm90_backward_engine() {
+  static const Engine engine{.name = name,
+                             .summary = "TMA and wgmma, a block of keys of a head for each CTA",
+                             .backward = true,
+                             .can_implement = refuse_sm90,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = estimate,
+                             .program = program,
+                             .sources = {file}};
+  return engine;
 }
 
 }  // namespace fftune::attention

@@ -1,4 +1,4 @@
-// The forward family of sm_90a, host side.
+// The forward engine of sm_90a, host side.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,19 +6,23 @@
 #include <functional>
 #include <queue>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "kernels/attention/families.hpp"
+#include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/config.cuh"
 #include "kernels/attention/sm90/params.cuh"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
-#include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm90/forward.cu";
+constexpr std::string_view name = "attention_sm90";
+
+Config default_config(const Layer& layer, const DeviceFacts& facts);
 
 attention_sm90_config config_of(const Config& config) {
   return {.mma_warpgroups = config.get("mma_warpgroups"),
@@ -174,36 +178,7 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   return locality * balance * sharing * all + of_launch;
 }
 
-class Sm90Forward final : public StageFamily {
- public:
-  Sm90Forward()
-      : StageFamily({.name = "attention_sm90",
-                     .summary = "TMA and wgmma, MMA warpgroups in turn",
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = {file}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
-    return refuse_sm90(layer_of(problem), facts);
-  }
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override;
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
-
-  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
-                                 const Config& config) const override {
-    if (facts.clock_hz <= 0) return std::nullopt;
-    return cycles(layer_of(problem), facts, config) / facts.clock_hz;
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override;
-};
-
-Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
+Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   const auto whole = [](const Config& c) { return config_of(c); };
   Space space;
@@ -224,8 +199,10 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                  "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
                  "own",
                  {0, 1})
+      .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
+      .when_absent_by([layer, facts] { return default_config(layer, facts).value("group"); })
       .constraint("the keys and values of heads together fit in L2, and where all do, all are",
                   [usual = usual_group(layer, facts),
                    all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
@@ -317,14 +294,17 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
   return space;
 }
 
-Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  const Layer layer = layer_of(problem);
-  return least_cost(space(problem, facts), name(),
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
+  return least_cost(space(layer, facts), name,
                     [&](const Config& config) { return cycles(layer, facts, config); });
 }
 
-Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
-                             const Config& values) const {
+std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return cycles(layer, facts, config) / facts.clock_hz;
+}
+
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const attention_sm90_config config = config_of(values);
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_sm90_params),
@@ -364,9 +344,23 @@ std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& fa
   return misaligned_rows(layer);
 }
 
-const Family& attention_sm90_family() {
-  static const Sm90Forward family;
-  return family;
+std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFacts& facts) {
+  constexpr std::int64_t most_queries = 64;
+  if (refuse_sm90(layer, facts) || layer.s <= most_queries) return std::nullopt;
+  return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
+                     most_queries);
+}
+
+const Engine& sm90_engine() {
+  static const Engine engine{.name = name,
+                             .summary = "TMA and wgmma, MMA warpgroups in turn",
+                             .can_implement = refuse_sm90,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = estimate,
+                             .program = program,
+                             .sources = {file}};
+  return engine;
 }
 
 }  // namespace fftune::attention

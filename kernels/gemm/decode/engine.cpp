@@ -110,9 +110,11 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
       .parameter("split_k", "blocks that share k", {1, 2, 4, max_split_k});
   if (prefetches(gemm, facts))
-    space.parameter("l2_prefetch",
-                    "percent of its weights that a block asks L2 for before it may begin",
-                    {0, 10, 30, 100});
+    space
+        .parameter("l2_prefetch",
+                   "percent of its weights that a block asks L2 for before it may begin",
+                   {0, 10, 30, 100})
+        .when_absent(0);
   const auto add = [&](const char* reason, auto holds) {
     space.constraint(reason,
                      [gemm, holds](const Config& config) { return holds(Block(gemm, config)); });

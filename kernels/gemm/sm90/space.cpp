@@ -307,10 +307,12 @@ void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& wor
           [](const Tile& t) { return t.split_k == 1; });
   const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
   if (permutes) {
-    space.parameter("pre_permute",
-                    "1: a kernel before copies the rows into the order of the groups; 0: CTAs "
-                    "gather those that are scattered",
-                    {0, 1});
+    space
+        .parameter("pre_permute",
+                   "1: a kernel before copies the rows into the order of the groups; 0: CTAs "
+                   "gather those that are scattered",
+                   {0, 1})
+        .when_absent(0);
     limit("a copy of the rows pays off where many tiles read them: 32 of a group or more",
           {"pre_permute"},
           [rows = work.rows](const Tile& t) { return !t.pre_permute || rows >= 32; });
@@ -321,10 +323,12 @@ void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& wor
                    : std::vector<std::string>{"cluster_n"},
           [](const Tile& t) { return t.cluster_n == 1 || t.pre_permute; });
   if (!gathers(gemm) || work.form.is_gradient()) return;
-  space.parameter("a_reuse",
-                  "tiles along n that a CTA computes one after the other with the same rows of A: "
-                  "the first one's are gathered, and loaded by TMA from a copy for the others",
-                  {1, 2, 4, 8});
+  space
+      .parameter("a_reuse",
+                 "tiles along n that a CTA computes one after the other with the same rows of A: "
+                 "the first one's are gathered, and loaded by TMA from a copy for the others",
+                 {1, 2, 4, 8})
+      .when_absent(1);
   limit("CTAs reuse A by themselves, with all MMA warpgroups at one tile",
         {"schedule", "cluster_m", "cluster_n", "split_k", "a_reuse"},
         [](const Tile& t) { return t.a_reuse == 1 || (t.cluster_ctas() == 1 && !t.pingpong()); });
@@ -348,10 +352,12 @@ void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload
                  "1: a kernel before copies the tokens into the sorted order; 0: CTAs gather those "
                  "that are scattered",
                  {0, 1})
+      .when_absent(0)
       .parameter("gather_warps",
                  "warps of a CTA that gather: 2 of the producer warpgroup, or 4, which are a "
                  "warpgroup more",
-                 {2, 4});
+                 {2, 4})
+      .when_absent(2);
   limit("sorted tokens are not gathered", {"pre_permute", "gather_warps"},
         [](const Tile& t) { return !t.pre_permute || t.gather_warps == 2; });
   limit(

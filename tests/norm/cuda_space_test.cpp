@@ -1,15 +1,16 @@
 // The CUDA families' spaces: never empty, defaults feasible, launches legal, for any problem and
 // architecture.
-#include "rmsnorm/problems.hpp"
+#include "norm/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
 TEST_CASE("every problem has a CUDA family, with a default that its space allows") {
   check_cuda_spaces(rmsnorm_op(), random_rmsnorm, 600);
+  check_cuda_spaces(layernorm_op(), random_layernorm, 600);
 }
 
-TEST_CASE("the widths of models have rows in registers, with a choice of variants") {
+TEST_CASE("rmsnorm: the widths of models have rows in registers, with a choice of variants") {
   for (const auto& arch : known_architectures())
     for (const auto& pass : {"fwd", "bwd"})
       for (const std::int64_t d : {64, 128, 768, 2048, 4096, 5120, 8192}) {
@@ -23,7 +24,7 @@ TEST_CASE("the widths of models have rows in registers, with a choice of variant
       }
 }
 
-TEST_CASE("the widest rows are spread over a cluster where there are clusters") {
+TEST_CASE("rmsnorm: the widest rows are spread over a cluster where there are clusters") {
   const auto facts = facts_of_architecture("sm_90a");
   for (const DType dtype : {DType::bf16, DType::f32})
     for (const auto& pass : {"fwd", "bwd"}) {

@@ -1,24 +1,19 @@
 #include <cmath>
 #include <set>
 
-#include "rmsnorm/problems.hpp"
-#include "verify/host_threads.hpp"
+#include "norm/problems.hpp"
 
 using namespace fftune;
-using namespace fftune::test;
+using test::rmsnorm_problem;
 
 namespace {
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  rmsnorm_op().reference(problem, 0, tensors, threads);
-  return tensors;
+  return test::run(rmsnorm_op(), problem, std::move(tensors));
 }
 
 std::vector<std::string> names(const Problem& problem) {
-  std::vector<std::string> names;
-  for (const auto& tensor : rmsnorm_op().tensors(problem)) names.push_back(tensor.name);
-  return names;
+  return test::names(rmsnorm_op(), problem);
 }
 
 Problem problem_of(const std::string& pass, std::map<std::string, std::string> options,
@@ -29,13 +24,10 @@ Problem problem_of(const std::string& pass, std::map<std::string, std::string> o
 }  // namespace
 
 TEST_CASE("rmsnorm is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("rmsnorm") == &rmsnorm_op());
-  for (const auto* family : rmsnorm_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(rmsnorm_op(), "rmsnorm");
 }
 
-TEST_CASE("buffers are those that pass and options ask for") {
+TEST_CASE("rmsnorm: buffers are those that pass and options ask for") {
   using Names = std::vector<std::string>;
   CHECK(names(problem_of("fwd", {})) == Names{"x", "w", "y"});
   CHECK(names(problem_of("fwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
@@ -52,7 +44,7 @@ TEST_CASE("buffers are those that pass and options ask for") {
   }
 }
 
-TEST_CASE("the reference is the formula, by hand") {
+TEST_CASE("rmsnorm: the reference is the formula, by hand") {
   // mean(x²) = 7.5 and 0.25; with eps they are 8 and 0.75.
   const ReferenceTensors in{{"x", {1, -2, 3, -4, 0.5, 0.5, -0.5, 0.5}}, {"w", {1, 2, -1, 0.5}}};
   const auto t5 =
@@ -68,7 +60,7 @@ TEST_CASE("the reference is the formula, by hand") {
   CHECK(llama.at("y")[3] == round_to(DType::bf16, -4 / std::sqrt(8.0)) * 0.5);
 }
 
-TEST_CASE("a residual is added, rounded, written and normalised") {
+TEST_CASE("rmsnorm: a residual is added, rounded, written and normalised") {
   const ReferenceTensors in{
       {"x", {256, 1, 1, 1}}, {"residual", {0.5, 0, 0, 0}}, {"w", {1, 1, 1, 1}}};
   const auto out =
@@ -77,7 +69,7 @@ TEST_CASE("a residual is added, rounded, written and normalised") {
   CHECK(out.at("y")[0] / out.at("y")[1] == Approx(256));  // 256.5 is no bf16
 }
 
-TEST_CASE("a quantised output has a scale for each token, and is rounded once") {
+TEST_CASE("rmsnorm: a quantised output has a scale for each token, and is rounded once") {
   const ReferenceTensors in{{"x", {1, -2, 3, -4, 0, 0, 0, 0}}, {"w", {1, 1, 1, 1}}};
   for (const auto& [type, limit] : {std::pair{"fp8", 448.0}, {"i8", 127.0}}) {
     const auto problem = problem_of("fwd", {{"output", type}, {"eps", "0.5"}}, DType::bf16);
@@ -93,7 +85,7 @@ TEST_CASE("a quantised output has a scale for each token, and is rounded once") 
   CHECK(names(problem_of("bwd", {{"output", "i8"}})) == names(problem_of("bwd", {})));
 }
 
-TEST_CASE("the backward reference is the derivative of the forward one") {
+TEST_CASE("rmsnorm: the backward reference is the derivative of the forward one") {
   std::mt19937 random(5);
   std::normal_distribution<double> normal;
   const auto draw = [&](std::size_t count) {
@@ -144,7 +136,7 @@ TEST_CASE("the backward reference is the derivative of the forward one") {
       }
 }
 
-TEST_CASE("every option is a problem of its own, and eps is not") {
+TEST_CASE("rmsnorm: every option is a problem of its own, and eps is not") {
   std::set<std::string> texts;
   for (const std::string convention : {"llama", "gemma", "t5"})
     for (const std::string eps : {"1e-6", "0.000001"})

@@ -2,24 +2,19 @@
 #include <string>
 #include <vector>
 
-#include "layernorm/problems.hpp"
-#include "verify/host_threads.hpp"
+#include "norm/problems.hpp"
 
 using namespace fftune;
-using namespace fftune::test;
+using test::layernorm_problem;
 
 namespace {
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  layernorm_op().reference(problem, 0, tensors, threads);
-  return tensors;
+  return test::run(layernorm_op(), problem, std::move(tensors));
 }
 
 std::vector<std::string> names(const Problem& problem) {
-  std::vector<std::string> names;
-  for (const auto& tensor : layernorm_op().tensors(problem)) names.push_back(tensor.name);
-  return names;
+  return test::names(layernorm_op(), problem);
 }
 
 Problem problem_of(const std::string& pass, std::map<std::string, std::string> options,
@@ -30,13 +25,10 @@ Problem problem_of(const std::string& pass, std::map<std::string, std::string> o
 }  // namespace
 
 TEST_CASE("layernorm is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("layernorm") == &layernorm_op());
-  for (const auto* family : layernorm_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(layernorm_op(), "layernorm");
 }
 
-TEST_CASE("buffers are those that pass and options ask for") {
+TEST_CASE("layernorm: buffers are those that pass and options ask for") {
   using Names = std::vector<std::string>;
   CHECK(names(problem_of("fwd", {})) == Names{"x", "w", "b", "y"});
   CHECK(names(problem_of("fwd", {{"residual", "yes"}})) ==
@@ -46,7 +38,7 @@ TEST_CASE("buffers are those that pass and options ask for") {
         Names{"x", "w", "dy", "dsum", "dx", "dw", "db"});
 }
 
-TEST_CASE("the reference is the formula, by hand") {
+TEST_CASE("layernorm: the reference is the formula, by hand") {
   // The mean is 3, the variance 3.5, with eps 4.
   const ReferenceTensors in{{"x", {1, 2, 3, 6}}, {"w", {1, 2, -1, 0.5}}, {"b", {0, 1, 2, 3}}};
   const auto out = run(problem_of("fwd", {{"eps", "0.5"}}), in);
@@ -54,7 +46,7 @@ TEST_CASE("the reference is the formula, by hand") {
   for (std::size_t i = 0; i < 4; ++i) CHECK(out.at("y")[i] == Approx(expected[i]));
 }
 
-TEST_CASE("the gradients are those of finite differences") {
+TEST_CASE("layernorm: the gradients are those of finite differences") {
   const std::int64_t m = 2, d = 5;
   const Problem forward = problem_of("fwd", {{"eps", "0.1"}}, m, d);
   const Problem backward = problem_of("bwd", {{"eps", "0.1"}}, m, d);

@@ -1,14 +1,14 @@
 // Random problems against the float64 reference, on every family of a device.
-#include "rmsnorm/problems.hpp"
+#include "norm/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
-TEST_CASE("ten thousand small random problems are right on the CPU") {
+TEST_CASE("rmsnorm: ten thousand small random problems are right on the CPU") {
   verify_small_on_cpu(rmsnorm_op(), random_rmsnorm);
 }
 
-TEST_CASE("large problems of every width are right on the CPU, by every variant") {
+TEST_CASE("rmsnorm: large problems of every width are right on the CPU, by every variant") {
   const auto backend = open_cpu();
   for (const auto& pass : {"fwd", "bwd"})
     for (const DType dtype : rmsnorm_op().dtypes(DeviceKind::cpu))
@@ -31,10 +31,26 @@ TEST_CASE("large problems of every width are right on the CPU, by every variant"
       }
 }
 
-TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
+TEST_CASE("rmsnorm: 500 random problems are right on the GPU", "[gpu]") {
   verify_on_gpu(rmsnorm_op(), random_rmsnorm);
 }
 
-TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
+TEST_CASE("rmsnorm: a few small problems are right on the GPU", "[gpu][small]") {
   verify_small_on_gpu(rmsnorm_op(), random_rmsnorm);
+}
+
+TEST_CASE("layernorm: four thousand small random problems are right on the CPU") {
+  verify_small_on_cpu(layernorm_op(), random_layernorm, 4000);
+}
+
+TEST_CASE("layernorm: larger random problems are right on the CPU") {
+  verify_larger_on_cpu(layernorm_op(), random_layernorm, 40);
+}
+
+TEST_CASE("layernorm: 300 random problems are right on the GPU", "[gpu]") {
+  verify_on_gpu(layernorm_op(), random_layernorm, 300);
+}
+
+TEST_CASE("layernorm: a few small problems are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(layernorm_op(), random_layernorm);
 }

@@ -1,0 +1,60 @@
+// An engine: one implementation of a pass of attention for one kind of device, as a table of
+// functions that its folder defines. families() makes a family of each.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/space.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/attention/attention.hpp"
+
+namespace fftune::attention {
+
+struct Engine {
+  std::string_view name;  // of its family: "attention_sm90"
+  std::string_view summary;
+  DeviceKind device_kind = DeviceKind::cuda;
+  bool backward = false;
+  bool is_fallback = false;
+
+  /// Why it cannot compute the layer there, one line; nothing if the space decides. Null: it can
+  /// compute every layer on its kind of device.
+  std::optional<std::string> (*can_implement)(const Layer&, const DeviceFacts&) = nullptr;
+  /// Null: it has no parameters.
+  Space (*space)(const Layer&, const DeviceFacts&) = nullptr;
+  Config (*default_config)(const Layer&, const DeviceFacts&) = nullptr;
+  /// Seconds by the cost model, to rank; null: there is no model.
+  std::optional<double> (*estimate)(const Layer&, const DeviceFacts&, const Config&) = nullptr;
+  Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
+  /// Embedded sources whose code decides a variant's speed.
+  std::vector<std::string> sources;
+};
+
+/// decode/: mma.sync, a few queries of each sequence against its long cache.
+const Engine& decode_engine();
+/// sm90/: TMA and wgmma, compute capability 9.0.
+const Engine& sm90_engine();
+const Engine& sm90_backward_engine();
+/// sm80/: cp.async and mma.sync, compute capability 8.0 and newer.
+const Engine& sm80_engine();
+const Engine& sm80_backward_engine();
+/// simt/: any head and type on any CUDA device: the fallbacks.
+const Engine& simt_engine();
+const Engine& simt_backward_engine();
+/// cpu/: blocks over OpenBLAS, backward also the fallback; and forward one query after the other,
+/// the fallback.
+const Engine& cpu_blas_engine();
+const Engine& cpu_plain_engine();
+const Engine& cpu_backward_engine();
+
+/// Why a kernel of TMA and wgmma cannot compute the layer, one line.
+std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts);
+/// Why a kernel of mma.sync leaves the layer to wgmma, one line.
+std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFacts& facts);
+
+}  // namespace fftune::attention

@@ -1,0 +1,72 @@
+// Problems of rmsnorm and layernorm for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/norm/norm.hpp"
+#include "support/fuzz.hpp"
+#include "verify/host_threads.hpp"
+
+namespace fftune::test {
+
+inline ReferenceTensors run(const Op& op, const Problem& problem, ReferenceTensors tensors) {
+  HostThreads threads;
+  op.reference(problem, 0, tensors, threads);
+  return tensors;
+}
+
+inline std::vector<std::string> names(const Op& op, const Problem& problem) {
+  std::vector<std::string> names;
+  for (const auto& tensor : op.tensors(problem)) names.push_back(tensor.name);
+  return names;
+}
+
+inline void check_registration(const Op& op, const std::string& name) {
+  const auto& catalog = builtin_catalog();
+  REQUIRE(&catalog.op(name) == &op);
+  for (const auto* family : op.families())
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+}
+
+inline Problem rmsnorm_problem(DeviceKind kind, const std::string& pass, DType dtype,
+                               std::int64_t m, std::int64_t d,
+                               std::map<std::string, std::string> options = {}) {
+  return canonical(rmsnorm_op(), {"rmsnorm", pass, dtype, {{"m", m}, {"d", d}}, std::move(options)},
+                   kind);
+}
+
+/// A problem with every field drawn.
+inline Problem random_rmsnorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  const auto [m, d] = draw.matrix(most_elements, norm::most_features);
+  const std::string pass = draw.of({"fwd", "bwd"}), output = draw.of({"same", "fp8", "i8"});
+  const bool any_residual = pass == "fwd" && output == "same";
+  return rmsnorm_problem(
+      kind, pass, draw.of(rmsnorm_op().dtypes(kind)), m, d,
+      {{"convention", draw.of({"llama", "gemma", "t5"})},
+       {"residual", any_residual ? draw.of({"no", "yes", "after"}) : draw.of({"no", "yes"})},
+       {"save", draw.of({"nothing", "rstd"})},
+       {"weights", draw.of({"same", "f32"})},
+       {"eps", draw.of({"1e-6", "1e-5", "0.1"})},
+       {"output", output}});
+}
+
+inline Problem layernorm_problem(DeviceKind kind, const std::string& pass, DType dtype,
+                                 std::int64_t m, std::int64_t d,
+                                 std::map<std::string, std::string> options = {}) {
+  return canonical(layernorm_op(),
+                   {"layernorm", pass, dtype, {{"m", m}, {"d", d}}, std::move(options)}, kind);
+}
+
+/// A problem with every field drawn.
+inline Problem random_layernorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  const auto [m, d] = draw.matrix(most_elements, norm::most_features);
+  return layernorm_problem(
+      kind, draw.of({"fwd", "bwd"}), draw.of(layernorm_op().dtypes(kind)), m, d,
+      {{"residual", draw.of({"no", "yes"})}, {"eps", draw.of({"1e-6", "1e-5", "0.1"})}});
+}
+
+}  // namespace fftune::test
