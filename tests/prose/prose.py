@@ -27,7 +27,7 @@ from typing import Iterator
 MOST_WORDS = 40
 HELP_PAGE = "docs/cli.md"
 INVERTED = re.compile(r"(?:Of|What|Whose|By what|By how)\s")
-HANGING = re.compile(r"\b(?:of which|what of)\b")
+HANGING = re.compile(r"(?<![\"'`])\b(?:of which|what of)\b")  # unless quoted
 
 # A line is (number, column of its text, text). Lines of one comment are adjacent.
 Line = tuple[int, int, str]
