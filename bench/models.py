@@ -11,7 +11,7 @@ Parts, each in as much of the budget as is left:
   tune      searches the problems of the forward cases that no preset serves, into DIR/presets
   host      the host's time for an op, without gradients and with them, beside torch.ops.aten.mul
   forward   one pass without the head, a CUDA graph each, replayed round-robin: median of the rounds
-  moe       the same of mixtures of experts, some layers of Mixtral-8x7B and of Qwen3-30B-A3B
+  moe       the same of mixtures of experts, 2 layers of Mixtral-8x7B and 4 of Qwen3-30B-A3B
   decode    the same of one token of each sequence over a static cache that is half full
   whole     the same over a full cache, with patch(whole_layers=True) beside it
   prefill   one pass of many new tokens, whole layers of them beside torch.compile
@@ -40,6 +40,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,6 +50,7 @@ import torch
 import transformers
 
 import fftune
+from model_sizes import DENSE, MIXTURES, title
 
 START = time.monotonic()
 GPU = torch.cuda.is_available()
@@ -56,19 +58,10 @@ DEVICE = "cuda" if GPU else "cpu"
 LIGER = GPU and find_spec("liger_kernel") is not None
 FULL = GPU and "--tiny" not in sys.argv
 
-# The classes' prefix; hidden, intermediate, layers, heads, key-value heads, vocabulary
-DENSE = {"llama-1b": ("Llama", 2048, 8192, 16, 32, 8, 128256),
-         "llama-8b/4": ("Llama", 4096, 14336, 8, 32, 8, 128256),
-         "qwen2.5-7b-6-layers": ("Qwen2", 3584, 18944, 6, 28, 4, 152064),
-         "phi-3-mini-8-layers": ("Phi3", 3072, 8192, 8, 32, 32, 32064),
-         "olmo-2-1b": ("Olmo2", 2048, 8192, 16, 16, 16, 100352)}
 CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024", "llama-1b 16x1",
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
 CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
               "compile+patch+attention", "eager+liger")
-# hidden, intermediate of an expert, experts, experts of a token, layers, heads
-MIXTURES = {"mixtral-8x7b/16": (4096, 14336, 8, 2, 2, 32),
-            "qwen3-30b-a3b/12": (2048, 768, 128, 8, 4, 32)}
 MOE_CASES = ["qwen3-30b-a3b/12 16x1", "qwen3-30b-a3b/12 4x1024", "mixtral-8x7b/16 16x1",
              "mixtral-8x7b/16 4x1024"]
 WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-1b 64x2048",
@@ -125,12 +118,14 @@ def synchronize() -> None:
 
 
 def dense(name: str) -> transformers.PretrainedConfig:
-    kind, hidden, intermediate, layers, heads, kv_heads, vocabulary = DENSE[name]
+    model = DENSE[name]
     if not FULL:
-        hidden, intermediate, layers, heads, kv_heads, vocabulary = 64, 96, 2, 4, 2, 128
-    return getattr(transformers, f"{kind}Config")(
-        hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, vocab_size=vocabulary,
+        model = replace(model, hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2,
+                        vocabulary=128)
+    return getattr(transformers, f"{model.prefix}Config")(
+        hidden_size=model.hidden, intermediate_size=model.intermediate,
+        num_hidden_layers=model.layers, num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads, vocab_size=model.vocabulary,
         max_position_embeddings=8192, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
         eos_token_id=2)
 
@@ -281,7 +276,7 @@ def labels_of(case: str) -> list[str]:
     return [label for label in CONTENDERS
             if ("projections" not in label or batch * tokens > FEW_TOKENS)
             and ("attention" not in label or tokens > 1)
-            and ("liger" not in label or LIGER and DENSE[case.split(" ")[0]][0] == "Llama")]
+            and ("liger" not in label or LIGER and DENSE[case.split(" ")[0]].prefix == "Llama")]
 
 
 @contextmanager
@@ -314,23 +309,24 @@ def model_of(name: str):
     """Without a head."""
     if name in MIXTURES:
         return mixture(name).eval()
-    return build(getattr(transformers, f"{DENSE[name][0]}Model"), dense(name)).eval()
+    return build(getattr(transformers, f"{DENSE[name].prefix}Model"), dense(name)).eval()
 
 
 def mixture(name: str):
-    hidden, intermediate, experts, chosen, layers, heads = MIXTURES[name]
+    model = MIXTURES[name]
     if not FULL:
-        hidden, intermediate, experts, chosen, layers, heads = 64, 48, 6, 2, 2, 1
-    common = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        model = replace(model, hidden=64, intermediate=48, experts=6, chosen=2, layers=2, heads=1)
+    common = dict(hidden_size=model.hidden, num_hidden_layers=model.layers,
+                  num_attention_heads=model.heads,
                   num_key_value_heads=1 if not FULL else 8 if "mixtral" in name else 4,
-                  vocab_size=32000 if FULL else 96, num_experts_per_tok=chosen)
+                  vocab_size=32000 if FULL else 96, num_experts_per_tok=model.chosen)
     if "mixtral" in name:
         return build(transformers.MixtralModel, transformers.MixtralConfig(
-            **common, intermediate_size=intermediate, num_local_experts=experts,
+            **common, intermediate_size=model.intermediate, num_local_experts=model.experts,
             sliding_window=None))
     return build(transformers.Qwen3MoeModel, transformers.Qwen3MoeConfig(
-        **common, intermediate_size=intermediate, moe_intermediate_size=intermediate,
-        num_experts=experts, head_dim=128 if FULL else 64, norm_topk_prob=True))
+        **common, intermediate_size=model.intermediate,
+        moe_intermediate_size=model.intermediate, num_experts=model.experts, head_dim=128 if FULL else 64, norm_topk_prob=True))
 
 
 def variant(model, label: str):
@@ -810,7 +806,9 @@ def table(results: dict) -> None:
     ratios = {"compile": [], "eager": []}
     for part in ("forward", "moe", "decode", "whole", "prefill", "liger", "train", "programs"):
         for case, values in results.get(part, {}).items():
-            print(f"\n{part} {case}")
+            name = case.split(" ")[0]
+            called = f", {title(name)}" if name in DENSE or name in MIXTURES else ""
+            print(f"\n{part} {case}{called}")
             for label, reason in values.items():
                 if label.endswith("failed"):
                     print(f"  {label}: {reason}")

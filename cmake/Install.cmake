@@ -28,7 +28,7 @@ install(TARGETS fftune EXPORT fftuneTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
                 COMPONENT library NAMELINK_COMPONENT development)
 
-# What a program needs beside libfftune.a.
+# Libraries that a program needs beside libfftune.a.
 set(static_libraries stdc++ m dl pthread)
 if(NOT FFTUNE_PACKAGING)
   list(PREPEND static_libraries fmt)

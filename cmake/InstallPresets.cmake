@@ -1,5 +1,5 @@
-# Run by cmake --install: copies presets to DESTINATION. Of a git checkout those that it tracks alone,
-# as searches write into the same folder; of a release archive all.
+# Run by cmake --install: copies presets to DESTINATION: from a git checkout only
+# those that it tracks, as searches write into the same folder; from a release archive all.
 cmake_policy(VERSION 3.25)
 file(GLOB_RECURSE files RELATIVE ${SOURCE} ${SOURCE}/presets/*.json)
 if(EXISTS ${SOURCE}/.git)
@@ -13,7 +13,7 @@ if(EXISTS ${SOURCE}/.git)
   endif()
   string(STRIP "${listing}" listing)
   string(REPLACE "\n" ";" tracked "${listing}")
-  # What was deleted since is still in git's list.
+  # A file that was deleted since is still in git's list.
   set(present "")
   foreach(file IN LISTS tracked)
     if(file IN_LIST files)

@@ -14,7 +14,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends libopenblas0-pthread \
        /packages/fftune_*.deb /packages/libfftune0*.deb /packages/libfftune-dev_*.deb \
     && rm -rf /var/lib/apt/lists/* /packages
-# What was compiled and searched outlives the container where a volume is mounted here.
+# Compiled kernels and journals outlive the container where a volume is mounted here.
 ENV FFTUNE_CACHE=/var/cache/fftune XDG_STATE_HOME=/var/lib/fftune/state \
     XDG_DATA_HOME=/var/lib/fftune/data
 RUN mkdir -p -m 0700 /var/cache/fftune /var/lib/fftune/state /var/lib/fftune/data

@@ -52,7 +52,7 @@ TEST_CASE("the memory of a supervisor is flat over a sweep of ten thousand varia
   REQUIRE(sink.mib.size() == 10);
   INFO(sink.mib.front() << " MiB after a thousand, " << sink.mib.back() << " MiB at the end");
 #ifndef __SANITIZE_ADDRESS__  // which keeps what is freed
-  // What a variant leaves behind is its samples and its bits: some hundred bytes.
+  // A variant leaves its samples and its bits behind: some hundred bytes.
   CHECK(sink.mib.back() - sink.mib.front() < 9 * 1000 * 400.0 / (1 << 20) + 2);
 #endif
 }

@@ -14,9 +14,10 @@
 
 namespace fftune::test {
 
-/// segfault, abort, exit, killed (as for want of memory), hang, trample (far out of bounds), beyond
-/// (just out of bounds), wrong, nan, unwritten, moody (different from run to run), liar (fast at
-/// first, then slow), sticky (the device is lost), crash_compile.
+/// The worker dies: segfault, abort, exit, killed (as for want of memory), sticky (the device is
+/// lost), crash_compile. It never ends: hang. It writes where it must not: trample (far out of
+/// bounds), beyond (just out of bounds). Its result is bad: wrong, nan, unwritten, moody (different
+/// from run to run). Its time is: liar (fast at first, then slow).
 const std::vector<std::string>& ways();
 
 constexpr int misbehaving_variants = 200;
