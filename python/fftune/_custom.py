@@ -20,6 +20,11 @@ fftune_ops = torch.ops.fftune
 _DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
 
 
+def is_disabled() -> bool:
+    """Whether FFTUNE_DISABLE=1 makes every op run its PyTorch reference."""
+    return _DISABLED
+
+
 def _digest() -> str:
     folder = Path(__file__).parent
     files = folder / "_custom.py", *sorted(folder.glob("*ops.py"))

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ._checks import expect, expect_given, flag, float32, int32, several
-from ._custom import OPS, call, define, empty, fake, gradient, save_gates, wants_gradient, yes
+from ._custom import (OPS, call, define, empty, fake, gradient, is_disabled, save_gates,
+                      wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -255,6 +256,27 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
     return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
                 w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
                 "" if routing is None else routing)
+
+
+def moe_ffn_into(y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor,
+                 w_down: Tensor, scales: tuple[Tensor, Tensor, Tensor] | None = None, *,
+                 act: str = "silu") -> None:
+    """`moe_ffn` without gradients, written to y [..., d]; with `scales`, those of x, w_gate_up and
+    w_down, `moe_ffn_fp8`. It is no custom op: for callers that torch.compile does not trace."""
+    dtype = x.dtype if scales is None else torch.bfloat16
+    expect("moe-ffn", "y", y, x.shape, dtype)
+    if not y.is_contiguous() or y.is_cuda and y.data_ptr() & 15:
+        raise Error("moe-ffn: y is not contiguous, or not at an address of 16 bytes")
+    if is_disabled():
+        y.copy_(moe_ffn(x, ids, weights, w_gate_up, None, w_down, act=act) if scales is None else
+                moe_ffn_fp8(x, ids, weights, w_gate_up, None, w_down, scales[0], scales[1], None,
+                            scales[2], act=act))
+        return
+    inputs = (ready(x), *_choices(ids, weights), w_gate_up, None, w_down)
+    if scales is None:
+        run(_FORWARD, (act, "halves", "after", 0, "", None), (*inputs, None, None), (y,))
+    else:
+        run(_FP8, (act, None, "halves", 0), (*inputs, *scales[:2], None, None, scales[2]), (y,))
 
 
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,

@@ -26,3 +26,23 @@ def run_python():
         return done.stdout.strip()
 
     return run
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """The stand-in for vLLM, importable and not imported yet, and fftune's plugin not loaded yet."""
+    import sys
+    from pathlib import Path
+
+    def forget():
+        for name in list(sys.modules):
+            if name.split(".")[0] == "vllm" or name.startswith("fftune.vllm"):
+                del sys.modules[name]
+        sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "fftune.vllm.imports"]
+
+    monkeypatch.delenv("FFTUNE_VLLM", raising=False)
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
+    forget()
+    yield
+    forget()

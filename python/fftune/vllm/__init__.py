@@ -1,0 +1,10 @@
+"""vLLM's plugin: fftune's kernels in the engine that serves a model.
+
+vLLM loads `register` by the entry point "vllm.general_plugins" in each of its processes. Experts of
+mixtures run by moe-ffn behind vLLM's modular kernels, and batches of pure decoding run through whole
+decoder layers of fftune's ops. What cannot be replaced stays vLLM's. FFTUNE_VLLM=0 turns the plugin
+off; FFTUNE_VLLM=experts or layers chooses a part.
+"""
+from .plugin import register
+
+__all__ = ["register"]

@@ -1,0 +1,137 @@
+"""Experts of mixtures behind vLLM's modular kernels, by moe-ffn.
+
+vLLM's oracles choose a backend for the experts of a layer, and `backend_to_kernel_cls` gives its
+class. In the place of TritonExperts it gives a subclass, which runs moe-ffn where it can and
+TritonExperts otherwise. The weights of both have one layout: w1 [experts, 2h, d], per expert all gate
+rows, then all up rows; w2 [experts, d, h].
+"""
+import functools
+
+import torch
+from torch import Tensor
+
+from .._library import Error
+from .._moe_ops import moe_ffn_into
+from .logs import log_once
+
+_BLOCK = 128  # rows and columns with one scale
+# vLLM's names of activations with a gate, and fftune's.
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu-tanh"}
+
+
+def patch_oracle(module) -> None:
+    """Makes the module's backend_to_kernel_cls give the subclass."""
+    original = module.backend_to_kernel_cls
+    if hasattr(original, "_fftune_original"):
+        return
+
+    @functools.wraps(original)
+    def backend_to_kernel_cls(backend):
+        found = original(backend)  # a class, or a list of classes
+        return [*map(_replaced, found)] if isinstance(found, list) else _replaced(found)
+
+    backend_to_kernel_cls._fftune_original = original
+    module.backend_to_kernel_cls = backend_to_kernel_cls
+
+
+def _replaced(cls: type) -> type:
+    is_triton = cls.__name__ == "TritonExperts" and cls.__module__.endswith(".triton_moe")
+    return experts_class(cls) if is_triton else cls
+
+
+@functools.cache
+def experts_class(triton: type) -> type:
+    """The subclass of vLLM's TritonExperts that runs moe-ffn where it can."""
+
+    class FFTuneExperts(triton):
+        def apply(self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
+                  topk_weights: Tensor, topk_ids: Tensor, activation, global_num_experts: int,
+                  expert_map: Tensor | None, a1q_scale: Tensor | None, a2_scale: Tensor | None,
+                  workspace13: Tensor, workspace2: Tensor, expert_tokens_meta,
+                  apply_router_weight_on_input: bool):
+            reason = self.__dict__.get("_fftune_failed") or unfit(
+                self, output, hidden_states, w1, w2, activation, a1q_scale)
+            if reason is None:
+                try:
+                    _run(self, output, hidden_states, w1, w2, topk_weights, topk_ids,
+                         _ACTIVATIONS[activation.value], expert_map, a1q_scale,
+                         apply_router_weight_on_input)
+                    log_once(f"experts of {_words(w1, w2)} run by moe-ffn")
+                    return None
+                except Error as error:  # TritonExperts writes all of the output
+                    reason = self._fftune_failed = str(error)
+            log_once(f"experts of {_words(w1, w2)} stay vLLM's: {reason}")
+            return super().apply(
+                output=output, hidden_states=hidden_states, w1=w1, w2=w2, topk_weights=topk_weights,
+                topk_ids=topk_ids, activation=activation, global_num_experts=global_num_experts,
+                expert_map=expert_map, a1q_scale=a1q_scale, a2_scale=a2_scale,
+                workspace13=workspace13, workspace2=workspace2,
+                expert_tokens_meta=expert_tokens_meta,
+                apply_router_weight_on_input=apply_router_weight_on_input)
+
+    FFTuneExperts.__qualname__ = "FFTuneExperts"
+    return FFTuneExperts
+
+
+def unfit(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, activation,
+          a1q_scale: Tensor | None) -> str | None:
+    """The reason why moe-ffn does not compute what these experts do; None if it does."""
+    config = experts.quant_config
+    own = getattr(experts, "activation_config", None)  # of 0.33
+    if getattr(experts, "_lora_context", None) is not None:
+        return "LoRA"
+    if activation.value not in _ACTIVATIONS:
+        return f"the activation {activation.value}"
+    if config.gemm1_clamp_limit is not None or getattr(own, "clamp_limit", None) is not None:
+        return "a clamped activation"
+    if experts.w1_bias is not None or experts.w2_bias is not None:
+        return "biases"
+    if w1.dim() != 3 or w2.shape != (w1.shape[0], w1.shape[2], w1.shape[1] // 2) or w1.shape[1] % 2:
+        return f"weights of {list(w1.shape)} and {list(w2.shape)}"
+    if x.shape[-1] != w1.shape[2]:
+        return f"inputs of {x.shape[-1]} features for weights of {w1.shape[2]}"
+    if not (w1.is_contiguous() and w2.is_contiguous()):
+        return "weights that are not contiguous"
+    if output.dtype is not torch.bfloat16 or not output.is_contiguous():
+        return f"an output of {output.dtype}, or one that is not contiguous"
+    if w1.dtype is not w2.dtype or x.dtype is not w1.dtype:
+        return f"inputs of {x.dtype} for weights of {w1.dtype} and {w2.dtype}"
+    if x.dtype is torch.bfloat16:
+        return None if experts.quant_dtype is None else f"inputs quantised to {experts.quant_dtype}"
+    if x.dtype is not torch.float8_e4m3fn:
+        return f"weights of {w1.dtype}"
+    return _unfit_scales(experts, x, w1, a1q_scale)
+
+
+def _unfit_scales(experts, x: Tensor, w1: Tensor, a1q_scale: Tensor | None) -> str | None:
+    if experts.block_shape is None or list(experts.block_shape) != [_BLOCK, _BLOCK]:
+        return f"fp8 with scales of blocks {experts.block_shape}"
+    count, rows, d = w1.shape
+    if rows % (2 * _BLOCK) or d % _BLOCK:
+        return f"fp8 of {rows // 2} x {d}, which are no whole blocks of {_BLOCK}"
+    h = rows // 2
+    for scale, shape in ((a1q_scale, (*x.shape[:-1], d // _BLOCK)),
+                         (experts.w1_scale, (count, rows // _BLOCK, d // _BLOCK)),
+                         (experts.w2_scale, (count, d // _BLOCK, h // _BLOCK))):
+        if scale is None or scale.dtype is not torch.float32 or scale.shape != shape \
+                or not scale.is_contiguous():
+            return "fp8 with scales of another kind"
+    return None
+
+
+def _run(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor,
+         topk_ids: Tensor, act: str, expert_map: Tensor | None, a1q_scale: Tensor | None,
+         weighed: bool) -> None:
+    if expert_map is not None:
+        # Ids of all ranks' experts become those of this rank's, -1 for others.
+        here = expert_map[topk_ids.clamp(min=0).long()]
+        topk_ids = torch.where(topk_ids < 0, topk_ids, here.to(topk_ids.dtype))
+    if weighed:  # x was multiplied by them before
+        topk_weights = torch.ones_like(topk_weights)
+    scales = None if a1q_scale is None else (a1q_scale, experts.w1_scale, experts.w2_scale)
+    moe_ffn_into(output, x, topk_ids, topk_weights, w1, w2, scales, act=act)
+
+
+def _words(w1: Tensor, w2: Tensor) -> str:
+    return (f"{w1.shape[0]} x {w2.shape[2]} x {w2.shape[1]} in "
+            f"{str(w1.dtype).removeprefix('torch.')}")

@@ -1,0 +1,221 @@
+"""Whole decoder layers in batches of pure decoding.
+
+`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. Where every request of a batch has
+one new token, its layers run by fftune's ops: qkv into vLLM's pages, attention over them, linear with
+the residual, and the network with its norm and residual. All other calls are vLLM's. Under vLLM's
+capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+
+Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
+vLLM's all-reduce.
+"""
+import functools
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from .logs import log, one_line
+from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
+
+# Relative difference of a model's results, in the Euclidean norm, above which they are taken for
+# wrong. Rounding to bfloat16 in some 30 layers stays below a tenth of it.
+_TOLERANCE = 0.25
+
+
+@dataclass
+class _State:
+    """What is known of a model: its description, or the reason why it stays vLLM's. `tested` is
+    true once results of real calls agreed with vLLM's own."""
+
+    model: Model | None = None
+    reason: str = ""
+    tested: bool = False
+    pages: dict[str, tuple[Tensor, Pages]] = field(default_factory=dict)  # of layers, by vLLM's caches
+
+
+_states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
+
+
+def patch_model(cls: type) -> None:
+    """Wraps the class' own __call__, once."""
+    original = cls.__dict__.get("__call__")
+    if original is None:
+        raise Unfit(f"{cls.__name__} has no __call__ of its own")
+    if hasattr(original, "_fftune_original"):
+        return
+
+    @functools.wraps(original)
+    def __call__(self, *arguments, **named):
+        # A subclass may compute something else. What is traced is vLLM's.
+        if type(self) is not cls or torch.compiler.is_compiling():
+            return original(self, *arguments, **named)
+        return _call(original, self, arguments, named)
+
+    __call__._fftune_original = original
+    cls.__call__ = __call__
+
+
+def _call(original, model: nn.Module, arguments: tuple, named: dict):
+    state = _states.get(model)
+    if state is None:
+        state = _states[model] = _examine(model)
+    batch = None if state.reason else _batch_of(state, *arguments, **named)
+    if batch is None:
+        return original(model, *arguments, **named)
+    capturing = batch.slots.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing and not state.tested:
+        return original(model, *arguments, **named)
+    context = _context()
+    # vLLM finds the experts of a layer by how many layers ran before it.
+    counter = getattr(context, "moe_layer_index", None)
+    try:
+        mine = _run(state, model, batch)
+        reason = ""
+    except Unfit as error:
+        mine, reason = None, str(error)
+    except Exception as error:
+        mine, reason = None, one_line(error)
+    if state.tested and mine is not None:
+        return mine
+    if counter is not None:
+        context.moe_layer_index = counter
+    own = original(model, *arguments, **named)  # it writes the same keys and values again
+    if mine is not None:
+        reason = _difference(mine[:batch.rows], own[:batch.rows])
+        if reason is None:
+            return own  # nothing can be said: the next call is a test too
+    state.tested = not reason
+    if reason:
+        state.reason = reason
+        log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
+    else:
+        log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "
+            "batches of pure decoding")
+    return own
+
+
+def _difference(mine: Tensor, own: Tensor) -> str | None:
+    """What is wrong with results; "" if nothing is, None if vLLM's own are no numbers."""
+    size = own.float().norm().item()
+    error = (mine.float() - own.float()).norm().item()
+    if not 0 < size < float("inf"):
+        return None
+    return "" if error <= _TOLERANCE * size else \
+        f"results differ from vLLM's by {error / size:.2g} of their norm"
+
+
+def _examine(model: nn.Module) -> _State:
+    try:
+        return _State(expect_known(model))
+    except Unfit as error:
+        reason = str(error)
+    except Exception as error:  # another vLLM than the one that is known
+        reason = one_line(error)
+    log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
+    return _State(reason=reason)
+
+
+# a batch
+
+@dataclass
+class _Batch:
+    """A batch of pure decoding: one token for each row."""
+
+    rows: int
+    tokens: int  # with padded ones, for which there are results that nobody reads
+    ids: Tensor | None
+    embeddings: Tensor | None
+    positions: Tensor  # int32
+    slots: Tensor      # of vLLM
+    lengths: Tensor
+    table: Tensor      # [rows, blocks of a sequence], of vLLM
+
+
+def _context():
+    from vllm.forward_context import get_forward_context, is_forward_context_available
+
+    return get_forward_context() if is_forward_context_available() else None
+
+
+def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensors=None,
+              inputs_embeds=None, **others) -> _Batch | None:
+    """The batch of this call; None if it is another one than of pure decoding."""
+    context = _context()
+    metadata = getattr(context, "attn_metadata", None)
+    if not isinstance(metadata, dict) or intermediate_tensors is not None \
+            or positions is None or positions.dim() != 1 \
+            or any(value is not None for value in others.values()):
+        return None
+    found = metadata.get(state.model.layers[0].name)
+    # The layers of one group of caches have one object.
+    if found is None or any(metadata.get(layer.name) is not found for layer in state.model.layers):
+        return None
+    rows = found.num_actual_tokens
+    if (found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
+            or getattr(found, "use_cascade", False) or found.causal is not True
+            or getattr(found, "dcp_context_kv_lens", None) is not None
+            or getattr(found, "mm_prefix_range_tensor", None) is not None):
+        return None
+    part = lambda tensor: None if tensor is None else tensor[:rows]
+    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds), positions[:rows].to(torch.int32),
+                  found.slot_mapping[:rows], found.seq_lens, found.block_table[:rows])
+
+
+# the layers
+
+def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
+    """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
+    model = state.model
+    x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
+    table = slots = None
+    added = None  # what is to be added to x, the stream of the residual
+    for layer in model.layers:
+        pages = _pages_of(state, layer)
+        if table is None:
+            slots, table = pages.slots(batch.slots), pages.table(batch.table)
+        normed, x = _norm(added, x, layer.attn_norm)
+        q = ops.qkv(normed, layer.w_qkv, layer.heads, layer.kv_heads, bias=layer.b_qkv,
+                    norms=layer.head_norms, eps=layer.head_eps, positions=batch.positions,
+                    angles=layer.angles, rotation=layer.rotation, scale=layer.rope_scale,
+                    rotary=layer.rotary, caches=pages.rows, slots=slots)
+        y = ops.attention(q[:, None], *pages.pages, pages=table, lengths=batch.lengths,
+                          scale=layer.scale).flatten(1)
+        if model.reduce is None:
+            x, added = ops.linear(y, layer.w_o, layer.b_o, x), None
+        else:
+            added = model.reduce(ops.linear(y, layer.w_o, layer.b_o))
+        if layer.mixture is not None:
+            normed, x = _norm(added, x, layer.ffn_norm)
+            added = layer.mixture(normed)  # vLLM's block reduces its result
+        elif model.reduce is None:
+            x = ops.ffn_block(x, None, layer.ffn_norm.weight, layer.w_gate, layer.w_up, layer.w_down,
+                              eps=layer.ffn_norm.variance_epsilon)
+        else:
+            normed, x = _norm(added, x, layer.ffn_norm)
+            added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down))
+    y, _ = _norm(added, x, module.norm)
+    if batch.tokens == batch.rows:
+        return y
+    padded = y.new_zeros(batch.tokens, y.shape[1])
+    padded[:batch.rows] = y
+    return padded
+
+
+def _norm(added: Tensor | None, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """The norm of x (+ added), and that sum."""
+    if added is None:
+        return ops.rmsnorm(x, norm.weight, eps=norm.variance_epsilon), x
+    return ops.add_rmsnorm(added, x, norm.weight, eps=norm.variance_epsilon)
+
+
+def _pages_of(state: _State, layer: Layer) -> Pages:
+    """The views of the layer's cache, made once for each cache that vLLM binds."""
+    cache = layer.attention.kv_cache
+    if isinstance(cache, (list, tuple)):
+        cache, = cache
+    found = state.pages.get(layer.name)
+    if found is None or found[0] is not cache:
+        found = state.pages[layer.name] = cache, pages_of(cache, layer.kv_heads, layer.dim)
+    return found[1]

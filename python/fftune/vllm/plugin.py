@@ -1,0 +1,125 @@
+"""The entry point: which parts apply to this process, and the patches of vLLM's modules.
+
+vLLM calls register() in its front end, its engine, every worker, and the processes that inspect a
+model class. So nothing here imports a module of a model, or of vLLM's kernels: the patches wait until
+vLLM imports those itself. No call initialises CUDA, because vLLM forks its workers afterwards.
+"""
+import os
+import re
+from dataclasses import dataclass
+
+from .imports import after_import
+from .logs import log, one_line
+
+VERSIONS = ((0, 24), (0, 33))  # major and minor numbers whose sources the patches were written for
+PARTS = ("experts", "layers")
+# Compute capabilities, by their major numbers, for which fftune has kernels of tensor cores.
+_MAJORS = (8, 9)
+_ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
+                 for name in ("unquantized", "fp8"))
+_MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
+    ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
+    ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"))}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The parts that apply to this process, and the reason if none does."""
+
+    parts: tuple[str, ...]
+    reason: str = ""
+
+
+def register() -> None:
+    """Patches the vLLM of this process. It may be called again, and it raises nothing: an exception
+    of a plugin would stop the engine."""
+    try:
+        decision = _decide()
+        for part in decision.parts:
+            _patch(part)
+        if decision.reason:
+            log(f"nothing is replaced: {decision.reason}")
+    except Exception as error:
+        try:
+            log(f"nothing is replaced: {one_line(error)}")
+        except Exception:
+            pass  # vLLM, or its logger, is not there
+
+
+def _decide() -> Decision:
+    wanted = _wanted(os.environ.get("FFTUNE_VLLM"))
+    if not wanted.parts:
+        return wanted
+    import vllm
+
+    version = _version(vllm.__version__)
+    if version not in VERSIONS:
+        known = " and ".join(f"{major}.{minor}" for major, minor in VERSIONS)
+        return Decision((), f"this is vLLM {vllm.__version__}: fftune {_own_version()} supports {known}")
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+        return Decision((), "VLLM_BATCH_INVARIANT is set: a row's bits may depend on the batch in "
+                            "fftune's kernels")
+    reason = _device_reason()
+    return Decision((), reason) if reason else wanted
+
+
+def _wanted(given: str | None) -> Decision:
+    """The parts that FFTUNE_VLLM names; all of them if it is not set."""
+    if given is None or given.strip() in ("", "1"):
+        return Decision(PARTS)
+    names = [name.strip() for name in given.split(",")]
+    if names == ["0"]:
+        return Decision((), "FFTUNE_VLLM=0")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        return Decision((), f"FFTUNE_VLLM={given}: give 0, or some of {', '.join(PARTS)}")
+    return Decision(tuple(part for part in PARTS if part in names))
+
+
+def _version(words: str) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", words)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _own_version() -> str:
+    from .. import __version__
+
+    return __version__
+
+
+def _device_reason() -> str:
+    """The reason why the first visible device has no kernels; "" if it has."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return "vLLM runs on no CUDA device"
+    if type(current_platform).__name__.startswith("NonNvml"):
+        return "NVML is not there, and to ask CUDA for the device would initialise it"
+    capability = current_platform.get_device_capability()
+    if capability is None:
+        return "NVML gives no compute capability"
+    if capability.major not in _MAJORS:
+        return (f"the device has compute capability {capability.major}.{capability.minor}: fftune's "
+                "kernels are for 8.x and 9.x")
+    return ""
+
+
+def _patch(part: str) -> None:
+    if part == "experts":
+        for name in _ORACLES:
+            after_import(name, _patch_oracle)
+    else:
+        for name in _MODELS:
+            after_import(name, _patch_model)
+
+
+def _patch_oracle(module) -> None:
+    from .experts import patch_oracle
+
+    patch_oracle(module)
+
+
+def _patch_model(module) -> None:
+    from .layers import patch_model
+
+    patch_model(getattr(module, _MODELS[module.__name__]))

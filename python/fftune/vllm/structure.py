@@ -1,0 +1,296 @@
+"""What a model of vLLM is made of: the classes, options and tensors for which fftune's ops compute
+the same as its layers, and the caches of its attention as the ops take them."""
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+from torch import Tensor, nn
+
+_MODELS = "vllm.model_executor.models."
+# The classes of a decoder layer, its attention and its network, by the class of the model.
+_CLASSES = {
+    "LlamaModel": ("llama.LlamaDecoderLayer", "llama.LlamaAttention", "llama.LlamaMLP"),
+    "MistralModel": ("mistral.MistralDecoderLayer", "mistral.MistralAttention", "llama.LlamaMLP"),
+    "Qwen2Model": ("qwen2.Qwen2DecoderLayer", "qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
+    "Qwen3Model": ("qwen3.Qwen3DecoderLayer", "qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
+    "Qwen3MoeModel": ("qwen3_moe.Qwen3MoeDecoderLayer", "qwen3_moe.Qwen3MoeAttention",
+                      "qwen3_moe.Qwen3MoeMLP"),
+}
+_MIXTURE = "qwen3_moe.Qwen3MoeSparseMoeBlock"
+# Rotary embeddings that differ only in their table.
+_ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
+           "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
+_DTYPE = torch.bfloat16
+
+
+class Unfit(Exception):
+    """Why a model stays vLLM's."""
+
+
+@dataclass
+class Layer:
+    """One decoder layer: its modules, and options of the ops. Weights are looked up at each use:
+    vLLM may load others."""
+
+    name: str  # of its attention, in vLLM's metadata
+    attention: nn.Module  # vLLM's Attention, which has the cache
+    qkv: nn.Module
+    out: nn.Module
+    attn_norm: nn.Module
+    ffn_norm: nn.Module
+    head_norm_modules: tuple[nn.Module, nn.Module] | None
+    gate_up: nn.Module | None
+    down: nn.Module | None
+    mixture: Callable[[Tensor], Tensor] | None
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    angles: Tensor
+    rope_scale: float
+    rotary: int
+    rotation: str
+
+    @property
+    def w_qkv(self) -> Tensor:
+        return self.qkv.weight.data
+
+    @property
+    def b_qkv(self) -> Tensor | None:
+        return None if self.qkv.bias is None else self.qkv.bias.data
+
+    @property
+    def w_o(self) -> Tensor:
+        return self.out.weight.data
+
+    @property
+    def b_o(self) -> Tensor | None:
+        """Of the first rank alone, whose product is one summand of the whole."""
+        return None if self.out.bias is None or self.out.tp_rank > 0 else self.out.bias.data
+
+    @property
+    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+        return self.head_norm_modules and tuple(n.weight.data for n in self.head_norm_modules)
+
+    @property
+    def head_eps(self) -> float:
+        return self.head_norm_modules[0].variance_epsilon if self.head_norm_modules else 1e-6
+
+    @property
+    def w_gate(self) -> Tensor:
+        return self.gate_up.weight.data[:self.gate_up.weight.shape[0] // 2]
+
+    @property
+    def w_up(self) -> Tensor:
+        return self.gate_up.weight.data[self.gate_up.weight.shape[0] // 2:]
+
+    @property
+    def w_down(self) -> Tensor:
+        return self.down.weight.data
+
+
+@dataclass
+class Model:
+    layers: list[Layer]
+    reduce: Callable[[Tensor], Tensor] | None  # vLLM's all-reduce under tensor parallelism
+
+
+@dataclass
+class Pages:
+    """Keys and values of one layer as the ops take them, without a copy.
+
+    vLLM 0.24 keeps [blocks, 2, block, kv heads, features], of each block the keys, then the values.
+    That is a cache of 2 * blocks blocks, in which the values are those of the keys' next block.
+    """
+
+    rows: tuple[Tensor, Tensor]   # [rows, kv heads, features], for qkv
+    pages: tuple[Tensor, Tensor]  # [pages, block, kv heads, features], for attention
+    block: int
+
+    def slots(self, slots: Tensor) -> Tensor:
+        """vLLM's slots as rows; those of padded tokens stay negative."""
+        return slots + torch.div(slots, self.block, rounding_mode="floor") * self.block
+
+    def table(self, blocks: Tensor) -> Tensor:
+        """vLLM's blocks of each sequence as pages."""
+        return blocks * 2
+
+
+def pages_of(cache: Tensor, kv_heads: int, dim: int) -> Pages:
+    """The views of a layer's cache. Unfit if it lies in memory in another way."""
+    if cache.dim() == 4:
+        raise Unfit("keys and values of a head lie side by side in the cache, as from vLLM 0.33 on")
+    if cache.dim() != 5 or cache.shape[1] != 2 or cache.shape[3:] != (kv_heads, dim):
+        raise Unfit(f"a cache of {list(cache.shape)}")
+    if cache.dtype is not _DTYPE:
+        raise Unfit(f"a cache of {cache.dtype}")
+    if not cache.is_contiguous():
+        raise Unfit("a cache that is not contiguous, or not in the order NHD")
+    block = cache.shape[2]
+    if block not in (16, 32, 64, 128, 256):
+        raise Unfit(f"blocks of {block} tokens")
+    rows, pages = cache.view(-1, kv_heads, dim), cache.view(-1, block, kv_heads, dim)
+    return Pages((rows[:-block], rows[block:]), (pages[:-1], pages[1:]), block)
+
+
+def expect_known(model: nn.Module) -> Model:
+    """The description of a model that the ops can run. Unfit if they cannot."""
+    config = model.vllm_config
+    _expect_deployment(config)
+    if getattr(model, "aux_hidden_state_layers", ()):
+        raise Unfit("hidden states of single layers are wanted")
+    if model.start_layer != 0 or model.end_layer != len(model.layers):
+        raise Unfit("it has a part of the layers")
+    _expect_norm(model.norm)
+    tables: dict = {}
+    layers = [_layer_of(model, layer, config, tables) for layer in model.layers]
+    reduce = None
+    if layers[0].out.tp_size > 1:
+        from vllm.distributed import tensor_model_parallel_all_reduce as reduce
+    return Model(layers, reduce)
+
+
+def _expect_deployment(config) -> None:
+    parallel, compilation = config.parallel_config, config.compilation_config
+    mode = compilation.cudagraph_mode
+    for is_so, reason in (
+            (config.lora_config is not None, "LoRA"),
+            (config.quant_config is not None, "quantised weights"),
+            (config.speculative_config is not None, "speculative decoding"),
+            (config.kv_transfer_config is not None, "a KV connector"),
+            (config.model_config.dtype is not _DTYPE, f"elements of {config.model_config.dtype}"),
+            (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
+            (parallel.data_parallel_size > 1, "data parallelism"),
+            (parallel.decode_context_parallel_size > 1, "context parallelism"),
+            (parallel.prefill_context_parallel_size > 1, "context parallelism"),
+            (parallel.enable_dbo, "two batches that overlap"),
+            (bool(compilation.pass_config.enable_sp), "sequence parallelism"),
+            # Compiled pieces in their graphs start faster than ops one by one.
+            (bool(mode) and mode.decode_mode().name != "FULL",
+             "CUDA graphs of pieces only: cudagraph_mode has no FULL for decoding")):
+        if is_so:
+            raise Unfit(reason)
+
+
+def _expect_class(module: nn.Module, *names: str) -> None:
+    cls = type(module)
+    if f"{cls.__module__}.{cls.__name__}" not in [_MODELS + name for name in names]:
+        raise Unfit(f"{cls.__name__} is not known")
+
+
+def _expect_norm(norm: nn.Module) -> None:
+    if type(norm).__name__ != "RMSNorm" or norm.variance_size_override is not None \
+            or not norm.has_weight:
+        raise Unfit(f"{type(norm).__name__} is not known")
+    _expect_tensor("a norm", norm.weight)
+
+
+def _expect_tensor(name: str, tensor: Tensor) -> None:
+    if tensor.dtype is not _DTYPE or not tensor.is_contiguous():
+        raise Unfit(f"{name} of {tensor.dtype}, or that is not contiguous")
+
+
+def _expect_linear(linear: nn.Module, name: str, rows: int | None = None) -> None:
+    if type(linear).__name__ != name \
+            or type(linear.quant_method).__name__ != "UnquantizedLinearMethod" \
+            or linear.skip_bias_add:
+        raise Unfit(f"{type(linear).__name__} with {type(linear.quant_method).__name__}")
+    if name == "RowParallelLinear" and not (linear.reduce_results and linear.input_is_parallel):
+        raise Unfit("a row-parallel product that is not reduced")
+    _expect_tensor("weights", linear.weight)
+    if linear.weight.dim() != 2 or rows is not None and linear.weight.shape[0] != rows:
+        raise Unfit(f"weights of {list(linear.weight.shape)}")
+    if linear.bias is not None:
+        _expect_tensor("a bias", linear.bias)
+
+
+def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer:
+    of_layer, of_attention, of_network = _CLASSES[type(model).__name__]
+    _expect_class(layer, of_layer)
+    own, network = layer.self_attn, layer.mlp
+    _expect_class(own, of_attention)
+    _expect_class(network, of_network, *[_MIXTURE] * (type(model).__name__ == "Qwen3MoeModel"))
+    if getattr(layer, "ada_rms_norm_t_cond", None) is not None:
+        raise Unfit("a norm with a condition")
+    if getattr(own, "do_llama_4_scaling", False):
+        raise Unfit("queries that are scaled by position")
+    if getattr(own, "dual_chunk_attention_config", None) is not None:
+        raise Unfit("attention in two chunks")
+    heads, kv_heads, dim = own.num_heads, own.num_kv_heads, own.head_dim
+    _expect_attention(own.attn, heads, kv_heads, dim)
+    _expect_linear(own.qkv_proj, "QKVParallelLinear", (heads + 2 * kv_heads) * dim)
+    _expect_linear(own.o_proj, "RowParallelLinear")
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+        _expect_norm(norm)
+    head_norms = None
+    if getattr(own, "q_norm", None) is not None:
+        head_norms = own.q_norm, own.k_norm
+        for norm in head_norms:
+            _expect_norm(norm)
+        if own.q_norm.variance_epsilon != own.k_norm.variance_epsilon:
+            raise Unfit("norms of heads with two epsilons")
+    mixture = network if type(network).__name__ == _MIXTURE.split(".")[1] else None
+    gate_up = down = None
+    if mixture is None:
+        gate_up, down = network.gate_up_proj, network.down_proj
+        _expect_linear(gate_up, "MergedColumnParallelLinear")
+        _expect_linear(down, "RowParallelLinear")
+        if gate_up.bias is not None or down.bias is not None:
+            raise Unfit("biases of the network")
+        if type(network.act_fn).__name__ != "SiluAndMul" or getattr(network, "expert_gate", None):
+            raise Unfit("a network that is not known")
+    elif mixture.is_sequence_parallel:
+        raise Unfit("sequence parallelism")
+    rotary = own.rotary_emb
+    if id(rotary) not in tables:
+        tables[id(rotary)] = _angles_of(rotary, config.model_config.max_model_len)
+    angles, rope_scale = tables[id(rotary)]
+    return Layer(own.attn.layer_name, own.attn, own.qkv_proj, own.o_proj, layer.input_layernorm,
+                 layer.post_attention_layernorm, head_norms, gate_up, down, mixture, heads, kv_heads,
+                 dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
+                 "halves" if rotary.is_neox_style else "interleaved")
+
+
+def _scale_of(scale: float, dim: int) -> float:
+    """The factor of scores; 0 where it is the op's own."""
+    return 0.0 if abs(scale * dim**0.5 - 1) < 1e-6 else scale
+
+
+def _expect_attention(attention: nn.Module, heads: int, kv_heads: int, dim: int) -> None:
+    impl = attention.impl
+    if type(attention).__name__ != "Attention" or attention.attn_type != "decoder":
+        raise Unfit("attention that is not causal")
+    if type(impl).__name__ != "FlashAttentionImpl":
+        raise Unfit(f"the attention backend {type(impl).__name__}")
+    for is_so, reason in (
+            ((attention.num_heads, attention.num_kv_heads, attention.head_size) !=
+             (heads, kv_heads, dim), "attention with other heads than its products"),
+            (attention.kv_cache_dtype not in ("auto", "bfloat16"),
+             f"a cache of {attention.kv_cache_dtype}"),
+            (attention.kv_sharing_target_layer_name is not None, "layers that share a cache"),
+            (attention.sliding_window is not None, "a sliding window"),
+            (impl.alibi_slopes is not None, "ALiBi"),
+            (bool(impl.logits_soft_cap), "a soft cap"),
+            (impl.sinks is not None, "attention sinks")):
+        if is_so:
+            raise Unfit(reason)
+
+
+def _angles_of(rotary: nn.Module, positions: int) -> tuple[Tensor, float]:
+    """The angles [positions, rotary] that have the cosines and sines of vLLM's table, and the
+    factor of those.
+
+    The table is rounded to bfloat16, and the cached keys of prompts were rotated by it. So the
+    angles are those of the rounded values, not of the frequencies.
+    """
+    if type(rotary).__name__ not in _ROTARY:
+        raise Unfit(f"{type(rotary).__name__} is not known")
+    table = rotary.cos_sin_cache[:positions]
+    cos, sin = table.double().chunk(2, -1)
+    factor = torch.hypot(cos, sin).mean().item()
+    # YaRN has a factor; without one rounding alone moves the mean from 1. 0 is the ops' word for 1.
+    factor = factor if abs(factor - 1) > 2**-8 else 0.0
+    angles = torch.atan2(sin, cos).float()
+    both = (torch.cat((angles, angles), -1) if rotary.is_neox_style else
+            angles.repeat_interleave(2, -1))
+    return both.contiguous(), factor

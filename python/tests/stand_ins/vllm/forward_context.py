@@ -1,0 +1,29 @@
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class ForwardContext:
+    attn_metadata: dict | None
+    moe_layer_index: int = 0
+
+
+_context = None
+
+
+def is_forward_context_available() -> bool:
+    return _context is not None
+
+
+def get_forward_context() -> ForwardContext:
+    return _context
+
+
+@contextmanager
+def set_forward_context(attn_metadata):
+    global _context
+    _context = ForwardContext(attn_metadata)
+    try:
+        yield _context
+    finally:
+        _context = None

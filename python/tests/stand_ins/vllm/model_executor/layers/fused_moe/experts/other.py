@@ -1,0 +1,2 @@
+class OtherExperts:
+    pass

@@ -1,0 +1,139 @@
+"""Linear layers, norms, RoPE and attention."""
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class UnquantizedLinearMethod:
+    pass
+
+
+class _Linear(nn.Module):
+    def __init__(self, rows, columns, bias=False, tp_size=1):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns) * columns**-0.5, requires_grad=False)
+        self.bias = nn.Parameter(torch.randn(rows), requires_grad=False) if bias else None
+        self.quant_method, self.skip_bias_add = UnquantizedLinearMethod(), False
+        self.tp_size, self.tp_rank = tp_size, 0
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class QKVParallelLinear(_Linear):
+    pass
+
+
+class MergedColumnParallelLinear(_Linear):
+    pass
+
+
+class RowParallelLinear(_Linear):
+    reduce_results = input_is_parallel = True
+
+    def forward(self, x):
+        from vllm.distributed import tensor_model_parallel_all_reduce
+
+        y = super().forward(x)
+        return tensor_model_parallel_all_reduce(y) if self.tp_size > 1 else y
+
+
+class RMSNorm(nn.Module):
+    variance_size_override, has_weight = None, True
+
+    def __init__(self, d, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.2 * torch.randn(d), requires_grad=False)
+        self.variance_epsilon = eps
+
+    def forward(self, x, residual=None):
+        total = x if residual is None else x + residual
+        wide = total if total.dtype is torch.float64 else total.float()
+        normed = wide * (wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+        y = normed.to(x.dtype) * self.weight
+        return y if residual is None else (y, total)
+
+
+class SiluAndMul(nn.Module):
+    def forward(self, x):
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+
+
+class RotaryEmbedding(nn.Module):
+    def __init__(self, dim, positions=256, base=1e4, is_neox_style=True, factor=1.0):
+        super().__init__()
+        self.rotary_dim, self.is_neox_style = dim, is_neox_style
+        frequencies = base ** (-torch.arange(0, dim, 2) / dim)
+        angles = torch.arange(positions)[:, None] * frequencies
+        table = torch.cat((angles.cos(), angles.sin()), -1) * factor
+        self.register_buffer("cos_sin_cache", table.bfloat16(), persistent=False)
+
+    def forward(self, positions, x):
+        """x [tokens, heads, features]"""
+        cos, sin = self.cos_sin_cache[positions, None].to(x.dtype).chunk(2, -1)
+        rotated, rest = x[..., :self.rotary_dim], x[..., self.rotary_dim:]
+        a, b = (rotated.chunk(2, -1) if self.is_neox_style else
+                (rotated[..., 0::2], rotated[..., 1::2]))
+        a, b = a * cos - b * sin, b * cos + a * sin
+        whole = (torch.cat((a, b), -1) if self.is_neox_style else
+                 torch.stack((a, b), -1).flatten(-2))
+        return torch.cat((whole, rest), -1)
+
+
+class FlashAttentionImpl:
+    alibi_slopes = sinks = None
+    logits_soft_cap = 0
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class Attention(nn.Module):
+    """Over a cache [blocks, 2, block, kv heads, features]."""
+
+    attn_type, kv_cache_dtype = "decoder", "auto"
+    kv_sharing_target_layer_name = sliding_window = None
+
+    def __init__(self, name, heads, kv_heads, dim):
+        super().__init__()
+        self.layer_name, self.impl = name, FlashAttentionImpl(dim**-0.5)
+        self.num_heads, self.num_kv_heads, self.head_size = heads, kv_heads, dim
+        self.kv_cache = torch.tensor([])
+
+    def forward(self, q, k, v):
+        from vllm.forward_context import get_forward_context
+
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:
+            return torch.zeros_like(q)
+        metadata, cache = metadata[self.layer_name], self.kv_cache
+        block = cache.shape[2]
+        for token, slot in enumerate(metadata.slot_mapping.tolist()):
+            if slot >= 0:
+                cache[slot // block, 0, slot % block] = k[token]
+                cache[slot // block, 1, slot % block] = v[token]
+        y = torch.zeros_like(q)
+        starts = metadata.query_start_loc.tolist()
+        for row, (first, last, length) in enumerate(zip(starts, starts[1:],
+                                                        metadata.seq_lens.tolist())):
+            if not length:
+                continue
+            pages = cache[metadata.block_table[row].long()]
+            keys, values = (pages[:, part].flatten(0, 1)[:length].repeat_interleave(
+                self.num_heads // self.num_kv_heads, 1) for part in (0, 1))
+            scores = torch.einsum("qhd,khd->hqk", q[first:last], keys) * self.impl.scale
+            places = torch.arange(length - (last - first), length)
+            scores.masked_fill_(torch.arange(length) > places[:, None], float("-inf"))
+            y[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        return y
+
+
+class CUDAGraphMode(SimpleNamespace):
+    def __bool__(self):
+        return self.name != "NONE"
+
+    def decode_mode(self):
+        return SimpleNamespace(name=self.name.split("_")[0])

@@ -1,0 +1,461 @@
+"""Whole layers in vLLM's decode batches: the numbers, what is written to the pages, and the batches
+and models that stay vLLM's."""
+import copy
+import importlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fftune import Error
+
+MODELS = {"llama": "LlamaModel", "mistral": "MistralModel", "qwen2": "Qwen2Model",
+          "qwen3": "Qwen3Model", "qwen3_moe": "Qwen3MoeModel"}
+BLOCK, BLOCKS = 16, 24
+
+
+@pytest.fixture
+def stand_in(vllm):
+    """The stand-in's module of llama, with the plugin loaded."""
+    importlib.import_module("fftune.vllm").register()
+    return importlib.import_module("vllm.model_executor.models.llama")
+
+
+def module_of(name):
+    return importlib.import_module(f"vllm.model_executor.models.{name}")
+
+
+def model_of(stand_in, kind="llama", tp=1, rotary=None, classes=None, **changes):
+    """A model with random weights of bfloat16 and random caches."""
+    parts = stand_in.parts
+    sizes = SimpleNamespace(d=64, h=96, heads=4, kv_heads=2, dim=16, layers=3, vocabulary=50, tp=tp,
+                            rotary=rotary or parts.RotaryEmbedding(16))
+    cls = classes or getattr(module_of(kind), MODELS[kind])
+    model = cls(vllm_config=stand_in.config_of(sizes, torch.bfloat16, **changes)).bfloat16()
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache = torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16()
+    return model
+
+
+def batch_of(model, lengths=(5, 40, 1, 16), padded=0, queries=None):
+    """Metadata of requests with as many keys, and their positions. Padded rows have slot -1, length
+    0, block 0 and stale positions."""
+    rows = len(lengths) + padded
+    queries = queries or [1] * rows
+    lengths = [*lengths, *[0] * padded]
+    order = (torch.randperm(BLOCKS - 1) + 1)[:rows * 3].view(rows, 3).int()
+    order[rows - padded:] = 0
+    slots, positions = [], []
+    for row, (length, count) in enumerate(zip(lengths, queries)):
+        for place in range(length - count, length):
+            slots.append(int(order[row, place // BLOCK]) * BLOCK + place % BLOCK if length else -1)
+            positions.append(place if length else 33)
+    starts = torch.tensor([0, *torch.tensor(queries).cumsum(0)], dtype=torch.int32)
+    metadata = SimpleNamespace(
+        num_actual_tokens=len(slots), max_query_len=max(queries), query_start_loc=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table=order,
+        slot_mapping=torch.tensor(slots), use_cascade=False, causal=True, dcp_context_kv_lens=None,
+        mm_prefix_range_tensor=None)
+    names = [layer.self_attn.attn.layer_name for layer in model.layers]
+    return {name: metadata for name in names}, torch.tensor(positions)
+
+
+def step(model, metadata, positions, ids=None, **named):
+    from vllm.forward_context import set_forward_context
+
+    ids = torch.arange(len(positions)) % 50 if ids is None else ids
+    with torch.inference_mode(), set_forward_context(metadata):
+        return model(ids.int(), positions, None, **named)
+
+
+def caches(model):
+    return torch.stack([layer.self_attn.attn.kv_cache for layer in model.layers])
+
+
+def warm(model):
+    """The model after the call that compares with vLLM's own result."""
+    metadata, positions = batch_of(model)
+    step(model, metadata, positions)
+    model.calls = 0
+    return model
+
+
+def wide(model):
+    """The same model and caches in float64, which stay vLLM's."""
+    own = copy.deepcopy(model).double()
+    for layer in own.layers:
+        layer.self_attn.attn.kv_cache = layer.self_attn.attn.kv_cache.double()
+    own.vllm_config.model_config.dtype = torch.float64
+    # Such as the rotary embedding, whose table is no weight.
+    for module in own.modules():
+        if hasattr(module, "cos_sin_cache"):
+            module.cos_sin_cache = module.cos_sin_cache.bfloat16()
+    return own
+
+
+def error(got, right):
+    return ((got.double() - right).norm() / right.norm()).item()
+
+
+def expect_right(model, metadata, positions, rows=slice(None), **named):
+    """That a step runs here, and has the result and the caches of float64, with at most one and a
+    half times the error of vLLM's own computation."""
+    exact, plain = wide(model), copy.deepcopy(model)
+    for one, other in zip(plain.layers, model.layers):
+        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    plain.vllm_config.lora_config = object()
+    before = caches(model).clone()
+    model.calls = 0
+    got = step(model, metadata, positions, **named)
+    assert model.calls == 0, "vLLM's ran"
+    embeddings = named.get("inputs_embeds")
+    right = step(exact, metadata, positions,
+                 **({} if embeddings is None else {"inputs_embeds": embeddings.double()}))
+    theirs = step(plain, metadata, positions, **named)
+    assert exact.calls == plain.calls == 1
+    assert got.shape == right.shape and got.dtype is torch.bfloat16
+    assert error(got[rows], right[rows]) < 1.5 * error(theirs[rows], right[rows]) + 2e-3
+    written = caches(exact) != before.double()
+    assert torch.equal(caches(model)[~written], before[~written]), "other rows were written"
+    if written.any():
+        assert error(caches(model)[written], caches(exact)[written]) < 1.5 * error(
+            caches(plain)[written], caches(exact)[written]) + 2e-3
+    return got
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_numbers(stand_in, kind):
+    model = warm(model_of(stand_in, kind))
+    expect_right(model, *batch_of(model))
+    expect_right(model, *batch_of(model, (48,)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3_moe"])
+def test_tensor_parallel(stand_in, kind):
+    """The stand-in's all-reduce adds two equal summands: a residual that were added before it would
+    count twice."""
+    model = warm(model_of(stand_in, kind, tp=2))
+    expect_right(model, *batch_of(model))
+
+
+def test_output_bias(stand_in):
+    attention = type("LlamaAttention", (stand_in.LlamaAttention,),
+                     {"out_bias": True, "__module__": stand_in.__name__})
+    layer = type("LlamaDecoderLayer", (stand_in.LlamaDecoderLayer,),
+                 {"attention": attention, "__module__": stand_in.__name__})
+    stand_in.LlamaModel.layer = layer
+    for rank in (0, 1):
+        model = model_of(stand_in)
+        for own in model.layers:
+            own.self_attn.o_proj.tp_rank = rank
+            if rank:  # its bias is the first rank's
+                own.self_attn.o_proj.forward = lambda x, w=own.self_attn.o_proj.weight: x @ w.T
+        expect_right(warm(model), *batch_of(model)) if rank == 0 else \
+            expect_same_result(warm(model))
+
+
+def expect_same_result(model):
+    metadata, positions = batch_of(model)
+    mine = step(model, metadata, positions)
+    assert model.calls == 0
+    from vllm.forward_context import set_forward_context
+
+    with torch.inference_mode(), set_forward_context(metadata):
+        theirs = model.forward(torch.arange(len(positions)).int(), positions)
+    assert error(mine, theirs.double()) < 2e-2
+
+
+@pytest.mark.parametrize("options", [
+    dict(dim=8), dict(dim=16, is_neox_style=False), dict(dim=16, factor=1.17)])
+def test_rotations(stand_in, options):
+    """A part of the features, pairs next to each other, and YaRN's factor."""
+    rotary = stand_in.parts.RotaryEmbedding(options.pop("dim"), **options)
+    model = warm(model_of(stand_in, rotary=rotary))
+    expect_right(model, *batch_of(model))
+
+
+def test_padded_rows(stand_in):
+    """Such rows of a captured batch neither write nor disturb others."""
+    model = warm(model_of(stand_in))
+    metadata, positions = batch_of(model, (5, 40), padded=2)
+    got = expect_right(model, metadata, positions, slice(2))
+    assert got.isfinite().all()
+    alone = {name: batch_of(model, (5, 40))[0][name] for name in metadata}
+    for one in alone.values():
+        one.block_table, one.slot_mapping = (getattr(metadata[next(iter(metadata))], name)[:2]
+                                             for name in ("block_table", "slot_mapping"))
+    again = step(model, alone, positions[:2])
+    assert error(got[:2], again.double()) < 1e-2
+
+
+def test_tokens_behind_the_batch(stand_in):
+    """Outside of graphs of whole steps, inputs are padded and the metadata is not."""
+    model = warm(model_of(stand_in))
+    metadata, positions = batch_of(model, (5, 40, 17))
+    ids = torch.arange(8)
+    got = step(model, metadata, torch.cat((positions, torch.zeros(5, dtype=torch.int64))), ids)
+    assert model.calls == 0 and got.shape == (8, 64)
+    assert torch.equal(got[:3], step(model, metadata, positions, ids[:3]))
+    assert got[3:].eq(0).all()
+
+
+def test_embeddings_that_are_given(stand_in):
+    model = warm(model_of(stand_in))
+    metadata, positions = batch_of(model)
+    expect_right(model, metadata, positions, inputs_embeds=torch.randn(4, 64).bfloat16())
+
+
+def test_a_cache_that_is_bound_again(stand_in):
+    model = warm(model_of(stand_in))
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache = torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16()
+    expect_right(model, *batch_of(model))
+
+
+def test_weights_that_are_loaded_again(stand_in):
+    model = warm(model_of(stand_in))
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.9
+    expect_right(model, *batch_of(model))
+
+
+def test_first_call_gives_vllms_result(stand_in, caplog):
+    """It is a test of what is computed here."""
+    model = model_of(stand_in)
+    metadata, positions = batch_of(model)
+    plain = copy.deepcopy(model)
+    plain.vllm_config.lora_config = object()
+    with caplog.at_level(logging.INFO):
+        first = step(model, metadata, positions)
+    assert model.calls == 1
+    assert "3 layers of LlamaModel run by fftune's ops" in caplog.text
+    assert torch.equal(first, step(plain, metadata, positions))
+    step(model, metadata, positions)
+    assert model.calls == 1
+
+
+def test_results_that_differ(stand_in, caplog):
+    model = model_of(stand_in)
+    # As if vLLM scaled the values, which nothing here says.
+    forward = model.forward
+    model.forward = lambda *arguments: -forward(*arguments)
+    metadata, positions = batch_of(model)
+    with caplog.at_level(logging.INFO):
+        for calls in (1, 2, 3):
+            step(model, metadata, positions)
+            assert model.calls == calls
+    assert caplog.text.count("stay vLLM's: results differ from vLLM's by 2 of their norm") == 1
+
+
+def test_results_that_say_nothing(stand_in):
+    """Weights of NaN, as of an engine that waits for its weights, are no test."""
+    model = model_of(stand_in)
+    weight = model.layers[1].self_attn.o_proj.weight
+    good = weight.data.clone()
+    weight.data.fill_(float("nan"))
+    metadata, positions = batch_of(model)
+    step(model, metadata, positions)
+    step(model, metadata, positions)
+    assert model.calls == 2
+    weight.data.copy_(good)
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache.normal_()
+    expect_right(warm(model), *batch_of(model))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_errors_are_left_to_vllm(stand_in, monkeypatch, caplog, kind):
+    """Those of a later layer too: the counter of vLLM's experts begins anew."""
+    ops = importlib.import_module("fftune.ops")
+    model = warm(model_of(stand_in, kind))
+    attention, calls = ops.attention, []
+
+    def fails(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise Error("attention: no kernel")
+        return attention(*arguments, **options)
+
+    monkeypatch.setattr(ops, "attention", fails)
+    metadata, positions = batch_of(model)
+    plain = copy.deepcopy(model)
+    plain.vllm_config.lora_config = object()
+    for one, other in zip(plain.layers, model.layers):
+        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    with caplog.at_level(logging.INFO):
+        got = step(model, metadata, positions)
+    assert torch.equal(got, step(plain, metadata, positions))
+    assert model.calls == 1 and len(calls) == 2
+    assert "stay vLLM's: Error: attention: no kernel" in caplog.text
+    step(model, metadata, positions)
+    assert model.calls == 2 and len(calls) == 2
+
+
+def changed(metadata, **changes):
+    one = SimpleNamespace(**{**vars(next(iter(metadata.values()))), **changes})
+    return {name: one for name in metadata}
+
+
+def test_other_batches(stand_in):
+    """Prompts, mixed batches, and calls without metadata, such as vLLM's profile run."""
+    model = warm(model_of(stand_in))
+    metadata, positions = batch_of(model)
+    prompt = batch_of(model, (7, 20), queries=[7, 1])
+    others = [prompt, (None, positions), ([metadata], positions), ({}, positions),
+              (changed(metadata, use_cascade=True), positions),
+              (changed(metadata, causal=False), positions),
+              (changed(metadata, dcp_context_kv_lens=torch.zeros(4)), positions),
+              (changed(metadata, mm_prefix_range_tensor=torch.zeros(4)), positions)]
+    # Layers of two groups of caches.
+    others.append(({name: SimpleNamespace(**vars(one)) for name, one in metadata.items()}, positions))
+    model.forward = lambda *arguments, **named: "vLLM's"
+    for given, places in others:
+        assert step(model, given, places) == "vLLM's"
+    assert step(model, metadata, torch.stack([positions] * 3)) == "vLLM's"  # of M-RoPE
+    assert step(model, metadata, positions, t_cond=torch.zeros(4)) == "vLLM's"
+    assert step(model, metadata, positions, t_cond=None).shape == (4, 64)
+
+
+def reasons(stand_in, caplog, model):
+    """The line that says why a model stays vLLM's."""
+    metadata, positions = batch_of(model)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        for calls in (1, 2):
+            step(model, metadata, positions)
+            assert model.calls == calls
+    line, = (record.getMessage() for record in caplog.records)
+    return line.split("stay vLLM's: ")[1]
+
+
+@pytest.mark.parametrize("change, value, reason", [
+    ("lora_config", 1, "LoRA"), ("quant_config", 1, "quantised weights"),
+    ("speculative_config", 1, "speculative decoding"), ("kv_transfer_config", 1, "a KV connector"),
+    ("model_config__dtype", torch.float16, "elements of torch.float16"),
+    ("parallel_config__pipeline_parallel_size", 2, "pipeline parallelism"),
+    ("parallel_config__data_parallel_size", 2, "data parallelism"),
+    ("parallel_config__decode_context_parallel_size", 2, "context parallelism"),
+    ("parallel_config__enable_dbo", True, "two batches that overlap"),
+    ("compilation_config__pass_config", SimpleNamespace(enable_sp=True), "sequence parallelism"),
+    ("parallel_config", None, "AttributeError: 'NoneType' object has no attribute "
+                              "'pipeline_parallel_size'")])
+def test_deployments(stand_in, caplog, change, value, reason):
+    assert reasons(stand_in, caplog, model_of(stand_in, **{change: value})) == reason
+
+
+@pytest.mark.parametrize("mode, serves", [
+    ("FULL_AND_PIECEWISE", True), ("FULL_DECODE_ONLY", True), ("FULL", True), ("NONE", True),
+    ("PIECEWISE", False)])
+def test_modes_of_graphs(stand_in, caplog, mode, serves):
+    model = model_of(stand_in,
+                     compilation_config__cudagraph_mode=stand_in.parts.CUDAGraphMode(name=mode))
+    if serves:
+        expect_right(warm(model), *batch_of(model))
+    else:
+        assert reasons(stand_in, caplog, model).startswith("CUDA graphs of pieces only")
+
+
+def set_on(path, value):
+    """A change of all layers, by a path from the layer."""
+    def change(model):
+        for layer in model.layers:
+            *homes, name = path.split(".")
+            home = layer
+            for part in homes:
+                home = getattr(home, part)
+            setattr(home, name, value)
+    return change
+
+
+class Fp8LinearMethod:
+    pass
+
+
+class LlamaMLPWithLoRA(torch.nn.Module):
+    pass
+
+
+@pytest.mark.parametrize("change, reason", [
+    (set_on("self_attn.attn.sliding_window", 32), "a sliding window"),
+    (set_on("self_attn.attn.kv_cache_dtype", "fp8"), "a cache of fp8"),
+    (set_on("self_attn.attn.attn_type", "encoder_only"), "attention that is not causal"),
+    (set_on("self_attn.attn.kv_sharing_target_layer_name", "x"), "layers that share a cache"),
+    (set_on("self_attn.attn.impl.logits_soft_cap", 30.0), "a soft cap"),
+    (set_on("self_attn.attn.impl.sinks", torch.zeros(4)), "attention sinks"),
+    (set_on("self_attn.attn.impl.alibi_slopes", torch.zeros(4)), "ALiBi"),
+    (set_on("self_attn.attn.impl", SimpleNamespace(scale=0.25)),
+     "the attention backend SimpleNamespace"),
+    (set_on("self_attn.qkv_proj.quant_method", Fp8LinearMethod()),
+     "QKVParallelLinear with Fp8LinearMethod"),
+    (set_on("mlp.down_proj.reduce_results", False), "a row-parallel product that is not reduced"),
+    (set_on("mlp.gate_up_proj.bias", torch.nn.Parameter(torch.zeros(192).bfloat16())),
+     "biases of the network"),
+    (set_on("mlp", LlamaMLPWithLoRA()), "LlamaMLPWithLoRA is not known"),
+    (set_on("input_layernorm.variance_size_override", 3), "RMSNorm is not known"),
+    (set_on("self_attn.do_llama_4_scaling", True), "queries that are scaled by position"),
+    (set_on("ada_rms_norm_t_cond", 1), "a norm with a condition"),
+    (set_on("self_attn.dual_chunk_attention_config", {}), "attention in two chunks"),
+    (lambda model: setattr(model, "aux_hidden_state_layers", (1,)),
+     "hidden states of single layers are wanted"),
+    (lambda model: setattr(model, "end_layer", 2), "it has a part of the layers"),
+])
+def test_structures(stand_in, caplog, change, reason):
+    model = model_of(stand_in)
+    model.forward = lambda *arguments: None
+    change(model)
+    assert reasons(stand_in, caplog, model) == reason
+
+
+def test_other_rotary_embeddings(stand_in, caplog):
+    class Phi3LongRoPEScaledRotaryEmbedding(stand_in.parts.RotaryEmbedding):
+        pass
+
+    model = model_of(stand_in, rotary=Phi3LongRoPEScaledRotaryEmbedding(16))
+    assert reasons(stand_in, caplog, model) == "Phi3LongRoPEScaledRotaryEmbedding is not known"
+
+
+@pytest.mark.parametrize("cache, reason", [
+    (lambda: torch.randn(BLOCKS, 2, BLOCK, 32).bfloat16(), "keys and values of a head lie side by "
+     "side in the cache, as from vLLM 0.33 on"),
+    (lambda: torch.randn(BLOCKS, 2, 2, BLOCK, 16).bfloat16().transpose(2, 3),
+     "a cache that is not contiguous, or not in the order NHD"),
+    (lambda: torch.randn(BLOCKS, 2, 48, 2, 16).bfloat16(), "blocks of 48 tokens"),
+    (lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16), "a cache of torch.float32"),
+    (lambda: torch.randn(2, BLOCKS, BLOCK, 2, 16).bfloat16(), "a cache of [2, 24, 16, 2, 16]"),
+])
+def test_caches(stand_in, caplog, cache, reason):
+    model = model_of(stand_in)
+    model.forward = lambda *arguments: None
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache = cache()
+    assert reasons(stand_in, caplog, model) == reason
+
+
+def test_subclasses(stand_in):
+    """A class of another module may compute something else, whatever its name is; its __call__ is
+    that of its base."""
+    other = type("LlamaModel", (stand_in.LlamaModel,),
+                 {"forward": lambda self, *arguments, **named: "its own"})
+    model = model_of(stand_in, classes=other)
+    assert step(model, *batch_of(model)) == "its own"
+    assert step(model, *batch_of(model)) == "its own"
+
+
+def test_compilation(stand_in, monkeypatch):
+    """What is traced is vLLM's own call."""
+    model = warm(model_of(stand_in))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    step(model, *batch_of(model))
+    assert model.calls == 1
+
+
+def test_models_are_not_kept(stand_in):
+    import gc
+    import weakref
+
+    model = warm(model_of(stand_in))
+    kept = weakref.ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
