@@ -12,8 +12,8 @@
 #include <tuple>
 
 #include "apps/fftune/numbers.hpp"
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/routing.hpp"
 
 namespace fftune::tool {
 

@@ -12,8 +12,8 @@
 
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/values.hpp"
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/routing.hpp"
 
 namespace fftune::tool {
 

@@ -15,8 +15,8 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/nearest.hpp"
-#include "device/blocks.hpp"
-#include "store/json_value.hpp"
+#include "device/parallel.hpp"
+#include "store/json.hpp"
 
 namespace fftune::tool {
 

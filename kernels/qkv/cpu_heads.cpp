@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/blocks.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/qkv/qkv.hpp"

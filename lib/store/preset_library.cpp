@@ -15,8 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/pattern.hpp"
-#include "core/routing.hpp"
+#include "core/distribution.hpp"
 
 namespace fftune {
 namespace {
@@ -117,7 +116,7 @@ class NearestFirst {
     while (true) {
       std::size_t first = 0;
       for (std::size_t i = 1; i < least_.size(); ++i)
-        // Of equal distances a bound first: what it stands for may have a smaller index.
+        // At equal distances a bound comes first: its point may have a smaller index.
         if (least_[i] < least_[first] || (least_[i] == least_[first] && known_[i] < known_[first]))
           first = i;
       if (least_.empty() || known_[first] == 2) return std::nullopt;

@@ -16,7 +16,7 @@
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
-#include "store/preset_format.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

@@ -15,7 +15,7 @@
 #include "runtime/environment.hpp"
 #include "support/catch.hpp"
 #include "support/verify_variants.hpp"
-#include "verify/random_rows.hpp"
+#include "verify/input_data.hpp"
 #include "verify/verifier.hpp"
 
 using namespace fftune;

@@ -31,8 +31,7 @@
 #include "core/error.hpp"
 #include "tuning/journal/outcome.hpp"
 #include "tuning/journal/quarantine.hpp"
-#include "tuning/refresh.hpp"
-#include "tuning/sweep.hpp"
+#include "tuning/tuner.hpp"
 
 namespace fftune::tool {
 

@@ -39,7 +39,7 @@
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/strategies/strategy.hpp"
-#include "tuning/sweep.hpp"
+#include "tuning/tuner.hpp"
 
 namespace fftune::tool {
 

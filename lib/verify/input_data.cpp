@@ -1,12 +1,11 @@
-#include "verify/random_rows.hpp"
+#include "verify/input_data.hpp"
 
 #include <algorithm>
 #include <array>
 #include <span>
 
 #include "core/hash.hpp"
-#include "core/split_mix.hpp"
-#include "device/blocks.hpp"
+#include "device/parallel.hpp"
 
 namespace fftune {
 namespace {

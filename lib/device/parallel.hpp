@@ -1,14 +1,17 @@
-// Splitting the rows of a matrix over threads.
+// Work on large matrices of the host, divided over threads.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "device/program.hpp"
 
 namespace fftune {
+
+// Splitting the rows of a matrix over threads.
 
 struct Block {
   int index = 0;
@@ -45,5 +48,25 @@ void for_each_row(std::size_t rows, std::size_t columns, Parallel& parallel, con
                      body(static_cast<std::size_t>(row));
                  });
 }
+
+// Vectors of hundreds of megabytes: one thread alone would spend longer on their pages than all
+// threads spend on what is computed in them.
+
+/// Has all threads make the pages of memory that nobody has used yet. The contents of the memory
+/// are lost. Does nothing for less than some pages.
+void make_pages(void* memory, std::size_t bytes, Parallel& parallel);
+
+/// `count` zeros.
+template <typename T>
+std::vector<T> large_vector(std::size_t count, Parallel& parallel) {
+  std::vector<T> values;
+  values.reserve(count);
+  make_pages(values.data(), count * sizeof(T), parallel);
+  values.resize(count);
+  return values;
+}
+
+/// A copy of `from`, which all threads make.
+std::vector<double> large_copy(const std::vector<double>& from, Parallel& parallel);
 
 }  // namespace fftune

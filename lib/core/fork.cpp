@@ -1,4 +1,4 @@
-#include "core/fork_count.hpp"
+#include "core/fork.hpp"
 
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
+#include "api/handles.hpp"
+
 #ifndef NDEBUG
-#include "api/live_handles.hpp"
 
 #include <cassert>
 #include <cstdio>

@@ -1,11 +1,9 @@
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
-
-#include "device/blocks.hpp"
 
 namespace fftune {
 namespace {
