@@ -16,7 +16,6 @@
 #include "core/error.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 std::string unsupported(const Op& op, const Problem& problem, DeviceKind kind) {

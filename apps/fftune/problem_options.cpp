@@ -16,7 +16,6 @@
 #include "core/error.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 constexpr const char* group = "Problem";

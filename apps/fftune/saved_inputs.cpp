@@ -19,7 +19,6 @@
 #include "store/json.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 constexpr std::int64_t most_layers = 100'000;

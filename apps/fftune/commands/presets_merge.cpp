@@ -18,7 +18,6 @@
 #include "store/preset_file.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 struct Options {

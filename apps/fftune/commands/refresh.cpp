@@ -34,7 +34,6 @@
 #include "tuning/tuner.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 struct Options {

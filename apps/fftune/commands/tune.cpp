@@ -42,7 +42,6 @@
 #include "tuning/tuner.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 struct Options {
