@@ -1,4 +1,4 @@
-#include "tuning/refresh.hpp"
+#include "tuning/tuner.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tuning/sweep.hpp"
+#include "tuning/tuner.hpp"
 
 #include <spdlog/spdlog.h>
 
@@ -9,7 +9,6 @@
 
 #include "core/error.hpp"
 #include "tuning/search/session.hpp"
-#include "tuning/tuner.hpp"
 
 namespace fftune {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "core/error.hpp"
 #include "tuning/decide/in_place.hpp"
-#include "tuning/decide/same_bits.hpp"
 #include "tuning/decide/verdict.hpp"
 #include "tuning/search/enumerate.hpp"
 #include "tuning/search/group.hpp"

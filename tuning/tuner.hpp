@@ -1,7 +1,12 @@
 // The tuner: from a problem to the record of its winner on a device.
 #pragma once
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "registry/catalog.hpp"
+#include "store/record.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/search/options.hpp"
 
@@ -18,5 +23,29 @@ TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& pro
 /// tune() for one of several problems; `budget_seconds` 0: the default bound.
 TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
                          const TuneOptions& options, Place place, double budget_seconds);
+
+// A sweep: several problems under one budget.
+
+/// Searches the problems in order and hands over each result as soon as it is there, so that it
+/// can be written. The budget is split by the problems' expected cost, and what one leaves goes to
+/// those after it; winners are tried first on the next problem. A problem that tune() refuses with
+/// Error(unavailable) has a result with the reason in `stopped` and no record. Ends early when
+/// cancelled or when the device is lost.
+void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Problem>& problems,
+              const TuneOptions& options, const std::function<void(const TuneResult&)>& result);
+
+// Refreshing a record: only what won or came close is timed again, which takes seconds.
+
+/// The changes since the record was made, one line each: the driver, the toolkit, the sources of a
+/// family, or that a family no longer exists. Empty: the record stands as it is.
+std::vector<std::string> changes_since(const PresetRecord& record, const Catalog& catalog,
+                                       const DeviceFacts& facts);
+
+/// The winner's variants, then the ties and the runners-up: for TuneOptions::only.
+std::vector<Variant> stored_variants(const PresetRecord& record);
+
+/// The result of a search among stored_variants(), completed from the earlier search: how many
+/// variants it had of the same stages, which strategy, and whether it was complete.
+PresetRecord refreshed(PresetRecord now, const PresetRecord& before);
 
 }  // namespace fftune

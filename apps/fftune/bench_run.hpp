@@ -7,7 +7,6 @@
 
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
-#include "tuning/evaluate/bursts.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/measure/statistics.hpp"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "runtime/choice.hpp"
-#include "runtime/token_segments.hpp"
+#include "runtime/token_plan.hpp"
 
 namespace fftune::tool {
 

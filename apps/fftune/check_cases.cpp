@@ -12,11 +12,10 @@
 #include <tuple>
 
 #include "apps/fftune/numbers.hpp"
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/routing.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 std::string unsupported(const Op& op, const Problem& problem, DeviceKind kind) {

@@ -12,11 +12,10 @@
 
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/values.hpp"
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/routing.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 constexpr const char* group = "Problem";

@@ -15,11 +15,10 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/nearest.hpp"
-#include "device/blocks.hpp"
-#include "store/json_value.hpp"
+#include "device/parallel.hpp"
+#include "store/json.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 constexpr std::int64_t most_layers = 100'000;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "apps/fftune/status_line.hpp"
-#include "tuning/journal/progress.hpp"
+#include "tuning/journal/outcome.hpp"
 
 namespace fftune::tool {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/blas.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/attention/attention.hpp"
 
 namespace fftune::attention {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "core/error.hpp"
-#include "core/split_mix.hpp"
+#include "core/hash.hpp"
 #include "kernels/attention/test_data.hpp"
 
 namespace fftune::attention {

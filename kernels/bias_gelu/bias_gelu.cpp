@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/activation.hpp"
 
 namespace fftune {

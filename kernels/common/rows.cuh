@@ -221,7 +221,7 @@ struct row_reduction {
 // --- RMS normalisation ---
 //
 // The conventions of RMS normalisation on the device, each a type. They are defined in
-// kernels/rmsnorm/rmsnorm.hpp.
+// kernels/norm/norm.hpp.
 
 struct llama_norm {  // x̂ is rounded to the dtype before it is multiplied
   template <class T>

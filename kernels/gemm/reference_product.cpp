@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 
 namespace fftune {
 namespace {

@@ -23,7 +23,7 @@
 #include "kernels/layer/layer.hpp"
 #include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
-#include "registry/repeated_family.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune::layer {
 namespace {

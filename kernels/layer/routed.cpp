@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "core/routing.hpp"
+#include "core/distribution.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/layer/layer.hpp"
 

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/linear/linear.hpp"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/pattern.hpp"
+#include "core/distribution.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/launch.hpp"

@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/reference_product.hpp"

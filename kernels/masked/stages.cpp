@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/pattern.hpp"
+#include "core/distribution.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/linear/linear.hpp"
 

@@ -4,8 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/masked_softmax/masked_softmax.hpp"
 
 namespace fftune::masked_softmax {

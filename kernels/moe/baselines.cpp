@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/routing.hpp"
+#include "core/distribution.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/op_parts.hpp"

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/routing.hpp"
-#include "device/blocks.hpp"
+#include "core/distribution.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/moe/moe.hpp"

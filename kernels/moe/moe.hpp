@@ -12,7 +12,7 @@
 // choice adds nothing. The ids of a token differ from each other. Only the device knows how many
 // tokens an expert has, from none to all.
 //
-// Choices are sorted by expert (core/routing.hpp): row i of gate, up and hidden belongs to the i-th
+// Choices are sorted by expert (core/distribution.hpp): row i of gate, up and hidden belongs to the i-th
 // choice in that order, so that the rows of an expert are neighbours. There are m · (top-k +
 // shared) rows.
 #pragma once
@@ -22,8 +22,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/distribution.hpp"
 #include "core/problem.hpp"
-#include "core/routing.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/family.hpp"
 #include "registry/op.hpp"

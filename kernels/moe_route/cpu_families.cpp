@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "device/blocks.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/moe_route/moe_route.hpp"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/routing.hpp"
-#include "device/blocks.hpp"
+#include "core/distribution.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 

@@ -4,8 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/norm/norm.hpp"
 
 namespace fftune::norm {

@@ -10,9 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "device/blocks.hpp"
+#include "device/parallel.hpp"
 #include "kernels/common/op_parts.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/qkv/qkv.hpp"
 
 namespace fftune::qkv {
@@ -129,10 +128,10 @@ class HostHeads {
   std::size_t slots_, positions_, angles_;
 };
 
-class CpuFinishHeads final : public StageFamily {
+class CpuFinishHeads final : public HeadsFamily {
  public:
   CpuFinishHeads()
-      : StageFamily({.name = "cpu_heads",
+      : HeadsFamily({.name = "cpu_heads",
                      .summary = "tokens one by one, in fp32",
                      .device_kind = DeviceKind::cpu,
                      .stage = stage_heads,
@@ -140,12 +139,6 @@ class CpuFinishHeads final : public StageFamily {
                      .sources = {"qkv/cpu_heads.cpp"},
                      .is_fallback = true}) {}
 
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
-    if (layer_of(problem).in_two_stages()) return std::nullopt;
-    return "the product's epilogue finishes the heads";
-  }
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const Layer layer = layer_of(problem);
     const TensorPlaces places(qkv_op().tensors(problem));

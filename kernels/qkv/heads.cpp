@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kernels/common/op_parts.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/qkv/qkv.hpp"
 
 namespace fftune::qkv {
@@ -23,22 +22,16 @@ std::string_view norm_name(const Layer& layer) {
   return names[static_cast<std::size_t>(layer.norm)];
 }
 
-class FinishHeads final : public StageFamily {
+class FinishHeads final : public HeadsFamily {
  public:
   FinishHeads()
-      : StageFamily({.name = "heads_rows",
+      : HeadsFamily({.name = "heads_rows",
                      .summary = "a token's heads of q, of k or of v a block, a head a warp",
                      .stage = stage_heads,
                      .pass = "fwd",
                      .sources = {kernel_file},
                      .is_fallback = true}) {}
 
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
-    if (layer_of(problem).in_two_stages()) return std::nullopt;
-    return "the product's epilogue finishes the heads";
-  }
   Space space(const Problem&, const DeviceFacts&) const override {
     return Space().parameter("warps", "warps of a block, each with a head at a time",
                              {2, 4, 8, 16});

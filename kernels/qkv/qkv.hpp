@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/family.hpp"
 #include "registry/op.hpp"
 
@@ -82,7 +83,19 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
 
 GemmProblem product_gemm(const Problem& problem);
 std::vector<const Family*> families();
-/// Those of the stage heads; both are fallbacks.
+/// A family of the stage heads.
+class HeadsFamily : public StageFamily {
+ public:
+  using StageFamily::StageFamily;
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    if (layer_of(problem).in_two_stages()) return std::nullopt;
+    return "the product's epilogue finishes the heads";
+  }
+};
+
+/// Both are fallbacks.
 const Family& heads_family();
 const Family& cpu_heads_family();
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);

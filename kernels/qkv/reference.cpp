@@ -3,8 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/qkv/qkv.hpp"
 

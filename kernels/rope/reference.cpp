@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {

@@ -14,11 +14,9 @@
 #include <utility>
 
 #include "api/describe.hpp"
-#include "api/failure.hpp"
+#include "api/edge.hpp"
 #include "api/handles.hpp"
-#include "api/live_handles.hpp"
-#include "api/versioned_struct.hpp"
-#include "core/fork_count.hpp"
+#include "core/fork.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/fork_count.hpp"
+#include "core/fork.hpp"
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/plan.hpp"
@@ -61,3 +61,23 @@ struct fftune_plan {
     return plan ? plan->workspace_bytes() : token_plan->workspace_bytes();
   }
 };
+
+namespace fftune {
+
+// Which handles of the C API are live, in builds with assertions: what is called with one that was
+// destroyed is named there.
+
+#ifdef NDEBUG
+inline void began(const void*) {}
+inline void used(const void*, const char*) {}
+inline void ended(const void*, const char*) {}
+#else
+/// A handle was created.
+void began(const void* handle);
+/// `function` was called with it. Ends the process by a failed assertion if it is not live.
+void used(const void* handle, const char* function);
+/// It is destroyed by `function`. Ends the process by a failed assertion if it is not live.
+void ended(const void* handle, const char* function);
+#endif
+
+}  // namespace fftune

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "cpu/callers_pool.hpp"
 #include "cpu/executable.hpp"
 #include "cpu/limits.hpp"
 #include "cpu/load.hpp"

@@ -21,7 +21,7 @@
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
-#include "core/fork_count.hpp"
+#include "core/fork.hpp"
 #include "cpu/machine.hpp"
 
 namespace fftune {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/fork_mutex.hpp"
+#include "core/fork.hpp"
 #include "device/backend.hpp"
 #include "device/program.hpp"
 

@@ -6,12 +6,12 @@
 
 #include "core/error.hpp"
 #include "cuda/ceilings.hpp"
-#include "cuda/delay.hpp"
-#include "cuda/double_product.hpp"
+#include "cuda/cublaslt_product.hpp"
 #include "cuda/executable.hpp"
 #include "cuda/facts.hpp"
 #include "cuda/gemm.hpp"
 #include "cuda/launch_limits.hpp"
+#include "cuda/session.hpp"
 
 namespace fftune::cuda {
 

@@ -10,7 +10,7 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "cuda/bytes.hpp"
-#include "cuda/cubin_file.hpp"
+#include "cuda/cubin_cache.hpp"
 
 namespace fftune::cuda {
 namespace {

@@ -12,7 +12,6 @@
 #include "core/error.hpp"
 #include "cuda/facts.hpp"
 #include "cuda/gemm.hpp"
-#include "cuda/random_data.hpp"
 
 namespace fftune::cuda {
 namespace {

@@ -63,4 +63,12 @@ class CubinCache {
   mutable std::atomic<std::uint64_t> published_{0};
 };
 
+// The bytes of a cached kernel.
+
+/// The file's content for `kernel`, published under `key`.
+std::string encode_cubin_file(std::string_view key, const CompiledKernel& kernel);
+
+/// The inverse; nothing if the content is damaged or belongs to another key. Takes any bytes.
+std::optional<CompiledKernel> decode_cubin_file(std::string_view key, std::string_view content);
+
 }  // namespace fftune::cuda

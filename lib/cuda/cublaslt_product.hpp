@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/cublaslt.hpp"
+#include "cuda/session.hpp"
 #include "device/program.hpp"
 
 namespace fftune::cuda {
@@ -49,5 +50,11 @@ class CublasLtProduct {
   Handle<cublasLtMatmulDesc_t> operation_;
   Handle<cublasLtMatrixLayout_t> a_, b_, c_;
 };
+
+// A product in float64 of matrices on the host, by cuBLASLt.
+
+/// The context must be current. Throws Error(unavailable) if the library does not take the product
+/// or memory is short, Error(device_fault).
+void double_product(const Session& session, const CublasLt& library, const DoubleProduct& product);
 
 }  // namespace fftune::cuda

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/context.hpp"
+#include "cuda/driver.hpp"
 #include "cuda/gemm.hpp"
 #include "cuda/kernel_pool.hpp"
 #include "cuda/session.hpp"
@@ -93,5 +94,12 @@ class CudaExecutable final : public Executable {
   std::vector<std::variant<Launch, Product>> steps_;
   CompileReport report_;
 };
+
+// Tensor maps (TMA descriptors): how TMA addresses a matrix.
+
+/// The map of `argument`'s matrix at `address` (16-byte aligned). Throws Error(unavailable) if the
+/// driver does not take its shape.
+CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& argument,
+                              void* address);
 
 }  // namespace fftune::cuda

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "cuda/cublaslt_product.hpp"
 #include "cuda/session.hpp"
+#include "device/backend.hpp"
 #include "device/program.hpp"
 
 namespace fftune::cuda {
@@ -55,5 +57,12 @@ class GemmPlan {
   float beta_ = 0;
   std::string description_;
 };
+
+// Random numbers in device memory: a GEMM on zeros draws less power and runs faster than a real
+// one.
+
+/// Fills `buffer` with numbers of `dtype`, uniform in [-1, 1), the same ones each time; a block of
+/// 2^20 elements repeats. The context must be current.
+void fill_random(const Session& session, const Buffer& buffer, DType dtype);
 
 }  // namespace fftune::cuda

@@ -12,6 +12,8 @@
 #include "cuda/cubin_cache.hpp"
 #include "cuda/nvrtc.hpp"
 #include "cuda/open.hpp"
+#include "device/backend.hpp"
+#include "device/facts.hpp"
 #include "device/program.hpp"
 #include "device/sources.hpp"
 
@@ -71,6 +73,20 @@ class KernelCompiler {
   mutable std::mutex mutex_;  // guards the two below
   mutable std::map<std::string, std::string> code_hashes_;
   mutable CompileCounters counters_;
+};
+
+// Compiling programs for an architecture that need not be here.
+
+class OfflineCompiler final : public Compiler {
+ public:
+  OfflineCompiler(std::shared_ptr<const Nvrtc> nvrtc, const std::string& arch,
+                  const SourceSet& sources, const std::filesystem::path& cache_folder);
+  CompileReport compile(const Program& program) override;
+  std::vector<std::string> warnings() const override { return compiler_.warnings(); }
+
+ private:
+  DeviceFacts facts_;
+  KernelCompiler compiler_;
 };
 
 }  // namespace fftune::cuda

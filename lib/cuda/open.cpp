@@ -14,7 +14,6 @@
 #include "cuda/facts.hpp"
 #include "cuda/kernel_compiler.hpp"
 #include "cuda/nvrtc.hpp"
-#include "cuda/offline_compiler.hpp"
 
 namespace fftune {
 namespace cuda {

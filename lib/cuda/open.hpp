@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "device/backend.hpp"
-#include "device/compiler.hpp"
 #include "device/facts.hpp"
 
 namespace fftune {

@@ -1,7 +1,11 @@
 #include "cuda/session.hpp"
 
 #include <cstdint>
+#include <map>
 #include <utility>
+
+#include "core/error.hpp"
+#include "cuda/kernel_compiler.hpp"
 
 namespace fftune::cuda {
 
@@ -35,6 +39,31 @@ void copy(const Session& session, void* to, const void* from, std::size_t bytes)
   driver.check(
       driver.memcpy_dtod_async(device_address(to), device_address(from), bytes, session.stream()),
       "cuMemcpyDtoD");
+}
+
+namespace {
+
+constexpr const char* delay_source = R"(
+extern "C" __global__ void delay(long long cycles) {
+  long long start, now;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(start));
+  do {
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
+  } while (now - start < cycles);
+}
+)";
+
+}  // namespace
+
+std::shared_ptr<const LoadedKernel> load_delay_kernel(const SharedContext& context,
+                                                      const std::shared_ptr<const Nvrtc>& nvrtc,
+                                                      const std::string& arch,
+                                                      const std::filesystem::path& cache_folder) {
+  const SourceSet sources(std::map<std::string, std::string>{{"delay.cu", delay_source}});
+  const KernelCompiler compiler(nvrtc, arch, sources, cache_folder);
+  auto outcome = compiler.compile({"delay.cu", "delay"});
+  if (!outcome.failure.empty()) throw Error(ErrorKind::unavailable, outcome.failure);
+  return std::make_shared<const LoadedKernel>(context, std::move(outcome.kernel));
 }
 
 }  // namespace fftune::cuda

@@ -3,12 +3,15 @@
 
 #include <cuda.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "cuda/context.hpp"
 #include "cuda/kernel_pool.hpp"
+#include "cuda/nvrtc.hpp"
 #include "device/backend.hpp"
 
 namespace fftune::cuda {
@@ -50,5 +53,17 @@ void copy(const Session& session, void* to, const void* from, std::size_t bytes)
 /// current. Throws what `enqueue` throws, Error(device_fault) if the driver refuses.
 std::unique_ptr<Replay> capture(const std::shared_ptr<const Session>& session, int passes,
                                 const std::function<void(int pass, void* stream)>& enqueue);
+
+// A kernel that does nothing for a while.
+//
+// The device runs it while the host submits what is to be timed, so that the time between two
+// events holds none of the host's own.
+
+/// Its one parameter is a std::int64_t, the clock cycles to wait. Throws Error(unavailable) if it
+/// does not compile.
+std::shared_ptr<const LoadedKernel> load_delay_kernel(const SharedContext& context,
+                                                      const std::shared_ptr<const Nvrtc>& nvrtc,
+                                                      const std::string& arch,
+                                                      const std::filesystem::path& cache_folder);
 
 }  // namespace fftune::cuda

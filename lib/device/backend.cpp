@@ -1,5 +1,9 @@
 #include "device/backend.hpp"
 
+#include <array>
+
+#include "core/error.hpp"
+
 namespace fftune {
 
 int CompileReport::spill_bytes() const {
@@ -14,6 +18,41 @@ std::size_t Backend::workspace_bytes(const Program& program) const {
   for (const auto& scratch : program.scratch)
     bytes += (scratch.bytes + alignment - 1) / alignment * alignment;
   return bytes;
+}
+
+namespace {
+
+constexpr std::size_t alignment = 256;
+constexpr std::size_t most_tensors = 128;  // that an executable has: enqueue allocates nothing
+
+}  // namespace
+
+void PlacedExecutable::enqueue(void* const* tensors, void* workspace, void* stream) const {
+  std::array<void*, most_tensors> own;
+  if (places_.size() > own.size())
+    throw Error(ErrorKind::internal, "an executable that is placed has too many tensors");
+  for (std::size_t i = 0; i < places_.size(); ++i) own[i] = tensors[places_[i]];
+  void* const part = static_cast<std::byte*>(workspace) + offset_;
+  if (again_)
+    executable_->enqueue_again(own.data(), part, stream);
+  else
+    executable_->enqueue(own.data(), part, stream);
+}
+
+std::vector<std::shared_ptr<const Executable>> repeated(
+    const std::vector<std::shared_ptr<const Executable>>& executables,
+    const std::vector<std::vector<std::size_t>>& places,
+    const std::shared_ptr<const Executable>& first) {
+  std::vector<std::shared_ptr<const Executable>> all;
+  for (std::size_t time = 0; time < places.size(); ++time) {
+    std::size_t offset = 0;
+    for (const auto& executable : executables) {
+      all.push_back(std::make_shared<PlacedExecutable>(all.empty() ? first : executable,
+                                                       places[time], offset, time > 0));
+      offset += (executable->workspace_bytes() + alignment - 1) / alignment * alignment;
+    }
+  }
+  return all;
 }
 
 }  // namespace fftune

@@ -6,9 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/pattern.hpp"
-#include "core/routing.hpp"
 #include "core/saturated.hpp"
 
 namespace fftune {

@@ -53,11 +53,11 @@ struct OptionField {
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
-  /// Any pattern may be given (core/pattern.hpp), and `choices` holds the default alone. It
+  /// Any pattern may be given (core/distribution.hpp), and `choices` holds the default alone. It
   /// describes an input that sorts the tokens: it decides test data and, through presets, speed,
   /// but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
-  /// The same with routings (core/routing.hpp): how often a mixture's experts are chosen.
+  /// The same with routings (core/distribution.hpp): how often a mixture's experts are chosen.
   bool routing = false;
   /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
   /// field for each.
@@ -92,7 +92,7 @@ struct TensorSpec {
   double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
-  /// the others (core/pattern.hpp): the pattern of its test data. Row i of the other tensors then
+  /// the others (core/distribution.hpp): the pattern of its test data. Row i of the other tensors then
   /// depends on byte i too. An op has one at most.
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "registry/part_family.hpp"
-#include "registry/repeated_family.hpp"
 
 namespace fftune {
 namespace {

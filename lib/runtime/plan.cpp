@@ -2,12 +2,185 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
+#include <variant>
 
 #include "core/error.hpp"
-#include "runtime/recipe_executables.hpp"
+#include "device/backend.hpp"
+#include "registry/catalog.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune {
+namespace {
+
+std::size_t align_up(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/// In double, because the sizes of a problem may multiply beyond 64 bits.
+void check_memory(const Problem& problem, const std::vector<TensorSpec>& tensors,
+                  const DeviceFacts& facts) {
+  double needed = 0;
+  for (const auto& tensor : tensors) {
+    auto bytes = static_cast<double>(dtype_bytes(tensor.dtype));
+    for (const auto extent : tensor.shape) bytes *= static_cast<double>(extent);
+    needed += bytes;
+  }
+  const auto there = static_cast<double>(facts.memory_bytes);
+  if (needed > 0x1p62 || (there > 0 && needed > there))
+    throw Error(ErrorKind::unavailable,
+                fmt::format("{} needs {:.0f} bytes for its tensors, and {} has {:.0f}: use smaller "
+                            "sizes",
+                            problem.text(), needed, facts.name, there));
+}
+
+/// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
+/// last but one, as those of two neighbours are in use at once.
+std::vector<std::size_t> twins_of(const Repetition& repetition,
+                                  const std::vector<TensorSpec>& tensors) {
+  std::vector<std::size_t> twins(tensors.size());
+  for (std::size_t i = 0; i < twins.size(); ++i) twins[i] = i;
+  const auto& places = repetition.places;
+  for (std::size_t time = 2; time < places.size(); ++time)
+    for (std::size_t i = 0; i < places[time].size(); ++i) {
+      const std::size_t own = places[time][i], before = places[time - 2][i];
+      const bool both =
+          tensors[own].role == Role::intermediate && tensors[before].role == Role::intermediate;
+      // A tensor that a repetition reads from the one before has its place from there.
+      if (both && twins[own] == own && before < own) twins[own] = twins[before];
+    }
+  return twins;
+}
+
+}  // namespace
+
+TensorLayout::TensorLayout(const Op& op, const Problem& problem, const DeviceFacts& facts)
+    : tensors_(op.tensors(problem)) {
+  if (tensors_.size() > most_tensors)
+    throw Error(ErrorKind::internal, fmt::format("{} has {} tensors: a plan holds {}", op.name(),
+                                                 tensors_.size(), most_tensors));
+  check_memory(problem, tensors_, facts);
+  const auto repetition = op.repetition(problem);
+  const auto twins = repetition ? twins_of(*repetition, tensors_) : std::vector<std::size_t>();
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].role != Role::intermediate) {
+      ++buffer_count_;
+      continue;
+    }
+    const std::size_t twin = twins.empty() ? i : twins[i];
+    if (twin != i) {
+      intermediate_offsets_.push_back(intermediate_offsets_[twin - buffer_count_]);
+      continue;
+    }
+    intermediate_offsets_.push_back(scratch_offset_);
+    scratch_offset_ += align_up(tensors_[i].bytes());
+  }
+}
+
+std::size_t TensorLayout::workspace_bytes(std::size_t scratch_bytes) const {
+  return scratch_offset_ + align_up(scratch_bytes);
+}
+
+void TensorLayout::enqueue(const Executables& executables, void* const* buffers, void* workspace,
+                           void* stream) const {
+  std::array<void*, most_tensors> addresses;
+  std::copy_n(buffers, buffer_count_, addresses.begin());
+  auto* const base = static_cast<std::byte*>(workspace);
+  for (std::size_t i = 0; i < intermediate_offsets_.size(); ++i)
+    addresses[buffer_count_ + i] = base + intermediate_offsets_[i];
+  void* const scratch = base ? base + scratch_offset_ : nullptr;
+  for (const auto& executable : executables) executable->enqueue(addresses.data(), scratch, stream);
+}
+
+namespace {
+
+/// Null if the program begins with another step.
+KernelLaunch* first_launch(Program& program) {
+  return program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
+}
+
+/// Whether the stages that a variant covers write one of the tensors.
+bool writes_any(const Op& op, const Problem& problem, const Variant& variant,
+                const std::vector<TensorArgument>& tensors) {
+  if (tensors.empty()) return false;
+  const auto covered = family_of(op, variant.family).stages();
+  const auto specs = op.tensors(problem);
+  for (const StageSpec& stage : op.stages(problem)) {
+    if (std::find(covered.begin(), covered.end(), stage.name) == covered.end()) continue;
+    for (const TensorArgument& tensor : tensors)
+      if (std::find(stage.outputs.begin(), stage.outputs.end(), specs.at(tensor.tensor).name) !=
+          stage.outputs.end())
+        return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                  const Recipe& recipe) {
+  const auto stages = op.stages(unrepeated(op, problem));
+  std::size_t covered = 0;
+  for (const auto& variant : recipe) {
+    if (const auto reason = illegality(op, problem, facts, variant); !reason.empty())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{} cannot run on {}: {}", problem.text(), facts.name, reason));
+    for (const auto& stage : family_of(op, variant.family).stages()) {
+      if (covered == stages.size() || stages[covered].name != stage)
+        throw Error(ErrorKind::invalid_input,
+                    fmt::format("{}: '{}' does not cover the stages of {} in order",
+                                recipe_text(recipe), variant.id(), problem.text()));
+      ++covered;
+    }
+  }
+  if (covered < stages.size())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("'{}' leaves out stage '{}' of {}", recipe_text(recipe),
+                            stages[covered].name, problem.text()));
+}
+
+Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const Problem& problem,
+                   const DeviceFacts& facts) {
+  const Variant& variant = recipe[place];
+  Program program = family_of(op, variant.family).program(problem, facts, variant.config);
+  const KernelLaunch* const launch = first_launch(program);
+  if (place > 0 && launch != nullptr &&
+      writes_any(op, unrepeated(op, problem), recipe[place - 1], launch->read_early))
+    launch_normally(program);
+  return program;
+}
+
+void launch_normally(Program& program) {
+  if (KernelLaunch* const launch = first_launch(program)) launch->programmatic = false;
+}
+
+Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                           const Recipe& recipe, const MakeExecutable& make) {
+  // Parts of an op do not know the kernels before them.
+  const bool composed = !op.parts(problem).empty();
+  const auto made = [&](std::size_t place, bool begins_plan) {
+    Program program = program_in(recipe, place, op, problem, facts);
+    if (begins_plan) launch_normally(program);
+    return make(recipe[place], program);
+  };
+  Executables executables;
+  for (std::size_t place = 0; place < recipe.size(); ++place)
+    executables.push_back(made(place, composed && place == 0));
+  const auto repetition = op.repetition(problem);
+  if (!repetition || is_repeated_by_family(op, recipe)) return executables;
+  const auto first = executables.front();
+  if (composed) executables.front() = made(0, false);
+  return repeated(executables, repetition->places, first);
+}
+
+std::size_t scratch_bytes(const Executables& executables) {
+  std::size_t most = 0;
+  for (const auto& executable : executables) most = std::max(most, executable->workspace_bytes());
+  return most;
+}
 
 Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
     : op_(&op),

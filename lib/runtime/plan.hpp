@@ -1,13 +1,73 @@
 // A plan: a problem bound to one variant per stage, compiled, ready to run.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
-#include "runtime/tensor_layout.hpp"
+#include "registry/op.hpp"
+#include "registry/variant.hpp"
 
 namespace fftune {
+
+// Where a plan's tensors are: the caller's buffers, and the intermediates in the workspace.
+
+using Executables = std::vector<std::shared_ptr<const Executable>>;
+
+/// A plan's tensors, at most: a run keeps their addresses on its stack.
+constexpr std::size_t most_tensors = 4096;
+
+class TensorLayout {
+ public:
+  /// Throws Error(unavailable) if the tensors do not fit in the device's memory.
+  TensorLayout(const Op& op, const Problem& problem, const DeviceFacts& facts);
+
+  /// The op's tensors in order; the first buffer_count() of them are the caller's buffers.
+  const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  std::size_t buffer_count() const { return buffer_count_; }
+  /// Intermediates, then `scratch_bytes` that the executables share.
+  std::size_t workspace_bytes(std::size_t scratch_bytes) const;
+
+  /// Enqueues the executables one after the other. Allocates nothing.
+  void enqueue(const Executables& executables, void* const* buffers, void* workspace,
+               void* stream) const;
+
+ private:
+  std::vector<TensorSpec> tensors_;
+  std::size_t buffer_count_ = 0;
+  std::vector<std::size_t> intermediate_offsets_;  // in the workspace
+  std::size_t scratch_offset_ = 0;
+};
+
+// The work that a plan enqueues: the executables of a recipe's variants, in order.
+
+/// Throws Error(invalid_input) unless variants that are legal here cover every stage once, in
+/// order.
+void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                  const Recipe& recipe);
+
+/// The program of a recipe's variant behind the one before it: not launched programmatically where
+/// that one writes what its first kernel reads early.
+Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const Problem& problem,
+                   const DeviceFacts& facts);
+
+/// Makes the program one that a plan can begin with: its first kernel, which may load weights
+/// before it waits, would overtake what wrote them.
+void launch_normally(Program& program);
+
+/// Makes a variant's program executable, or throws.
+using MakeExecutable =
+    std::function<std::shared_ptr<const Executable>(const Variant&, const Program&)>;
+
+/// A plan's executables in their order; for a problem that is made of equal ones, once for each.
+Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                           const Recipe& recipe, const MakeExecutable& make);
+
+/// The most scratch that any of them needs.
+std::size_t scratch_bytes(const Executables& executables);
 
 class Plan {
  public:

@@ -10,7 +10,7 @@
 
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
-#include "runtime/recipe_executables.hpp"
+#include "runtime/plan.hpp"
 
 namespace fftune {
 namespace {

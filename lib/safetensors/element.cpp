@@ -1,4 +1,4 @@
-#include "safetensors/element.hpp"
+#include "safetensors/header.hpp"
 
 #include <algorithm>
 #include <array>

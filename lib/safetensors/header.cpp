@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 
 namespace fftune {
 namespace {

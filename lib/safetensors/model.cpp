@@ -10,7 +10,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/nearest.hpp"
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 
 namespace fftune {
 namespace {

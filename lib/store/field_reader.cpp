@@ -1,4 +1,4 @@
-#include "store/field_reader.hpp"
+#include "store/json.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 
 #include <fmt/format.h>
 

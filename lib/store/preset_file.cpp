@@ -10,8 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
-#include "store/field_reader.hpp"
-#include "store/preset_format.hpp"
+#include "store/json.hpp"
 #include "store/record_json.hpp"
 #include "store/renamed_parameters.hpp"
 

@@ -7,7 +7,6 @@
 
 #include "core/file_access.hpp"
 #include "registry/catalog.hpp"
-#include "store/comparison.hpp"
 #include "store/record.hpp"
 
 namespace fftune {
@@ -62,5 +61,36 @@ ParsedProblem problem_from_json(const std::string& text);
 /// JSON number too ("eps": 1e-6), and a field of the wrong type is named with the type that the op
 /// expects. The size that counts tokens may be {"max": N}.
 ParsedProblem problem_from_json(const std::string& text, const Catalog& catalog);
+
+// The format of a preset file, apart from any file: its version, and text to records.
+
+/// Written as "schema"; raised whenever a field is added or changes its meaning. Files of an older
+/// version are read: they lack what may be left out, and up to 2 they have old names of parameters
+/// (store/renamed_parameters.hpp).
+constexpr int preset_schema = 3;
+
+/// Never throws for the contents of the text. `path` is where it comes from, for the complaints.
+PresetFile parse_preset_text(const std::string& text, const std::filesystem::path& path);
+
+// Merging records into several preset files at once.
+
+/// The records of one op on one device, to be merged.
+struct PresetBatch {
+  PresetDevice device;
+  std::string op;
+  std::vector<PresetRecord> records;
+  Comparison comparison{};  // of the op's problems; as it stands, every field counts
+};
+
+/// merge_preset_records() of several batches, all or nothing: every destination is locked, read and
+/// checked, and its new text written beside it, before the first is replaced; should replacing one
+/// fail, those before it are as they were. Only a crash between two of these steps leaves some
+/// files new and others old, each whole; merging again completes it. Returns the paths, one for
+/// each batch. If several batches are for one file, the later replace records of the earlier. If
+/// records in one batch, or in the file, differ in performance-neutral fields alone, the one
+/// measured last stays.
+std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::path& folder,
+                                                        const std::vector<PresetBatch>& batches,
+                                                        const LockWait& wait = {});
 
 }  // namespace fftune

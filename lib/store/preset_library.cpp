@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -14,9 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/pattern.hpp"
-#include "core/routing.hpp"
-#include "store/nearest_points.hpp"
+#include "core/distribution.hpp"
 
 namespace fftune {
 namespace {
@@ -79,15 +78,62 @@ double log_ratio(double a, double b) {
   return std::abs(std::log2(a / b));
 }
 
-/// The sizes that distance() sums up.
-NearestPoints::Point point_of(const Problem& problem, const Comparison& comparison) {
-  NearestPoints::Point point;
+/// The sizes that distance() sums up, as logarithms: the sum of the absolute differences of two
+/// points is at most the distance of their problems, which counts patterns too.
+using Point = std::vector<double>;
+
+Point point_of(const Problem& problem, const Comparison& comparison) {
+  Point point;
   for (const auto& [name, value] : compared_part(problem, comparison).sizes) {
     const double octaves = std::log2(static_cast<double>(std::max<std::int64_t>(value, 1)));
     point.push_back(name == comparison.token_size ? token_weight * octaves : octaves);
   }
   return point;
 }
+
+/// Points from the nearest to the farthest, equally near ones by their index. All are compared, but
+/// `distance`, which takes longer, is asked only for those that may be next.
+class NearestFirst {
+ public:
+  /// `points`: the coordinates of `count` points, one after the other.
+  NearestFirst(const std::vector<double>& points, std::size_t count, const Point& from,
+               std::function<double(std::size_t)> distance)
+      : distance_(std::move(distance)), least_(count), known_(count) {
+    constexpr double rounding = 1e-9;  // distance() is rounded otherwise than the sum
+    const double* coordinate = points.data();
+    for (double& least : least_) {
+      least = -rounding;
+      for (const double own : from) least += std::abs(*coordinate++ - own);
+    }
+  }
+
+  struct Near {
+    std::size_t index = 0;
+    double distance = 0;
+  };
+  std::optional<Near> next() {
+    constexpr double never = std::numeric_limits<double>::infinity();
+    while (true) {
+      std::size_t first = 0;
+      for (std::size_t i = 1; i < least_.size(); ++i)
+        // At equal distances a bound comes first: its point may have a smaller index.
+        if (least_[i] < least_[first] || (least_[i] == least_[first] && known_[i] < known_[first]))
+          first = i;
+      if (least_.empty() || known_[first] == 2) return std::nullopt;
+      if (known_[first] == 1) {
+        known_[first] = 2;
+        return Near{first, std::exchange(least_[first], never)};
+      }
+      least_[first] = distance_(first);
+      known_[first] = 1;
+    }
+  }
+
+ private:
+  std::function<double(std::size_t)> distance_;
+  std::vector<double> least_;        // the distance, or a bound of it
+  std::vector<std::uint8_t> known_;  // 0: a bound; 1: the distance; 2: it has been returned
+};
 
 std::string device_words(DeviceMatch match, const PresetDevice& preset, const DeviceFacts& device) {
   const char* units = device.kind == DeviceKind::cpu ? "cores" : "SMs";
@@ -155,9 +201,9 @@ struct PresetLibrary::Shelf {
   std::size_t count = 0;
   /// Records of one shape are together: those of the device nearest in size first, and equally near
   /// ones in the order of paths and problems.
-  std::vector<std::vector<Place>> shapes;
-  std::unordered_map<std::string, std::size_t> by_key;  // of `shapes`
-  NearestPoints points;                                 // of `shapes`
+  std::vector<std::vector<Place>> shapes{};
+  std::unordered_map<std::string, std::size_t> by_key{};  // of `shapes`
+  std::vector<double> points{};                           // point_of() of each
 };
 
 /// The shelves by what has to agree, best first.
@@ -218,16 +264,15 @@ std::shared_ptr<const PresetLibrary::Index> PresetLibrary::make_index(
       std::sort(shapes.begin(), shapes.end(), [&](const auto& a, const auto& b) {
         return nearer(a.second.front(), b.second.front());
       });
-      Shelf shelf{rank.first, rank.second, 0, {}, {}, NearestPoints({})};
-      std::vector<NearestPoints::Point> points;
+      Shelf shelf{.match = rank.first, .folder = rank.second};
       for (const auto& [key, places] : shapes) {
-        points.push_back(point_of(record_at(places.front().place).problem, comparison));
+        const Point point = point_of(record_at(places.front().place).problem, comparison);
+        shelf.points.insert(shelf.points.end(), point.begin(), point.end());
         shelf.by_key[key] = shelf.shapes.size();
         auto& shape = shelf.shapes.emplace_back();
         for (const auto& each : places) shape.push_back(each.place);
         shelf.count += shape.size();
       }
-      shelf.points = NearestPoints(std::move(points));
       index->shelves[alike].push_back(std::move(shelf));
     }
   return index;
@@ -280,11 +325,11 @@ PresetLibrary::Search PresetLibrary::search(const Problem& problem, const Device
         ++tried;
         if (serves(shelf, place, 0)) return result;
       }
-    NearestPoints::Walk walk(shelf.points, point, [&](std::size_t shape) {
+    NearestFirst nearest(shelf.points, shelf.shapes.size(), point, [&](std::size_t shape) {
       return distance(record_at(shelf.shapes[shape].front()).problem, problem, comparison);
     });
     while (result.refused < most_refused) {
-      const auto near = walk.next();
+      const auto near = nearest.next();
       if (!near) break;
       if (exact != shelf.by_key.end() && near->index == exact->second) continue;
       for (const Place& place : shelf.shapes[near->index]) {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "store/comparison.hpp"
 #include "store/preset_file.hpp"
+#include "store/record.hpp"
 
 namespace fftune {
 

@@ -8,9 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
-#include "store/preset_batches.hpp"
 #include "store/preset_file.hpp"
-#include "store/preset_format.hpp"
 
 namespace fftune {
 namespace {

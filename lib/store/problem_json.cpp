@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "store/field_reader.hpp"
+#include "store/json.hpp"
 #include "store/preset_file.hpp"
 #include "store/record_json.hpp"
 

@@ -1,5 +1,7 @@
 #include "store/record.hpp"
 
+#include "registry/catalog.hpp"
+
 namespace fftune {
 
 Recipe PresetRecord::recipe() const {
@@ -10,6 +12,43 @@ Recipe PresetRecord::recipe() const {
 
 PresetDevice preset_device(const DeviceFacts& facts) {
   return {facts.slug(), facts.name, facts.kind, facts.arch, facts.multiprocessors, {}};
+}
+
+Comparison comparison_of(const Op& op) {
+  Comparison comparison{std::string(op.token_size())};
+  for (const auto& size : op.sizes())
+    if (size.performance_neutral) comparison.neutral.insert(size.name);
+  for (const auto& option : op.options()) {
+    if (option.number) comparison.numbers.insert(option.name);
+    if (option.pattern || option.routing) comparison.patterns.insert(option.name);
+    if (option.performance_neutral) comparison.neutral.insert(option.name);
+  }
+  return comparison;
+}
+
+Comparison comparison_of(const Catalog& catalog, std::string_view op) {
+  for (const Op* each : catalog.ops)
+    if (each->name() == op) return comparison_of(*each);
+  return {};
+}
+
+Problem compared_part(const Problem& problem, const Comparison& comparison) {
+  Problem part = problem;
+  for (const auto& name : comparison.neutral) {
+    part.sizes.erase(name);
+    part.options.erase(name);
+  }
+  return part;
+}
+
+std::map<Problem, PresetRecord> by_compared_part(const std::vector<PresetRecord>& records,
+                                                 const Comparison& comparison) {
+  std::map<Problem, PresetRecord> all;
+  for (const auto& record : records) {
+    const auto [known, added] = all.try_emplace(compared_part(record.problem, comparison), record);
+    if (!added && known->second.provenance.date <= record.provenance.date) known->second = record;
+  }
+  return all;
 }
 
 }  // namespace fftune

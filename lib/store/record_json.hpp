@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 #include "store/record.hpp"
 
 namespace fftune {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/error.hpp"
-#include "store/field_reader.hpp"
+#include "store/json.hpp"
 #include "store/record_json.hpp"
 
 namespace fftune {

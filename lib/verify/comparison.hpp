@@ -53,4 +53,9 @@ std::size_t first_difference(const std::byte* a, const std::byte* b, std::size_t
 /// "[12, 7]" of a row-major index.
 std::string coordinates(std::int64_t index, std::int64_t columns);
 
+// A hash of a run's results, which identifies runs that agree in every bit.
+
+/// The same for the same bytes on every machine, however many threads there are.
+std::uint64_t hash_of_bits(const std::byte* data, std::size_t bytes, Parallel& parallel);
+
 }  // namespace fftune

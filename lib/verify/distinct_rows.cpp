@@ -6,11 +6,11 @@
 #include <span>
 #include <utility>
 
+#include "core/distribution.hpp"
 #include "core/error.hpp"
 #include "core/hash.hpp"
-#include "core/pattern.hpp"
-#include "device/large_vector.hpp"
-#include "verify/random_rows.hpp"
+#include "device/parallel.hpp"
+#include "verify/input_data.hpp"
 
 namespace fftune {
 

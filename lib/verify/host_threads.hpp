@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "device/backend.hpp"
 #include "device/program.hpp"
 
 namespace fftune {
@@ -17,6 +18,32 @@ class HostThreads final : public Parallel {
 
  private:
   int max_threads_;
+};
+
+// Matrix products computed by the device, each checked on the host before it is used.
+
+/// Whether c is a · bᵀ, by Freivalds' test: c · r is a · (bᵀ · r) for a random vector r. It takes
+/// one pass over each matrix and detects any single element that is off by more than about 1e-7 of
+/// the usual size of an element. Errors in the same row cancel under a random r with negligible
+/// probability.
+bool is_product(const DoubleProduct& product, Parallel& parallel);
+
+/// Runs tasks as HostThreads does, and has products computed by the device under test: in float64
+/// it is tens of times as fast as the host. A result is used only if is_product() confirms it on
+/// the host; after a wrong one the device is not used again.
+class ProvenProducts final : public Parallel {
+ public:
+  explicit ProvenProducts(Backend& backend) : backend_(&backend) {}
+  int max_threads() const override { return threads_.max_threads(); }
+  void run(int tasks, int threads, const std::function<void(int)>& body) override {
+    threads_.run(tasks, threads, body);
+  }
+  bool multiply(const DoubleProduct& product) override;
+
+ private:
+  Backend* backend_;
+  HostThreads threads_;
+  bool asks_ = true;
 };
 
 }  // namespace fftune

@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "device/program.hpp"
 #include "registry/op.hpp"
 
@@ -36,5 +38,15 @@ struct InputData {
   /// be this number: 0 · NaN is NaN, and a kernel may skip a product by 0.
   std::vector<const GivenTensors*> substitutes = {};
 };
+
+// Random tensors whose row r depends on (seed, name, r) alone: any prefix of rows is the same for
+// every number of rows, on every machine and with any number of threads.
+
+/// Fills `out` with rows x columns values of `dtype`, row-major, of the given standard deviation
+/// `scale` and mean. Each is the sum of four uniform 16-bit integers (Irwin-Hall), which stands in
+/// for the normal distribution: a few operations each, no libm and so the same bits everywhere, and
+/// no value beyond 3.47 standard deviations that would overflow fp16.
+void random_rows(std::uint64_t seed, std::string_view name, DType dtype, double scale, double mean,
+                 std::int64_t rows, std::int64_t columns, void* out, Parallel& parallel);
 
 }  // namespace fftune

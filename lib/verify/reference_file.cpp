@@ -1,4 +1,4 @@
-#include "verify/reference_file.hpp"
+#include "verify/references.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "core/hash.hpp"
-#include "device/large_vector.hpp"
-#include "verify/bits.hpp"
+#include "device/parallel.hpp"
+#include "verify/comparison.hpp"
 
 namespace fftune {
 namespace {

@@ -6,9 +6,8 @@
 #include <numeric>
 #include <span>
 
-#include "core/pattern.hpp"
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "core/distribution.hpp"
+#include "device/parallel.hpp"
 
 namespace fftune {
 namespace {

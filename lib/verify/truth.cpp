@@ -9,8 +9,7 @@
 #include <span>
 
 #include "core/error.hpp"
-#include "device/blocks.hpp"
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 #include "verify/verifier.hpp"
 
 namespace fftune {

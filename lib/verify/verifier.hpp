@@ -9,7 +9,7 @@
 #include "device/backend.hpp"
 #include "registry/op.hpp"
 #include "verify/input_data.hpp"
-#include "verify/reference_file.hpp"
+#include "verify/references.hpp"
 
 namespace fftune {
 

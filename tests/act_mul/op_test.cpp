@@ -1,11 +1,11 @@
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/act_mul/act_mul.hpp"
-#include "registry/catalog.hpp"
 #include "support/catch.hpp"
-#include "verify/host_threads.hpp"
+#include "support/op_reference.hpp"
 
 using namespace fftune;
 
@@ -18,18 +18,13 @@ Problem problem_of(const std::string& pass, const std::string& packed) {
 }
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  act_mul_op().reference(problem, 0, tensors, threads);
-  return tensors;
+  return test::run_reference(act_mul_op(), problem, std::move(tensors));
 }
 
 }  // namespace
 
 TEST_CASE("act-mul is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("act-mul") == &act_mul_op());
-  for (const auto* family : act_mul_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(act_mul_op());
 }
 
 TEST_CASE("packed, gate and up are in one tensor, and so are their gradients") {

@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
 #include "kernels/attention/test_data.hpp"
+#include "support/op_reference.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -22,9 +23,7 @@ Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
 }
 
 std::vector<std::string> names(const Problem& problem) {
-  std::vector<std::string> names;
-  for (const auto& tensor : attention_op().tensors(problem)) names.push_back(tensor.name);
-  return names;
+  return test::tensor_names(attention_op(), problem);
 }
 
 std::string refusal(Sizes sizes, Options options = {}, const std::string& pass = "fwd") {

@@ -1,12 +1,12 @@
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/activation.hpp"
-#include "registry/catalog.hpp"
 #include "support/catch.hpp"
-#include "verify/host_threads.hpp"
+#include "support/op_reference.hpp"
 
 using namespace fftune;
 
@@ -18,18 +18,13 @@ Problem problem_of(const std::string& pass, const std::string& act, DType dtype 
 }
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  bias_gelu_op().reference(problem, 0, tensors, threads);
-  return tensors;
+  return test::run_reference(bias_gelu_op(), problem, std::move(tensors));
 }
 
 }  // namespace
 
 TEST_CASE("bias-gelu is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("bias-gelu") == &bias_gelu_op());
-  for (const auto* family : bias_gelu_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(bias_gelu_op());
 }
 
 TEST_CASE("buffers are those that pass and options ask for") {

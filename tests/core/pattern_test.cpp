@@ -1,4 +1,4 @@
-#include "core/pattern.hpp"
+#include "core/distribution.hpp"
 
 #include <algorithm>
 #include <set>

@@ -10,7 +10,6 @@
 #include <random>
 #include <thread>
 
-#include "cuda/cubin_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

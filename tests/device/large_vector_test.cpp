@@ -1,11 +1,10 @@
-#include "device/large_vector.hpp"
+#include "device/parallel.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <numeric>
 
-#include "device/blocks.hpp"
 #include "support/catch.hpp"
 #include "verify/host_threads.hpp"
 

@@ -1,4 +1,4 @@
-#include "device/source_code.hpp"
+#include "device/sources.hpp"
 
 #include <random>
 #include <string>

@@ -16,7 +16,7 @@
 #include "support/catch.hpp"
 #include "support/each_op.hpp"
 #include "support/verify_variants.hpp"
-#include "verify/random_rows.hpp"
+#include "verify/input_data.hpp"
 #include "verify/verifier.hpp"
 
 using namespace fftune;

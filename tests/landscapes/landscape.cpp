@@ -9,7 +9,7 @@
 
 #include "core/error.hpp"
 #include "tuning/measure/statistics.hpp"
-#include "tuning/search/cost_model.hpp"
+#include "tuning/search/enumerate.hpp"
 
 namespace fftune::test {
 namespace {

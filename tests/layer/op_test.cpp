@@ -3,8 +3,8 @@
 #include <set>
 #include <variant>
 
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/routing.hpp"
 #include "device/facts.hpp"
 #include "layer/problems.hpp"
 #include "registry/catalog.hpp"

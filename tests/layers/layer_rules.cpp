@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/source_code.hpp"
+#include "device/sources.hpp"
 
 namespace fftune::testing {
 namespace {

@@ -3,11 +3,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "kernels/masked_softmax/masked_softmax.hpp"
 #include "support/fuzz.hpp"
+#include "support/op_reference.hpp"
 #include "support/op_run.hpp"
-#include "verify/host_threads.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -38,18 +39,13 @@ Problem random_softmax(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 }
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  masked_softmax_op().reference(problem, 0, tensors, threads);
-  return tensors;
+  return test::run_reference(masked_softmax_op(), problem, std::move(tensors));
 }
 
 }  // namespace
 
 TEST_CASE("masked-softmax is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("masked-softmax") == &masked_softmax_op());
-  for (const auto* family : masked_softmax_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(masked_softmax_op());
 }
 
 TEST_CASE("the reference of masked-softmax is the formula, by hand") {

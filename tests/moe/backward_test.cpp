@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/routing.hpp"
+#include "core/distribution.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "moe/problems.hpp"

@@ -8,7 +8,7 @@
 #include "device/facts.hpp"
 #include "moe/problems.hpp"
 #include "registry/catalog.hpp"
-#include "runtime/recipe_executables.hpp"
+#include "runtime/plan.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/routing.hpp"
+#include "core/distribution.hpp"
 #include "cpu/open.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "moe/problems.hpp"

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "core/distribution.hpp"
 #include "core/error.hpp"
-#include "core/routing.hpp"
 #include "cpu/pool.hpp"
 #include "kernels/common/activation.hpp"
 #include "moe/problems.hpp"

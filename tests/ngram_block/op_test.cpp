@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "ngram_block/problems.hpp"
+#include "support/op_reference.hpp"
 #include "verify/host_threads.hpp"
 
 using namespace fftune;
@@ -40,10 +41,7 @@ std::pair<std::set<int>, int> blocked(const Ids& ids, Options options = {}, doub
 }  // namespace
 
 TEST_CASE("ngram-block is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("ngram-block") == &ngram_block_op());
-  for (const auto* family : ngram_block_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(ngram_block_op());
 }
 
 TEST_CASE("ids that followed the last ids before are blocked, by hand") {

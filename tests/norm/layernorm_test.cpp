@@ -10,11 +10,11 @@ using test::layernorm_problem;
 namespace {
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  return test::run(layernorm_op(), problem, std::move(tensors));
+  return test::run_reference(layernorm_op(), problem, std::move(tensors));
 }
 
 std::vector<std::string> names(const Problem& problem) {
-  return test::names(layernorm_op(), problem);
+  return test::tensor_names(layernorm_op(), problem);
 }
 
 Problem problem_of(const std::string& pass, std::map<std::string, std::string> options,
@@ -25,7 +25,7 @@ Problem problem_of(const std::string& pass, std::map<std::string, std::string> o
 }  // namespace
 
 TEST_CASE("layernorm is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(layernorm_op(), "layernorm");
+  test::check_registration(layernorm_op());
 }
 
 TEST_CASE("layernorm: buffers are those that pass and options ask for") {

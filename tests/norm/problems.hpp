@@ -5,32 +5,12 @@
 #include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "kernels/norm/norm.hpp"
 #include "support/fuzz.hpp"
-#include "verify/host_threads.hpp"
+#include "support/op_reference.hpp"
 
 namespace fftune::test {
-
-inline ReferenceTensors run(const Op& op, const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  op.reference(problem, 0, tensors, threads);
-  return tensors;
-}
-
-inline std::vector<std::string> names(const Op& op, const Problem& problem) {
-  std::vector<std::string> names;
-  for (const auto& tensor : op.tensors(problem)) names.push_back(tensor.name);
-  return names;
-}
-
-inline void check_registration(const Op& op, const std::string& name) {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op(name) == &op);
-  for (const auto* family : op.families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
-}
 
 inline Problem rmsnorm_problem(DeviceKind kind, const std::string& pass, DType dtype,
                                std::int64_t m, std::int64_t d,

@@ -9,11 +9,11 @@ using test::rmsnorm_problem;
 namespace {
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  return test::run(rmsnorm_op(), problem, std::move(tensors));
+  return test::run_reference(rmsnorm_op(), problem, std::move(tensors));
 }
 
 std::vector<std::string> names(const Problem& problem) {
-  return test::names(rmsnorm_op(), problem);
+  return test::tensor_names(rmsnorm_op(), problem);
 }
 
 Problem problem_of(const std::string& pass, std::map<std::string, std::string> options,
@@ -24,7 +24,7 @@ Problem problem_of(const std::string& pass, std::map<std::string, std::string> o
 }  // namespace
 
 TEST_CASE("rmsnorm is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(rmsnorm_op(), "rmsnorm");
+  test::check_registration(rmsnorm_op());
 }
 
 TEST_CASE("rmsnorm: buffers are those that pass and options ask for") {

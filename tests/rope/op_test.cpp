@@ -1,9 +1,10 @@
 #include <cmath>
 #include <random>
+#include <utility>
 
 #include "core/error.hpp"
 #include "rope/problems.hpp"
-#include "verify/host_threads.hpp"
+#include "support/op_reference.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -20,15 +21,11 @@ Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
 }
 
 ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  rope_op().reference(problem, 0, tensors, threads);
-  return tensors;
+  return test::run_reference(rope_op(), problem, std::move(tensors));
 }
 
 std::vector<std::string> names(const Problem& problem) {
-  std::vector<std::string> names;
-  for (const auto& tensor : rope_op().tensors(problem)) names.push_back(tensor.name);
-  return names;
+  return test::tensor_names(rope_op(), problem);
 }
 
 std::string refusal(Sizes sizes, Options options = {}) {
@@ -43,10 +40,7 @@ std::string refusal(Sizes sizes, Options options = {}) {
 }  // namespace
 
 TEST_CASE("rope is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op("rope") == &rope_op());
-  for (const auto* family : rope_op().families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+  test::check_registration(rope_op());
 }
 
 TEST_CASE("buffers are those that pass, sizes and options ask for") {

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 
 namespace fftune::example {
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 
 namespace fftune::example {
 

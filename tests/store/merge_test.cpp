@@ -18,7 +18,7 @@
 
 #include "core/error.hpp"
 #include "store/example.hpp"
-#include "store/preset_batches.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "store/example.hpp"
-#include "store/preset_format.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

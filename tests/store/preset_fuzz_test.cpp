@@ -5,8 +5,8 @@
 
 #include "store/damage.hpp"
 #include "store/example.hpp"
-#include "store/json_value.hpp"
-#include "store/preset_format.hpp"
+#include "store/json.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
+#include <set>
 #include <string>
 
 #include "store/example.hpp"
@@ -298,6 +300,43 @@ TEST_CASE("few of many records are checked for legality") {
   for (std::int64_t m = 1; m <= 300; ++m)
     REQUIRE(find(library, example::ffn(m), h200, all)->exact_shape);
   CHECK(asked == 300);
+}
+
+TEST_CASE("records of other shapes are tried in the order of distance") {
+  const testing::TemporaryFolder folder;
+  // Few different values, so that many shapes are equally far; and patterns, which no size tells.
+  std::vector<PresetRecord> records;
+  std::mt19937_64 random(5);
+  std::set<Problem> problems;
+  while (problems.size() < 400) {
+    Problem problem = example::ffn(std::int64_t{1} << random() % 8);
+    for (const char* size : {"d", "h"}) problem.sizes[size] = std::int64_t{3} << random() % 6;
+    problem.options["mask"] = random() % 2 ? "random:0.5" : "block:0.25";
+    problems.insert(problem);
+  }
+  for (const Problem& problem : problems) records.push_back(example::record(problem));
+  merge_preset_records(folder.path(), example::device(), "ffn", records);
+  const auto library = PresetLibrary::load({folder.path()});
+  int compared = 0;
+  for (int i = 0; i < 200; ++i) {
+    Problem wanted = example::ffn(std::int64_t(1 + random() % 300));
+    for (const char* size : {"d", "h"}) wanted.sizes[size] = std::int64_t(1 + random() % 300);
+    wanted.options["mask"] = "random:0.3";
+    std::vector<std::pair<double, Problem>> tried, all;  // equally far ones in the file's order
+    const auto none = [&](const PresetRecord& record, const Problem&) {
+      tried.emplace_back(distance(record.problem, wanted, comparison), record.problem);
+      return std::string("no");
+    };
+    REQUIRE_FALSE(find(library, wanted, h200, none));
+    for (const Problem& problem : problems)
+      all.emplace_back(distance(problem, wanted, comparison), problem);
+    std::sort(all.begin(), all.end());
+    REQUIRE(tried.size() == 16);
+    all.erase(all.begin() + 16, all.end());
+    CHECK(tried == all);
+    compared += static_cast<int>(tried.size());
+  }
+  CHECK(compared == 3200);
 }
 
 TEST_CASE("a library of damaged files serves the good ones and keeps the complaints") {

@@ -3,7 +3,7 @@
 
 #include "core/error.hpp"
 #include "store/example.hpp"
-#include "store/preset_format.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/fake_op.hpp"
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "store/example.hpp"
-#include "store/json_value.hpp"
-#include "store/preset_format.hpp"
+#include "store/json.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

@@ -5,7 +5,7 @@
 #include "store/damage.hpp"
 #include "store/example.hpp"
 #include "store/json_schema.hpp"
-#include "store/preset_format.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

@@ -12,9 +12,9 @@
 
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
-#include "runtime/recipe_executables.hpp"
+#include "runtime/plan.hpp"
 #include "support/catch.hpp"
-#include "verify/guarded_buffer.hpp"
+#include "verify/device_tensors.hpp"
 
 namespace fftune::test {
 

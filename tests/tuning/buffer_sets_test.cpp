@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "support/catch.hpp"
-#include "tuning/evaluate/compile_pool.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/measure/runner.hpp"
 
 using namespace fftune;

@@ -1,6 +1,6 @@
 // Times on a machine that others use: a simulated clock that changes its speed for long enough to
 // move a whole burst.
-#include "tuning/evaluate/bursts.hpp"
+#include "tuning/evaluate/evaluator.hpp"
 
 #include <cmath>
 #include <string>

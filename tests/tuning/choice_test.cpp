@@ -7,11 +7,10 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
-#include "tuning/decide/combine.hpp"
+#include "tuning/decide/end_to_end.hpp"
 #include "tuning/journal/outcome.hpp"
-#include "tuning/measure/ties.hpp"
-#include "tuning/search/stop.hpp"
-#include "tuning/strategies/order.hpp"
+#include "tuning/measure/statistics.hpp"
+#include "tuning/search/options.hpp"
 #include "tuning/strategies/strategy.hpp"
 
 using namespace fftune;

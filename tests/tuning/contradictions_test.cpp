@@ -1,5 +1,5 @@
 // Records whose times cannot all be right.
-#include "tuning/decide/contradictions.hpp"
+#include "tuning/decide/verdict.hpp"
 
 #include <algorithm>
 #include <set>

@@ -8,7 +8,7 @@
 
 #include "cpu/open.hpp"
 #include "odd_op.hpp"
-#include "registry/repeated_family.hpp"
+#include "registry/part_family.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
 #include "tuning/tuner.hpp"

@@ -7,7 +7,7 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
-#include "tuning/measure/ties.hpp"
+#include "tuning/measure/statistics.hpp"
 #include "valley.hpp"
 
 using namespace fftune;

@@ -1,5 +1,5 @@
 // Records that are stale, and what is made of them in seconds.
-#include "tuning/refresh.hpp"
+#include "tuning/tuner.hpp"
 
 #include <algorithm>
 #include <string>

@@ -5,7 +5,7 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
-#include "tuning/sweep.hpp"
+#include "tuning/tuner.hpp"
 #include "valley.hpp"
 
 using namespace fftune;

@@ -1,5 +1,4 @@
 #include "tuning/tuner.hpp"
-#include "tuning/sweep.hpp"
 
 #include <fmt/format.h>
 

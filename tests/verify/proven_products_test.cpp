@@ -1,4 +1,4 @@
-#include "verify/proven_products.hpp"
+#include "verify/host_threads.hpp"
 
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "verify/random_rows.hpp"
+#include "verify/input_data.hpp"
 
 #include <cmath>
 #include <vector>

@@ -1,5 +1,5 @@
 // References that go from one verifier to the next through a file.
-#include "verify/reference_file.hpp"
+#include "verify/references.hpp"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

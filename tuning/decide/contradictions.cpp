@@ -1,12 +1,10 @@
-#include "tuning/decide/contradictions.hpp"
+#include "tuning/decide/verdict.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
-
-#include "tuning/decide/stage_record.hpp"
 
 namespace fftune {
 namespace {

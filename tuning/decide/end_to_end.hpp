@@ -2,15 +2,45 @@
 // the groups, verified and timed as they will run.
 #pragma once
 
+#include <cstddef>
 #include <limits>
 #include <vector>
 
-#include "tuning/decide/combine.hpp"
-#include "tuning/measure/ties.hpp"
+#include "tuning/measure/statistics.hpp"
 #include "tuning/search/group.hpp"
 #include "tuning/search/session.hpp"
 
 namespace fftune {
+
+// From the best of each group to end-to-end candidates: which variants together cover the op
+// fastest.
+
+/// A variant of a group that may be part of a recipe.
+struct Part {
+  std::size_t group = 0;
+  std::size_t variant = 0;
+  double median_us = 0;
+};
+
+/// The choices of one group, the most wanted first.
+struct GroupChoices {
+  Span span;
+  std::vector<Part> choices;
+};
+
+/// Choices in stage order that cover every stage once.
+struct Combination {
+  std::vector<Part> parts;
+  double sum_us = 0;  // of the parts' medians: an estimate, the parts were timed apart
+};
+
+/// Whether both are of the same variants.
+bool same(const Combination& a, const Combination& b);
+
+/// All combinations whose sum is within `band` times the least, fastest first, at most `count`.
+/// Equal sums keep the order of the choices.
+std::vector<Combination> combine(const std::vector<GroupChoices>& groups, std::size_t stage_count,
+                                 double band, std::size_t count);
 
 struct EndToEnd {
   Combination combination;
@@ -32,7 +62,7 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
 /// Times them interleaved and drops those that fail. A single candidate is not timed here.
 void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneResult& result);
 
-/// As what ties.hpp compares, in their order.
+/// As what statistics.hpp compares, in their order.
 std::vector<Finalist> finalists_of(const std::vector<EndToEnd>& contenders);
 
 }  // namespace fftune

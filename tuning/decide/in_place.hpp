@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "tuning/decide/combine.hpp"
+#include "tuning/decide/end_to_end.hpp"
 #include "tuning/search/group.hpp"
 #include "tuning/search/session.hpp"
 

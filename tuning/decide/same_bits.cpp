@@ -1,4 +1,4 @@
-#include "tuning/decide/same_bits.hpp"
+#include "tuning/decide/verdict.hpp"
 
 #include <fmt/format.h>
 

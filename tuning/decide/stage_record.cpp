@@ -1,4 +1,4 @@
-#include "tuning/decide/stage_record.hpp"
+#include "tuning/decide/verdict.hpp"
 
 #include <algorithm>
 #include <cmath>

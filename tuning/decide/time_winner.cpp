@@ -1,4 +1,4 @@
-#include "tuning/decide/time_winner.hpp"
+#include "tuning/decide/verdict.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

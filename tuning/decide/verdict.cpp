@@ -7,14 +7,9 @@
 #include <ctime>
 #include <optional>
 
-#include "tuning/decide/combine.hpp"
-#include "tuning/decide/contradictions.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/decide/in_place.hpp"
-#include "tuning/decide/same_bits.hpp"
-#include "tuning/decide/stage_record.hpp"
-#include "tuning/decide/time_winner.hpp"
-#include "tuning/measure/ties.hpp"
+#include "tuning/measure/statistics.hpp"
 #include "tuning/search/enumerate.hpp"
 
 namespace fftune {

@@ -6,10 +6,10 @@
 #include <utility>
 #include <variant>
 
-#include "device/placed_executable.hpp"
-#include "registry/repeated_family.hpp"
-#include "runtime/recipe_executables.hpp"
-#include "tuning/evaluate/compile_pool.hpp"
+#include "device/backend.hpp"
+#include "registry/part_family.hpp"
+#include "runtime/plan.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 
 namespace fftune {
 

@@ -5,8 +5,8 @@
 #include <limits>
 #include <span>
 
-#include "core/pattern.hpp"
-#include "device/large_vector.hpp"
+#include "core/distribution.hpp"
+#include "device/parallel.hpp"
 #include "verify/host_threads.hpp"
 
 namespace fftune {

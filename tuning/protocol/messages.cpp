@@ -1,11 +1,13 @@
 #include "tuning/protocol/messages.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <array>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/error.hpp"
@@ -255,6 +257,36 @@ ErrorKind parse_error_kind(std::string_view name) {
   for (const auto& [kind, known] : error_kinds)
     if (known == name) return kind;
   throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a kind of error", name));
+}
+
+using nlohmann::json;
+
+json answer_to(const json& call, Evaluator& evaluator, const Evaluator::CompileSink& compiled) {
+  const auto name = call.at("call").get<std::string>();
+  if (name == "limits")
+    return message_of(evaluator.limits(parse_dtype(call.at("dtype").get<std::string>())));
+  if (name == "disturbances") return evaluator.disturbances();
+  if (name == "begin") {
+    evaluator.avoid(call.at("avoid").get<std::set<std::string>>());
+    return message_of(evaluator.begin(read_problem(call.at("problem"))));
+  }
+  if (name == "compile") {
+    evaluator.compile(read_candidates(call.at("candidates")), compiled);
+    return nullptr;
+  }
+  if (name == "verify") return message_of(evaluator.verify(read_candidate(call.at("candidate"))));
+  if (name == "time") {
+    json all = json::array();
+    for (const auto& timing : evaluator.time(read_candidates(call.at("candidates")),
+                                             read_time_request(call.at("request"))))
+      all.push_back(message_of(timing));
+    return all;
+  }
+  throw Error(ErrorKind::internal, "a worker was called for what it does not know");
+}
+
+json error_reply(const Error& error) {
+  return {{"reply", "error"}, {"kind", error_kind_name(error.kind())}, {"text", error.what()}};
 }
 
 }  // namespace fftune

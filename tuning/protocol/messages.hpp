@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,5 +42,16 @@ Timing read_timing(const nlohmann::json& message);
 std::string_view error_kind_name(ErrorKind kind);
 /// Throws Error(invalid_input).
 ErrorKind parse_error_kind(std::string_view name);
+
+// Answers the calls of the protocol from an evaluator: what a worker process and a rank of another
+// host have in common (tuning/worker/serve.hpp describes the messages).
+
+/// The value of the answer. `compiled` is called as by Evaluator::compile(). Throws Error or
+/// json::exception for a call that is none.
+nlohmann::json answer_to(const nlohmann::json& call, Evaluator& evaluator,
+                         const Evaluator::CompileSink& compiled);
+
+/// The answer when it threw.
+nlohmann::json error_reply(const Error& error);
 
 }  // namespace fftune

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "tuning/protocol/answer.hpp"
 #include "tuning/protocol/messages.hpp"
 
 namespace fftune {

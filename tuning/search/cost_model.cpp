@@ -1,4 +1,4 @@
-#include "tuning/search/cost_model.hpp"
+#include "tuning/search/enumerate.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "registry/catalog.hpp"
+#include "registry/family.hpp"
 #include "tuning/search/group.hpp"
 
 namespace fftune {
@@ -35,5 +36,18 @@ bool covers(const std::vector<Span>& spans, std::size_t stage_count);
 /// Those of `fallbacks` that serve a stage which `groups` leave out; all if no stage is left out.
 std::vector<GroupSpec> fallbacks_needed(const std::vector<Span>& groups,
                                         std::vector<GroupSpec> fallbacks, std::size_t stage_count);
+
+// The cost model: the predicted time of a variant, before anything is measured.
+
+/// Predicted time in µs, good enough to rank: the family's own estimate, or one from its launches:
+/// waves of blocks, and threads whose loads are in flight. `floor_us` is the roofline's floor of
+/// what it computes. Positive; the floor itself for CPU families.
+double cost_model_us(const Family& family, const Problem& problem, const DeviceFacts& facts,
+                     const Config& config, double floor_us);
+
+/// Traits of the family's first launch, as numbers that grow evenly with each doubling: all
+/// threads, those of a block, and a block's dynamic shared memory. Zeros for a CPU family.
+std::vector<double> launch_traits(const Family& family, const Problem& problem,
+                                  const DeviceFacts& facts, const Config& config);
 
 }  // namespace fftune

@@ -11,8 +11,7 @@
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/measure/statistics.hpp"
-#include "tuning/measure/ties.hpp"
-#include "tuning/search/cost_model.hpp"
+#include "tuning/search/enumerate.hpp"
 
 namespace fftune {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/journal/outcome.hpp"
-#include "tuning/measure/ties.hpp"
+#include "tuning/measure/statistics.hpp"
 #include "tuning/search/session.hpp"
 #include "tuning/strategies/search.hpp"
 
@@ -131,7 +131,7 @@ struct Searched {
   std::vector<std::size_t> finalists;  // measured alike; empty if the search did not get that far
 };
 
-/// These, as what ties.hpp compares, in the order of `indices`.
+/// These, as what statistics.hpp compares, in the order of `indices`.
 std::vector<Finalist> finalists_of(const Group& group, const std::vector<std::size_t>& indices);
 
 }  // namespace fftune

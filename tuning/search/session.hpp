@@ -14,9 +14,7 @@
 #include "registry/op.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/journal/outcome.hpp"
-#include "tuning/journal/progress.hpp"
 #include "tuning/search/options.hpp"
-#include "tuning/search/stop.hpp"
 
 namespace fftune {
 

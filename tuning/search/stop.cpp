@@ -1,4 +1,4 @@
-#include "tuning/search/stop.hpp"
+#include "tuning/search/options.hpp"
 
 #include <fmt/format.h>
 

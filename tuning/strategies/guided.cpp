@@ -1,7 +1,7 @@
 // Bayesian optimisation (Jones, Schonlau, Welch 1998; Snoek, Larochelle, Adams 2012) whose prior is
 // what the families' models of the device expect, and then a descent: a model of few observations
 // is most often wrong in the last percent, where a step in one parameter decides.
-#include "tuning/strategies/guided.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tuning/strategies/finals.hpp"
-#include "tuning/strategies/order.hpp"
 #include "tuning/strategies/surrogate.hpp"
 
 namespace fftune {

@@ -2,7 +2,7 @@
 // variants are so slow that one sample shows it, so the many are screened cheaply and the samples
 // go to the few that are close. From the first cut on, variants are timed in turn, so that a clock
 // that drifts moves all of them alike.
-#include "tuning/strategies/halving.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tuning/strategies/finals.hpp"
-#include "tuning/strategies/order.hpp"
 
 namespace fftune {
 namespace {

@@ -10,7 +10,7 @@
 #include "core/problem.hpp"
 #include "device/facts.hpp"
 #include "registry/variant.hpp"
-#include "tuning/journal/progress.hpp"
+#include "tuning/journal/outcome.hpp"
 
 namespace fftune {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -24,5 +25,51 @@ const std::vector<const Strategy*>& strategies();
 
 /// Throws Error(invalid_input) that lists the strategies there are.
 const Strategy& strategy_named(std::string_view name);
+
+// The order in which a strategy tries variants.
+
+/// 0 to `count`-1: the first `fixed` in place, the rest shuffled. The same on every platform, which
+/// std::shuffle does not promise.
+std::vector<std::size_t> shuffled(std::size_t count, std::size_t fixed, std::uint64_t seed);
+
+/// The same, but with every other one of the rest in the order of its predicted time: if the time
+/// is too short for all, half of it goes to the most promising variants and half to random ones.
+std::vector<std::size_t> half_by_prediction(const std::vector<double>& estimates, std::size_t fixed,
+                                            std::uint64_t seed);
+
+class HalvingStrategy : public Strategy {
+ public:
+  std::string_view name() const override { return "halving"; }
+  std::string_view summary() const override {
+    return "screen all briefly, then interleave ever fewer with ever more samples";
+  }
+  std::vector<std::size_t> run(Search& search) const override;
+};
+
+class GuidedStrategy : public Strategy {
+ public:
+  std::string_view name() const override { return "guided"; }
+  std::string_view summary() const override {
+    return "begin where the cost model expects most, learn from what is measured, and end "
+           "when little is left to gain";
+  }
+  std::vector<std::size_t> run(Search& search) const override;
+};
+
+class ExhaustiveStrategy : public Strategy {
+ public:
+  std::string_view name() const override { return "exhaustive"; }
+  std::string_view summary() const override { return "measure every feasible variant fully"; }
+  std::vector<std::size_t> run(Search& search) const override;
+};
+
+class RandomStrategy : public Strategy {
+ public:
+  std::string_view name() const override { return "random"; }
+  std::string_view summary() const override {
+    return "measure a random quarter of the feasible variants fully";
+  }
+  std::vector<std::size_t> run(Search& search) const override;
+};
 
 }  // namespace fftune

@@ -10,7 +10,6 @@
 
 #include "core/error.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
-#include "tuning/protocol/answer.hpp"
 #include "tuning/protocol/line_channel.hpp"
 #include "tuning/protocol/messages.hpp"
 #include "tuning/worker/in_flight_record.hpp"

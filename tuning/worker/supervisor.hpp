@@ -2,20 +2,85 @@
 // runs, and replaces it when it dies.
 #pragma once
 
-#include <algorithm>
-#include <functional>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <nlohmann/json_fwd.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "tuning/evaluate/evaluator.hpp"
-#include "tuning/worker/fault_attribution.hpp"
-#include "tuning/worker/memory_file.hpp"
 #include "tuning/worker/process.hpp"
 
 namespace fftune {
+
+// Fault attribution: which candidate caused the death of a worker.
+
+/// How a call to a worker ended without an answer.
+struct Death {
+  std::string cause;       // one line
+  bool hung = false;       // killed by the watchdog
+  bool device = false;     // the device's context was lost, not the process
+  bool compiling = false;  // not running
+  bool killed = false;     // by SIGKILL, which no variant sends: perhaps for want of memory
+};
+
+class FaultAttribution {
+ public:
+  /// The candidate was in flight when the worker died. A hang, or a fault that the device reports,
+  /// is attributed at once. Anything else may come from memory that an earlier candidate corrupted:
+  /// it is attributed at the second death in a row, or at the third if the worker got a SIGKILL.
+  void add(const std::string& id, const Death& death) {
+    if (++deaths_[id] > (death.killed ? 2 : 1) || death.hung || death.device)
+      attributed_[id] = death;
+  }
+  /// It ran to its end.
+  void clear(const std::string& id) { deaths_.erase(id); }
+  /// Null if no death is attributed to it.
+  const Death* of(const std::string& id) const {
+    const auto found = attributed_.find(id);
+    return found == attributed_.end() ? nullptr : &found->second;
+  }
+  const std::map<std::string, Death>& attributed() const { return attributed_; }
+  /// For another problem: what died with the one before may work there.
+  void forget() {
+    deaths_.clear();
+    attributed_.clear();
+  }
+
+ private:
+  std::map<std::string, int> deaths_;  // in a row
+  std::map<std::string, Death> attributed_;
+};
+
+// A file in memory, without a name, that goes with the last process which has it open.
+
+class MemoryFile {
+ public:
+  /// `name` is for /proc. Throws Error(unavailable).
+  explicit MemoryFile(const char* name) : descriptor_(::memfd_create(name, MFD_CLOEXEC)) {
+    if (descriptor_ < 0)
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("no memory can be shared with a worker: {}", std::strerror(errno)));
+  }
+  ~MemoryFile() { ::close(descriptor_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+
+  int descriptor() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
 
 /// How a worker is started: a path with its arguments.
 using WorkerCommand = std::vector<std::string>;

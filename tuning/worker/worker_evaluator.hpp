@@ -2,6 +2,9 @@
 // process, the candidate has failed: the process is replaced and the others are tried again.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -39,6 +42,32 @@ class WorkerEvaluator : public Evaluator {
 
   Supervisor supervisor_;
   std::map<DType, Limits> limits_;
+};
+
+// One call of WorkerEvaluator::compile: many candidates at once; after a death, those that were
+// being compiled one by one, to find the one that caused it.
+
+class CompileCall {
+ public:
+  CompileCall(Supervisor& supervisor, const std::vector<Candidate>& candidates,
+              const Evaluator::CompileSink& sink);
+  std::vector<Compiled> run();
+
+ private:
+  /// The places to request next: one suspect, or all that are left.
+  std::vector<std::size_t> next();
+  Ended ask(const std::vector<std::size_t>& places);
+  void hear(const std::vector<std::size_t>& places, const nlohmann::json& message);
+  void finish(std::size_t place, Compiled compiled);
+
+  Supervisor& supervisor_;
+  const std::vector<Candidate>& candidates_;
+  const Evaluator::CompileSink& sink_;
+  std::vector<Compiled> results_;
+  std::vector<bool> done_;
+  std::set<std::size_t> begun_;  // and not finished, in the call that is running
+  std::deque<std::size_t> suspects_;
+  bool stopped_ = false;
 };
 
 }  // namespace fftune

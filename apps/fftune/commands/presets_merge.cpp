@@ -15,10 +15,9 @@
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
-#include "store/preset_batches.hpp"
+#include "store/preset_file.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 struct Options {

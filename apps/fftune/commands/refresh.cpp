@@ -31,11 +31,9 @@
 #include "core/error.hpp"
 #include "tuning/journal/outcome.hpp"
 #include "tuning/journal/quarantine.hpp"
-#include "tuning/refresh.hpp"
-#include "tuning/sweep.hpp"
+#include "tuning/tuner.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 struct Options {

@@ -39,10 +39,9 @@
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/strategies/strategy.hpp"
-#include "tuning/sweep.hpp"
+#include "tuning/tuner.hpp"
 
 namespace fftune::tool {
-
 namespace {
 
 struct Options {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/fftune/report/search_summary.hpp"
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 #include "store/preset_file.hpp"
 
 namespace fftune::tool {

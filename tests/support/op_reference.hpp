@@ -1,0 +1,36 @@
+// An op as its own tests look at it: its entry in the catalog, its tensors, its reference.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+#include "verify/host_threads.hpp"
+
+namespace fftune::test {
+
+/// The op is in the catalog, and every source that its families name is embedded.
+inline void check_registration(const Op& op) {
+  const auto& catalog = builtin_catalog();
+  REQUIRE(&catalog.op(op.name()) == &op);
+  for (const auto* family : op.families())
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+}
+
+inline std::vector<std::string> tensor_names(const Op& op, const Problem& problem) {
+  std::vector<std::string> names;
+  for (const auto& tensor : op.tensors(problem)) names.push_back(tensor.name);
+  return names;
+}
+
+/// The tensors with the outputs of the first stage.
+inline ReferenceTensors run_reference(const Op& op, const Problem& problem,
+                                      ReferenceTensors tensors) {
+  HostThreads threads;
+  op.reference(problem, 0, tensors, threads);
+  return tensors;
+}
+
+}  // namespace fftune::test
