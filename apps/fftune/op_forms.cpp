@@ -157,16 +157,15 @@ class Formulas {
         return one.text + " + 1";
     return "";
   }
-  /// Words of 32 bits come in vectors of 4.
+  /// Words of 32 bits come in vectors of 4, blocks of gate and up in pairs.
   std::string part(const Values& extents) const {
     for (const Term& one : products_)
       for (const std::int64_t of : {2, 4, 8, 16, 32, 64, 128, 256}) {
         const Values parts = each([&](std::size_t row) { return quotient(one.values[row], of); });
         if (extents == parts) return fmt::format("ceil({} / {})", one.text, of);
-        if (extents == each([&](std::size_t row) { return 4 * parts[row]; }))
-          return fmt::format("4 * ceil({} / {})", one.text, of);
-        if (extents == each([&](std::size_t row) { return quotient(2 * one.values[row], of); }))
-          return fmt::format("ceil(2 * {} / {})", one.text, of);
+        for (const std::int64_t factor : {2, 4})
+          if (extents == each([&](std::size_t row) { return factor * parts[row]; }))
+            return fmt::format("{} * ceil({} / {})", factor, one.text, of);
       }
     return "";
   }

@@ -243,10 +243,10 @@ class DerivedForm:
             size = sizes.get(name.replace("-", "_"))
             if size is not None:
                 problem[name] = size
-        # Options that have their usual values because no buffer asks for others are left out.
-        found = {n: values[n] for n in self.domains
-                 if n in fields or values[n] != self.about.usual[n]}
-        for name, value in {**self.about.fixed, **fields, **found}.items():
+        # Options on which buffers depend are left out where they have their usual values.
+        found = {n: values[n] for n in self.domains if values[n] != self.about.usual[n]}
+        free = {n: value for n, value in fields.items() if n not in self.domains}
+        for name, value in {**self.about.fixed, **free, **found}.items():
             if name in self.about.options and value is not None:
                 problem[name] = value
         return problem
