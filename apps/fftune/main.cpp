@@ -16,6 +16,7 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/log.hpp"
+#include "apps/fftune/op_table.hpp"
 #include "apps/fftune/ops_header.hpp"
 #include "apps/fftune/terminal.hpp"
 #include "apps/fftune/usage.hpp"
@@ -46,11 +47,13 @@ int parse_and_run(int argc, char** argv) {
   bool as_json = false;
   bool reference = false;
   bool header = false;
+  bool table = false;
   CLI::Option* const version_flag = root.add_flag(
       "--version", version, "print the versions of fftune and of what it is built with");
   root.add_flag("--json", as_json, "with --version: as one JSON document")->needs(version_flag);
   root.add_flag("--reference", reference, "")->group("");
   root.add_flag("--ops-header", header, "")->group("");
+  root.add_flag("--op-table", table, "")->group("");
 
   CommandLine line(root, builtin_catalog());
   for (const AddCommand add : commands()) add(line);
@@ -68,10 +71,11 @@ int parse_and_run(int argc, char** argv) {
   if (const auto wrong = option_as_value(root)) return report(exit_wrong_input, *wrong);
   if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
   if (const auto wrong = empty_option(root)) return report(exit_wrong_input, *wrong);
-  if (version || reference || header) {
+  if (version || reference || header || table) {
     print(version     ? version_text(as_json)
           : reference ? reference_page(root)
-                      : ops_header(line.catalog()));
+          : header    ? ops_header(line.catalog())
+                      : op_table(line.catalog()));
     return exit_good;
   }
   if (argc < 2) {

@@ -76,12 +76,6 @@ std::string refusal(const Op& op, const Problem& form) {
   return reason;
 }
 
-/// The form with a rare size too.
-Problem with_rare(const Op& op, Problem form, const std::string& name) {
-  form.sizes[name] = 2;
-  return stands_alone(op, form) ? resized(op, std::move(form), 0) : form;
-}
-
 const TensorSpec& tensor_of(const std::vector<TensorSpec>& tensors, const std::string& name) {
   return tensors.at(tensor_index(tensors, name));
 }
@@ -163,14 +157,15 @@ class Formulas {
         return one.text + " + 1";
     return "";
   }
-  /// Words of 32 bits come in vectors of 4.
+  /// Words of 32 bits come in vectors of 4, blocks of gate and up in pairs.
   std::string part(const Values& extents) const {
     for (const Term& one : products_)
       for (const std::int64_t of : {2, 4, 8, 16, 32, 64, 128, 256}) {
         const Values parts = each([&](std::size_t row) { return quotient(one.values[row], of); });
         if (extents == parts) return fmt::format("ceil({} / {})", one.text, of);
-        if (extents == each([&](std::size_t row) { return 4 * parts[row]; }))
-          return fmt::format("4 * ceil({} / {})", one.text, of);
+        for (const std::int64_t factor : {2, 4})
+          if (extents == each([&](std::size_t row) { return factor * parts[row]; }))
+            return fmt::format("{} * ceil({} / {})", factor, one.text, of);
       }
     return "";
   }
@@ -231,6 +226,16 @@ Problem usual_form(const Op& op, const std::string& pass) {
   return probe(op, pass, any_dtype(op));
 }
 
+bool is_form(const Op& op, const Problem& problem) {
+  return stands_alone(op, problem) &&
+         refusal(op, problem) == refusal(op, usual_form(op, problem.pass));
+}
+
+Problem with_rare(const Op& op, Problem form, const std::string& name) {
+  form.sizes[name] = 2;
+  return stands_alone(op, form) ? resized(op, std::move(form), 0) : form;
+}
+
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
   std::vector<std::string> names;
   for (const TensorSpec& tensor : op.tensors(problem))
@@ -250,8 +255,7 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   };
   // A size may need an option beside it, and its buffers are told all the same.
   const auto add_unless_refused = [&](std::string text, Problem problem) {
-    if (stands_alone(op, problem) && refusal(op, problem) == refusal(op, usual))
-      add(std::move(text), std::move(problem));
+    if (is_form(op, problem)) add(std::move(text), std::move(problem));
   };
   for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
     add_unless_refused(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));

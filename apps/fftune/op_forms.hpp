@@ -24,6 +24,12 @@ struct Form {
 enum class Compared { names, everything };
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
 
+/// Whether the op has buffers for the problem, and refuses it for no other reason than the usual one.
+bool is_form(const Op& op, const Problem& problem);
+
+/// The form with a rare size too.
+Problem with_rare(const Op& op, Problem form, const std::string& name);
+
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem);
 
 /// The extents of each tensor of a form, by its name, in terms of the problem's sizes: "m",

@@ -4,7 +4,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import torch
 import torch.compiler.config
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import reference
-from ._checks import check_tensors, expect_one_device, explain, explain_rest, home_of, kind_of
+from ._checks import Kind, check_tensors, expect_one_device, explain, explain_rest
 from ._library import Error
 
 _library = torch.library.Library("fftune", "DEF")
@@ -27,7 +27,7 @@ def is_disabled() -> bool:
 
 def _digest() -> str:
     folder = Path(__file__).parent
-    files = folder / "_custom.py", *sorted(folder.glob("*ops.py"))
+    files = folder / "_custom.py", folder / "_declare.py", *sorted(folder.glob("_ops/*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -41,6 +41,8 @@ class Op:
 
     overload: torch._ops.OpOverload
     kernel: Callable
+    label: str  # the op of the library, as errors call it
+    kinds: Mapping[str, Kind]  # of its tensors by name
     casts: bool  # whether autocast casts its tensors
     types: tuple[frozenset[type], ...]  # of arguments that the kernel takes without the dispatcher
     writes: bool  # to an argument
@@ -71,9 +73,11 @@ def _types_of(words: str) -> frozenset[type]:
     return frozenset((list,)) if words.startswith("List[") else _TYPES[words]
 
 
-def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = (), by_row: bool = False):
+def define(schema: str, label: str, kinds: Mapping[str, Kind], *, casts: bool = False,
+           keeps: tuple[int, ...] = (), by_row: bool = False):
     """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
-    FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
+    FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `label` is the op of the
+    library as errors call it, and `kinds` has those of its tensors by name. `casts`: under autocast its
     tensors of floating point take the type of autocast, but those at the places `keeps`. `by_row`:
     tensors [...] or [..., features] have any leading dimensions, which all results begin with."""
     def decorate(kernel):
@@ -86,7 +90,7 @@ def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = (), by_
                         if argument.alias_info is not None and argument.alias_info.is_write)
         if written:
             implementation = _with_versions(implementation, written)
-        op = Op(overload, implementation, casts, tuple(_types_of(str(a.type)) for a in declared),
+        op = Op(overload, implementation, label, kinds, casts, tuple(_types_of(str(a.type)) for a in declared),
                 bool(written))
         setattr(OPS, name, op)
         for backend in ("CPU", "CUDA"):
@@ -102,11 +106,8 @@ def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = (), by_
 def _vmap_rule(op: Op, by_row: bool) -> Callable:
     """How the op runs on tensors with one more dimension, each at a place of its own (None for a
     tensor without): at once where that is one more of the rows', else one call after the other."""
-    home = home_of(op.name)
-    declared = op.overload._schema.arguments
-    of_rows = frozenset(i for i, a in enumerate(declared) if by_row
-                        and str(a.type) in ("Tensor", "Optional[Tensor]")
-                        and kind_of(home, a.name).shape.startswith("[..."))
+    of_rows = frozenset(i for i, a in enumerate(op.overload._schema.arguments) if by_row
+                        and a.name in op.kinds and op.kinds[a.name].shape.startswith("[..."))
 
     def rule(info, places, *arguments):
         if op.writes:
@@ -184,24 +185,24 @@ def fake(name: str):
     """Registers the decorated function as the op's fake kernel. The dispatcher takes it where any
     tensor is on meta: of the others it would make memory that nobody writes."""
     def decorate(kernel):
-        declared = getattr(OPS, name).overload._schema.arguments
+        op = getattr(OPS, name)
 
         def implementation(*arguments):
-            _check_fakes(name, declared, arguments)
+            _check_fakes(op, arguments)
             return kernel(*arguments)
         torch.library.register_fake(f"fftune::{name}", implementation, lib=_library)
         return kernel
     return decorate
 
 
-def _check_fakes(name: str, declared: Sequence, arguments: Sequence) -> None:
+def _check_fakes(op: Op, arguments: Sequence) -> None:
     """Checks that need no sizes, which may be symbols."""
-    named = [(a.name, t) for a, given in zip(declared, arguments)
+    named = [(a.name, t) for a, given in zip(op.overload._schema.arguments, arguments)
              for t in (given if isinstance(given, (list, tuple)) else (given,))
              if isinstance(t, Tensor)]
-    expect_one_device(home_of(name), [t for _, t in named])
+    expect_one_device(op.label, [t for _, t in named])
     if not _DISABLED:  # references take more types
-        check_tensors(home_of(name), named)
+        check_tensors(op.label, op.kinds, named)
 
 
 def _any_tensor_wants_gradient(*inputs) -> bool:
@@ -350,9 +351,9 @@ def call(op: Op, *arguments):
         if type(error).__module__ not in ("builtins", "struct"):
             raise  # such as that by which checkpointing ends a recomputation
         schema = op.overload._schema
-        found = explain(op.name, schema, arguments)
+        found = explain(op.label, op.kinds, schema, arguments)
         if found is None and plain:  # nobody else's code ran
-            found = explain_rest(op.name, schema, arguments, error)
+            found = explain_rest(op.label, schema, arguments, error)
         if found is None:
             raise
         raise found from error
@@ -361,7 +362,7 @@ def call(op: Op, *arguments):
 def expect_good(op: Op, *arguments) -> None:
     """Where other ops compute what this one would, with its arguments."""
     if not _is_compiling():
-        found = explain(op.name, op.overload._schema, arguments)
+        found = explain(op.label, op.kinds, op.overload._schema, arguments)
         if found is not None:
             raise found
 

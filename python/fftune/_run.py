@@ -5,12 +5,12 @@ checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
 from dataclasses import dataclass, field
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ._checks import DTYPE_NAMES, check_number, check_tensors
+from ._checks import DTYPE_NAMES, Kind, check_number, check_tensors
 from ._library import Plan, _lock, check_status, destroy_idle, library, on_two_devices
 
 
@@ -24,18 +24,18 @@ class Form:
 
     op: str
     backward: bool
+    kinds: Mapping[str, Kind]  # of the inputs by name
     names: tuple[str, ...]
     values: Callable[..., Sequence | None]
     fixed: dict[str, str] = field(default_factory=dict)
     strided: bool = False  # inputs are as the kernels read them, which take their strides
     typed_by: int | None = 0  # the input whose element type is the problem's; of masks alone None
-    home: str = ""  # the op's name in TENSORS, if that is not `op`
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
         # Nothing depends on the type where there are masks alone: the device's first one.
         dtype = (inputs[self.typed_by].dtype if self.typed_by is not None else
                  torch.bfloat16 if inputs[0].is_cuda else torch.float32)
-        check_tensors(self.home or self.op, list(zip(self._names_of(len(inputs)), inputs)), dtype)
+        check_tensors(self.op, self.kinds, list(zip(self._names_of(len(inputs)), inputs)), dtype)
         values = self.values(options, *inputs)
         if values is None:
             return None

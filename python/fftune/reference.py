@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._layer_form import parse, with_constants
+
 aten = torch.ops.aten
 
 ACTIVATIONS = {
@@ -640,8 +642,6 @@ def qkv_cached(*arguments):
 # layer
 
 def layer(x, positions, angles, slots, lengths, weights, caches, form):
-    from ._layer_ops import parse, with_constants
-
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):

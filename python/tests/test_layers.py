@@ -150,8 +150,8 @@ def by_reference(monkeypatch, arguments, options):
               for pair in caches]
     weights = [{name: t.double() for name, t in one.items()} for one in weights]
     with monkeypatch.context() as context:
-        context.setattr("fftune._layer_ops.call", lambda _, *given: reference.layer(*given))
-        context.setattr("fftune._layer_ops.expect_tensors", lambda *_, **__: None)  # of float64
+        context.setattr("fftune._ops.layer.call", lambda _, *given: reference.layer(*given))
+        context.setattr("fftune._ops.layer.expect_tensors", lambda *_, **__: None)  # of float64
         return ops.layer(x.double(), weights, caches, *others, **options), caches
 
 
@@ -186,7 +186,7 @@ def test_opcheck(monkeypatch):
     arguments, options = make_layers()
     seen = []
     with monkeypatch.context() as context:
-        context.setattr("fftune._layer_ops.call", lambda _, *given: seen.append(given))
+        context.setattr("fftune._ops.layer.call", lambda _, *given: seen.append(given))
         ops.layer(*arguments, **options)
     torch.library.opcheck(torch.ops.fftune.layer.default, seen[0], **OPCHECK)
 

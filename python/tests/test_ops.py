@@ -9,7 +9,8 @@ from torch import Tensor
 
 import fftune
 from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments
-from fftune import _attention_ops, ops, reference
+from fftune import ops, reference
+from fftune._ops import attention as attention_op
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
 # PyTorch 2.6 cannot be told how close two results must be.
@@ -329,7 +330,7 @@ def test_attention_takes_parts_of_a_row(monkeypatch):
     qkv = torch.randn(2, 9, 8 * 16)
     q, k, v = (t.unflatten(-1, (-1, 16)) for t in qkv.split((64, 32, 32), -1))
     right = ops.attention(*(t.contiguous() for t in (q, k, v)), causal=True)
-    monkeypatch.setattr(_attention_ops, "ready", None)  # which copies
+    monkeypatch.setattr(attention_op, "ready", None)  # which copies
     monkeypatch.setattr(torch.Tensor, "contiguous", None)
     assert torch.equal(ops.attention(q, k, v, causal=True), right)
     one = q[:, :1]

@@ -185,7 +185,7 @@ def test_disabled(run_python):
     """With FFTUNE_DISABLE=1 the reference writes the output."""
     program = """
         import torch
-        from fftune._moe_ops import moe_ffn_into
+        from fftune._ops.moe_ffn import moe_ffn_into
         from fftune.reference import moe_ffn
         x, w1, w2 = (torch.randn(*s).bfloat16() for s in ((5, 16), (3, 16, 16), (3, 16, 8)))
         ids, weights = torch.tensor([[0, 2]] * 5), torch.rand(5, 2)

@@ -1,6 +1,8 @@
-// docs/cli.md is what --help says, and fftune/ops.h what the registry does.
+// docs/cli.md is what --help says; fftune/ops.h and the Python package's table what the registry
+// does.
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 
@@ -20,6 +22,37 @@ TEST_CASE("fftune/ops.h is current: the target ops_header writes it") {
   const Finished done = Sandbox().fftune("--ops-header");
   REQUIRE(done.code == 0);
   CHECK(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/lib/include/fftune/ops.h") == done.out);
+}
+
+TEST_CASE("the table of the Python package is current: the target op_table writes it") {
+  const Finished done = Sandbox().fftune("--op-table");
+  REQUIRE(done.code == 0);
+  CHECK(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/python/fftune/_op_table.json") == done.out);
+}
+
+TEST_CASE("the table of the Python package tells with which options a buffer is there") {
+  const auto table = nlohmann::json::parse(
+      fftune::testing::text_of(FFTUNE_SOURCE_DIR "/python/fftune/_op_table.json"));
+  const auto has = [&](const char* op, const char* pass, const char* row) {
+    const auto& rows = table.at(op).at(pass);
+    const auto wanted = nlohmann::json::parse(row);
+    return std::find(rows.begin(), rows.end(), wanted) != rows.end();
+  };
+  // By hand, from the documentation of the ops.
+  CHECK(has("ffn", "fwd", R"(["b_up", "input", "T", ["h"], {"bias": ["both"]}])"));
+  CHECK(has("rmsnorm", "fwd", R"(["w", "input", "f32", ["d"], {"weights": ["f32"]}])"));
+  CHECK(has("linear", "bwd",
+            R"(["dbias_before", "input", "T", ["n"], {"bias": ["yes"], "accumulate": ["yes"]}])"));
+  CHECK(has("moe-ffn", "bwd",
+            R"(["b_down", "input", "T", ["experts", "d"],
+                {"shared": [""], "weigh": ["after"], "bias": ["all"]}])"));
+  for (const auto& [op, fields] : table.items())
+    for (const char* pass : {"fwd", "bwd"})
+      if (fields.contains(pass))
+        for (const auto& row : fields.at(pass)) {
+          INFO(op << " " << row);
+          CHECK_FALSE(row.at(4).contains("untold"));
+        }
 }
 
 TEST_CASE("fftune/ops.h tells every extent but those of views") {

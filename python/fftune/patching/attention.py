@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .._attention_ops import row_of
+from .._ops.attention import row_of
 from .._library import Error
 
 NAME = "fftune"

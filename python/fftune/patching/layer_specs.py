@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_ops import Choice, constant, expect_runs, form_of, parse
+from .._layer_form import Choice, constant, form_of, parse
+from .._ops.layer import expect_runs
 from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._custom import OPS, call
-from .._layer_ops import has_layout
+from .._ops.layer import has_layout
 from . import attention as attentions
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, try_to,

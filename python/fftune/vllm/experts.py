@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._library import Error
-from .._moe_ops import moe_ffn_into
+from .._ops.moe_ffn import moe_ffn_into
 from .logs import log_once
 
 _BLOCK = 128  # rows and columns with one scale

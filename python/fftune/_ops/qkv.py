@@ -1,21 +1,25 @@
-"""The product in front of attention: queries, keys and values of all heads in one op."""
-import torch
+"""qkv: the product in front of attention, queries, keys and values of all heads in one op."""
 from torch import Tensor
 
-from . import reference
-from ._checks import expect, expect_given, int32, several
-from ._custom import OPS, call, define, empty, expect_good, fake, wants_gradient, yes
-from ._library import Error
-from ._run import Form, run
+import torch
 
-_WEIGHTS = ("Tensor x, Tensor w_q, Tensor? w_k, Tensor? w_v, Tensor? b_q, Tensor? b_k, "
-            "Tensor? b_v, Tensor? q_norm, Tensor? k_norm, Tensor? positions, Tensor? angles")
-_ANGLES = 10  # the place of angles, which are float32 whatever x is
-_OPTIONS = ("int heads, int kv_heads, float eps, str rotation, int rotary, str rule, "
-            "float[] numbers")
-_NUMBERS = ("base", "factor", "context", "low", "high", "beta-fast", "beta-slow", "scale")
-_USED = {"table": (7,), "base": (0, 1, 7), "llama3": (0, 1, 2, 3, 4, 7),
-         "yarn": (0, 1, 2, 5, 6, 7)}
+from .. import reference
+from .._checks import expect, int32, several
+from .._custom import OPS, call, empty, expect_good, fake, wants_gradient, yes
+from .._declare import define
+from .._library import Error
+from .._run import Form, run
+from .linear import linear
+from .rmsnorm import rmsnorm
+from .rope import NUMBERS, USED, expect_rule, rope
+
+_TENSORS = ("x, w_q, w_k?, w_v?, b_q?, b_k?, b_v?, q_norm?, k_norm?, positions:ints?, angles:f32?")
+_OPTIONS = "heads, kv_heads, eps, rotation, rotary, rule:str, numbers:float[]"
+_SHAPES = {**dict.fromkeys(("w_q", "w_k", "w_v"), "[rows, d]"),
+           **dict.fromkeys(("b_q", "b_k", "b_v"), "[rows]"),
+           **dict.fromkeys(("q_norm", "k_norm"), "[features]"),
+           **dict.fromkeys(("k_cache", "v_cache"), "[..., kv_heads, features]"),
+           "angles": "[positions, rotary]"}
 
 
 def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
@@ -46,19 +50,12 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
     for name, tensor in (("q_norm", q_norm), ("k_norm", k_norm)):
         expect("qkv", name, tensor, (dim,))
-    if q_norm is not None:
-        expect_given("qkv", eps=eps)
     rotates = positions is not None
-    if rotates:
-        expect_given("qkv", rotation=rotation)
-    if rotates and rule not in _USED:
-        raise Error(f"qkv: there is no rule '{rule}': give {', '.join(_USED)}")
     if angles is not None and not rotates:
         raise Error("qkv: angles without positions")
     if rotates:
         expect("qkv", "positions", positions, x.shape[:-1])
-        if (rule == "table") != (angles is not None):
-            raise Error("qkv: angles are given with rule='table', and only with it")
+        expect_rule("qkv", rule, angles)
     if angles is not None:
         expect("qkv", "angles", angles, (angles.shape[0], rotary or dim))
     rows = None
@@ -73,21 +70,16 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
             None if angles is None else angles.shape[0], rows, "packed" if packed else "separate",
             yes(b_q), yes(q_norm), float(eps) if q_norm is not None else None,
             rotation if rotates else None, rule if rotates else None,
-            *(n if rotates and i in _USED[rule] else None for i, n in enumerate(numbers)),
+            *(n if rotates and i in USED[rule] else None for i, n in enumerate(numbers)),
             yes(slots), None if slots is None else "i64" if slots.dtype == torch.int64 else "i32")
-
-
-_QKV = Form("qkv", False,
-            ("m", "d", "heads", "dim", "kv-heads", "rotary", "positions", "cache-slots", "weights",
-             "bias", "norm", "eps", "rotation", "angles", *_NUMBERS, "cache", "slots"), _values)
 
 
 def _heads(x: Tensor, count: int, dim: int) -> Tensor:
     return empty(x, *x.shape[:-1], count, dim)
 
 
-@define(f"qkv({_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", casts=True, keeps=(_ANGLES,),
-        by_row=True)
+@define("qkv", "qkv", f"{_TENSORS}, {_OPTIONS}", "(Tensor, Tensor, Tensor)", shapes=_SHAPES,
+        casts=True, keeps=("angles",), by_row=True)
 def _(*arguments):
     x, w_q, w_k, *others, positions, angles = arguments[:11]
     heads, kv_heads, *options, numbers = arguments[11:]
@@ -99,8 +91,8 @@ def _(*arguments):
     return tuple(results)
 
 
-@define(f"qkv_cached({_WEIGHTS}, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, {_OPTIONS}) "
-        "-> Tensor")
+@define("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "Tensor",
+        shapes=_SHAPES)
 def _(*arguments):
     x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots = arguments[:14]
     heads, kv_heads, *options, numbers = arguments[14:]
@@ -112,6 +104,11 @@ def _(*arguments):
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
         (x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots), (q,))
     return q
+
+
+_QKV = Form("qkv", False, OPS.qkv_cached.kinds,
+            ("m", "d", "heads", "dim", "kv-heads", "rotary", "positions", "cache-slots", "weights",
+             "bias", "norm", "eps", "rotation", "angles", *NUMBERS, "cache", "slots"), _values)
 
 
 @fake("qkv")
@@ -178,21 +175,19 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
 def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads,
               eps, rotation, rotary, rule, numbers) -> tuple[Tensor, Tensor, Tensor]:
     """The same by ops that have gradients."""
-    from . import ops
-
     dim = _dim(w_q, w_k, heads, kv_heads)
     if w_k is None:
-        parts = ops.linear(x, w_q, b_q).split([n * dim for n in (heads, kv_heads, kv_heads)], -1)
+        parts = linear(x, w_q, b_q).split([n * dim for n in (heads, kv_heads, kv_heads)], -1)
     else:
-        parts = (ops.linear(x, w, b) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v)))
+        parts = (linear(x, w, b) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v)))
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
     if q_norm is not None:
-        q, k = (ops.rmsnorm(t, w, eps=eps, convention="t5") for t, w in ((q, q_norm), (k, k_norm)))
+        q, k = (rmsnorm(t, w, eps=eps, convention="t5") for t, w in ((q, q_norm), (k, k_norm)))
     if positions is not None:
         # A sequence of all tokens, each with its row of angles.
         places = int32("qkv", "positions", positions).flatten()
         angle, factor = reference.angles_at(places, angles, rotation, rotary or dim, rule, numbers)
         flat = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
-        q, k = (t.view(*x.shape[:-1], -1, dim) for t in ops.rope(
+        q, k = (t.view(*x.shape[:-1], -1, dim) for t in rope(
             *flat, angles=angle, rotation=rotation, rotary=rotary, scale=factor))
     return q, k, v

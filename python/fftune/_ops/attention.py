@@ -1,17 +1,24 @@
-"""Attention, the packing of its masks, and the softmax of scores that are in memory."""
+"""attention, and pack_mask for its masks."""
 import torch
 from torch import Tensor
 
-from ._checks import expect, expect_given, flag, float32, int32, several
-from ._custom import OPS, call, define, empty, fake, gradient, wants_gradient, yes
-from ._library import Error
-from ._run import Form, ready, run
+from .._checks import expect, flag, float32, int32, several
+from .._custom import OPS, call, empty, fake, gradient, wants_gradient, yes
+from .._declare import define
+from .._library import Error
+from .._run import Form, ready, run
 
 # Attention's tensors are [batch, tokens, heads, features], or, for packed sequences that begin at
 # offsets, [tokens, heads, features].
-_TENSORS = ("Tensor? mask, Tensor? bits, Tensor? flags, Tensor? bias, Tensor? offsets, "
-            "Tensor? kv_offsets, Tensor? lengths, Tensor? sinks")
-_OPTIONS = "bool causal, int window, float softcap, float scale"
+_RULES = ("mask:mask?, bits:i32?, flags:u8?, bias?, offsets:ints?, kv_offsets:ints?, lengths:ints?, "
+          "sinks:floats?, causal:bool, window, softcap, scale")
+_HEADS = "[..., tokens, heads, features]"
+_SHAPES = {**dict.fromkeys(("q", "k", "v", "y", "dy"), _HEADS), "pages": "[batch, pages]",
+           "mask": "[batch, 1 or heads, queries, keys]",
+           "bits": "[batch, 1 or heads, queries, words]",
+           "flags": "[batch, 1 or heads, tiles, tiles]",
+           "bias": "[1 or batch, 1 or heads, queries, keys]", "lengths": "[batch]",
+           **dict.fromkeys(("offsets", "kv_offsets"), "[sequences + 1]"), "lse": "[..., tokens]"}
 _TILE = 64  # queries and keys of a tile, for which a packed mask has a flag
 
 
@@ -128,11 +135,6 @@ def _attention_backward_inputs(options, dy, q, k, v, y, lse, mask, bits, flags, 
                              lengths, sinks)
 
 
-_ATTENTION = Form("attention", False, (*_NAMES, "lse"), _attention_inputs, strided=True)
-_ATTENTION_BACKWARD = Form("attention", True, (*_NAMES, "deterministic"),
-                           _attention_backward_inputs, strided=True)
-
-
 def _lse_shape(q: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
     if offsets is not None:
         return q.shape[1], q.shape[0]
@@ -147,8 +149,8 @@ def _rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks) -> tupl
     return *plain, *numbers, None if sinks is None else ready(float32("attention", "sinks", sinks))
 
 
-@define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? pages, {_TENSORS}, {_OPTIONS}, bool lse) "
-        "-> (Tensor, Tensor)")
+@define("attention", "attention", f"q, k, v, pages:ints?, {_RULES}, lse:bool", "(Tensor, Tensor)",
+        shapes=_SHAPES)
 def _(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal, window,
       softcap, scale, lse):
     y = empty(q, *q.shape)
@@ -163,8 +165,8 @@ def _(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sin
     return y, own
 
 
-@define(f"attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, "
-        f"{_TENSORS}, {_OPTIONS}, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)")
+@define("attention_backward", "attention", f"dy=d_out, q, k, v, y=out, lse, {_RULES}, "
+        "deterministic:bool", "(Tensor, Tensor, Tensor, Tensor)", back=True, shapes=_SHAPES)
 def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal,
       window, softcap, scale, deterministic):
     results = [empty(t, *t.shape) for t in (q, k, v)]
@@ -176,6 +178,12 @@ def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths
          *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
         results if sinks is None else (*results, d_sinks))
     return *results, d_sinks
+
+
+_ATTENTION = Form("attention", False, OPS.attention.kinds, (*_NAMES, "lse"), _attention_inputs,
+                  strided=True)
+_ATTENTION_BACKWARD = Form("attention", True, OPS.attention_backward.kinds,
+                           (*_NAMES, "deterministic"), _attention_backward_inputs, strided=True)
 
 
 @fake("attention")
@@ -208,8 +216,9 @@ def _(ctx, dy, *_unused):
     q, k, v, y, lse, *rules = ctx.saved_tensors
     if not ctx.has_lse:
         y, lse = call(OPS.attention, q, k, v, None, *rules, *ctx.options, True)
-    dq, dk, dv, d_sinks = call(OPS.attention_backward, 
-        dy, q, k, v, y, lse, *rules, *ctx.options, torch.are_deterministic_algorithms_enabled())
+    dq, dk, dv, d_sinks = call(
+        OPS.attention_backward, dy, q, k, v, y, lse, *rules, *ctx.options,
+        torch.are_deterministic_algorithms_enabled())
     sinks = rules[-1]
     own = d_sinks.to(sinks.dtype) if sinks is not None else None
     return dq, dk, dv, *(None,) * 8, own, *(None,) * 5
@@ -259,20 +268,21 @@ def _pack_values(options, mask):
     return (s, b, keys, heads) if mask.numel() else None
 
 
-_PACK = Form("pack-mask", False, ("s", "b", "kv", "heads"), _pack_values, typed_by=None)
-
-
 def _packed_shapes(mask: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     b, heads, s, keys = mask.shape
     return (b, heads, s, _words(keys)), (b, heads, _tiles(s), _tiles(keys))
 
 
-@define("pack_mask(Tensor mask) -> (Tensor, Tensor)")
+@define("pack_mask", "pack-mask", "mask:mask", "(Tensor, Tensor)", shapes=_SHAPES)
 def _(mask):
     bits, flags = _packed_shapes(mask)
     results = empty(mask, *bits, dtype=torch.int32), empty(mask, *flags, dtype=torch.uint8)
     run(_PACK, (), (mask,), results)
     return results
+
+
+_PACK = Form("pack-mask", False, OPS.pack_mask.kinds, ("s", "b", "kv", "heads"), _pack_values,
+             typed_by=None)
 
 
 @fake("pack_mask")
@@ -285,81 +295,3 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
     """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
     for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
     return call(OPS.pack_mask, mask)
-
-
-# masked-softmax
-
-def _softmax_values(options, x, mask):
-    causal, scale = options
-    expect_given("masked-softmax", scale=scale)
-    b, heads, s, n = x.shape
-    kind, mask_heads = "causal" if causal else None, None
-    if mask is not None:
-        if causal:
-            raise Error("masked-softmax: causal and a mask: give a mask that is causal itself")
-        if mask.shape[1] not in (1, heads):
-            raise Error(f"masked-softmax: the mask is {list(mask.shape)}: give [batch, 1 or "
-                        "heads, queries, keys]")
-        expect("masked-softmax", "mask", mask, (b, mask.shape[1], s, n))
-        kind, mask_heads = "bool", "each" if mask.shape[1] > 1 else None
-    return (s, b, heads, n, kind, mask_heads, float(scale)) if x.numel() else None
-
-
-def _softmax_backward_values(options, y, dy):
-    expect("masked-softmax", "dy", dy, y.shape, y.dtype)
-    b, heads, s, n = y.shape
-    causal, scale = options
-    return (s, b, heads, n, "causal" if causal else None, float(scale)) if y.numel() else None
-
-
-_SOFTMAX = Form("masked-softmax", False, ("s", "b", "heads", "n", "mask", "mask-heads", "scale"),
-                _softmax_values)
-_SOFTMAX_BACKWARD = Form("masked-softmax", True, ("s", "b", "heads", "n", "mask", "scale"),
-                         _softmax_backward_values)
-
-
-@define("masked_softmax(Tensor x, Tensor? mask, bool causal, float scale) -> Tensor")
-def _(x, mask, causal, scale):
-    y = empty(x, *x.shape)
-    run(_SOFTMAX, (causal, scale), (x, mask), (y,))
-    return y
-
-
-@define("masked_softmax_backward(Tensor dy, Tensor y, bool causal, float scale) -> Tensor")
-def _(dy, y, causal, scale):
-    dx = empty(y, *y.shape)
-    run(_SOFTMAX_BACKWARD, (causal, scale), (y, dy), (dx,))
-    return dx
-
-
-@fake("masked_softmax")
-def _(x, mask, causal, scale):
-    return x.new_empty(x.shape)
-
-
-@fake("masked_softmax_backward")
-def _(dy, y, causal, scale):
-    return y.new_empty(y.shape)
-
-
-def _save_softmax(ctx, inputs, output):
-    *_, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(output)
-
-
-@gradient("masked_softmax", _save_softmax)
-def _(ctx, dy):
-    y, = ctx.saved_tensors
-    return call(OPS.masked_softmax_backward, dy, y, ctx.causal, ctx.scale), \
-        None, None, None
-
-
-def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = False,
-                   scale: float = 1.0) -> Tensor:
-    """softmax(scale * x) over the last dimension, of the columns that each row may see.
-
-    `x` [batch, heads, queries, keys]; `mask` [batch, 1 or heads, queries, keys] of bool, or causal:
-    the last row stands at the last column. Returns a tensor like x. Masked elements are 0, and so
-    is a row without allowed elements.
-    """
-    return call(OPS.masked_softmax, x, mask, causal, scale)

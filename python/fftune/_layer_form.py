@@ -1,0 +1,237 @@
+"""The form of transformer layers, one string for the op `layer`: the tensors that they have, and
+their options."""
+import functools
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ._library import Error
+
+# The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
+_BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
+                  "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
+_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "b_o", "attn_post_norm", "ffn_norm",
+                  "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
+                  "w_gate_up", "w_down", "b_gate", "b_up", "b_gate_up", "b_down",
+                  "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
+                  "ffn_post_norm")
+WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
+# Weights and biases that norms have if a model's do not: 1 and 0.
+_CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
+              "ffn_norm_bias", "ffn_post_norm")
+FLOAT32 = ("sinks", "choice_bias", "residual_scale")  # as the kernels read them
+OPTIONS = ("heads", "kv-heads", "dim", "rotary", "experts", "top-k", "groups", "top-groups", "act",
+            "norm", "post-norms", "block", "ffn", "score", "order", "renormalise", "group-score",
+            "choice-bias", "router-bias", "route-scale", "logits", "shared-gate", "gate-up",
+            "convention", "eps", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks",
+            "residual-scale", "out-bias", "ffn-bias", "rotation", "angles",
+            "softcap", "scale", "rope-scale")
+_INTEGERS = {"heads", "kv-heads", "dim", "rotary", "experts", "top-k", "groups", "top-groups"}
+_FLOATS = {"eps", "softcap", "scale", "rope-scale", "route-scale", "multiplier"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a token chooses experts, as in ops.moe_route, and how w_gate_up has gate and up."""
+
+    experts: int
+    top_k: int
+    score: str = "softmax"
+    order: str = "before"
+    renormalise: bool = False
+    packing: str = "halves"
+    groups: int = 0
+    top_groups: int = 0
+    group_score: str = "max"
+    scale: float = 1.0
+    wide: bool = False  # logits are float32
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """The parsed string `form` of the op: the tensors that a layer has, those that are constants,
+    and its options."""
+
+    before: tuple[str, ...]
+    behind: tuple[str, ...]
+    constants: tuple[str, ...]
+    options: dict
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Those that the op is given: all but the constants."""
+        return tuple(n for n in self.before + self.behind if n not in self.constants)
+
+    def get(self, name: str, otherwise=None):
+        return self.options.get(name, otherwise)
+
+
+@functools.lru_cache(256)
+def parse(form: str) -> LayerForm:
+    found: dict = dict(entry.split("=") for entry in form.split(" "))
+    names = found.pop("weights").split(",")
+    constants = tuple(n for n in found.pop("constants", "").split(",") if n)
+    for name in found.keys() & _INTEGERS:
+        found[name] = int(found[name])
+    for name in found.keys() & _FLOATS:
+        found[name] = float(found[name])
+    return LayerForm(tuple(n for n in _BEFORE_CACHES if n in names),
+                     tuple(n for n in _BEHIND_CACHES if n in names), constants, found)
+
+
+def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> None:
+    """That a layer has these tensors, and no others."""
+    unknown = sorted(names - set(WEIGHTS))
+    packed = "w_gate_up" in names
+    needed = {*(("w_qkv",) if "w_qkv" in names else ("w_q", "w_k", "w_v")), "w_o",
+              "w_gate_up" if packed else "w_up", "w_down"} - names
+    if parallel or "ffn_norm" in names or "attn_post_norm" not in names:
+        needed |= {"attn_norm"} - names
+    if unknown or needed:
+        raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: "
+                    f"its weights are called {', '.join(WEIGHTS)}")
+    others = sorted(names & ({"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"} if "w_qkv" in names
+                             else {"b_qkv"}))
+    if others:
+        raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
+                    "give q, k and v packed, or each")
+    for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"),
+                  ("attn_post_norm", "ffn_post_norm"),
+                  ("w_shared_gate", "w_shared_up", "w_shared_down")):
+        if 0 < sum(name in names for name in group) < len(group):
+            raise Error(f"layer: give all of {', '.join(group)}, or none")
+    if "q_norm_bias" in names and "q_norm" not in names:
+        raise Error("layer: q_norm_bias without q_norm: give the norm's weights too")
+    gated = "w_gate" in names or packed
+    if packed and ("w_gate" in names or "w_up" in names):
+        raise Error("layer: w_gate_up is both w_gate and w_up: give it, or those")
+    if ("w_router" in names) != (choice is not None) or packed and choice is None:
+        raise Error("layer: a mixture of experts has w_router and top_k: give both"
+                    + (", or w_gate and w_up in the place of w_gate_up" if packed else ""))
+    if choice and not gated:
+        raise Error("layer: experts have gates: give w_gate too")
+    of_experts = sorted(names & {"b_router", "choice_bias", "w_shared_gate", "w_shared_router"})
+    if of_experts and not choice:
+        raise Error(f"layer: {of_experts[0]} is of a mixture of experts: there is no w_router")
+    if "w_shared_router" in names and "w_shared_gate" not in names:
+        raise Error("layer: w_shared_router without w_shared_gate: give the network that it weighs")
+    if "ffn_norm" in names and ("ffn_norm_bias" in names) != ("attn_norm_bias" in names):
+        raise Error("layer: give biases of both norms, or of none")
+    if choice:
+        needed = {"b_down", *(("b_gate_up",) if packed else ("b_gate", "b_up"))}
+        biases = names & {"b_gate", "b_up", "b_gate_up", "b_down"}
+        if biases and biases != needed:
+            raise Error(f"layer: experts have all of {', '.join(sorted(needed))}, or none")
+    elif names & {"b_gate", "b_gate_up"} or ("b_up" in names) != ("b_down" in names and not gated):
+        raise Error("layer: b_up is of a feed-forward network without a gate, beside b_down")
+
+
+def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: str, eps: float,
+            convention: str, rotary: int, softcap: float, scale: float, rope_scale: float,
+            rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
+            parallel: bool = False, rotation: str = "halves", grouped: bool = False,
+            norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0) -> str:
+    """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
+    is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer()."""
+    if multiplier != 1:
+        if "residual_scale" in names:
+            raise Error("layer: residual_scale and a multiplier: give one of them")
+        constants = (*constants, "residual_scale")
+    others = sorted(set(constants) - {*_CONSTANTS, "residual_scale"} | set(constants) & set(names))
+    if others:
+        raise Error(f"layer: {others[0]} is no constant: it is a weight"
+                    if others[0] in names else
+                    f"layer: {others[0]} is no constant: use {', '.join(_CONSTANTS)}")
+    names = {*names, *constants}
+    if grouped and "w_qkv" not in names:
+        raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
+    _expect_names(names, choice, parallel)
+    gated = "w_gate" in names or "w_gate_up" in names
+    norms = [name for name in ("attn_norm", "ffn_norm") if name in names]
+    options = {"weights": ",".join([n for n in WEIGHTS if n in names]), "heads": heads,
+               "kv-heads": kv_heads, "dim": dim, "act": act, "eps": float(eps)}
+    if constants:
+        options["constants"] = ",".join([n for n in WEIGHTS if n in constants])
+    if "attn_norm_bias" in names:
+        options["norm"] = "layer"
+    else:
+        options["convention"] = convention
+    post_norms = "attn_post_norm" in names
+    if len(norms) == 1 and not post_norms:
+        parallel = True
+    for name, holds, value in (
+            ("post-norms", post_norms, "yes" if norms else "only"),
+            ("block", parallel, "parallel" if len(norms) == 1 else "parallel-norms"),
+            ("ffn", choice or not gated, "moe" if choice else "plain"),
+            ("qkv-weights", "w_qkv" in names, "grouped" if grouped else "packed"),
+            ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
+            ("qk-norm", "q_norm" in names,
+             "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
+            ("qk-norm-order", norm_last, "after"),
+            ("residual-scale", "residual_scale" in names, "yes"),
+            ("multiplier", multiplier != 1, float(multiplier)),
+            ("sinks", "sinks" in names, "yes"), ("out-bias", "b_o" in names, "yes"),
+            ("ffn-bias", "b_down" in names, "yes"),
+            ("softcap", softcap, float(softcap)), ("scale", scale, float(scale)),
+            ("rotation", not rotates or rotation != "halves", rotation if rotates else "none"),
+            ("angles", rotates, "table"),
+            ("rope-scale", rotates and rope_scale, float(rope_scale)),
+            ("rotary", rotates and rotary != dim, rotary)):
+        if holds:
+            options[name] = value
+    if choice:
+        options |= {"experts": choice.experts, "top-k": choice.top_k, "score": choice.score,
+                    "order": choice.order, "renormalise": "yes" if choice.renormalise else "no"}
+        for name, holds, value in (
+                ("gate-up", "w_gate_up" in names, choice.packing),
+                ("groups", choice.groups, choice.groups),
+                ("top-groups", choice.groups and choice.top_groups, choice.top_groups),
+                ("group-score", choice.groups, choice.group_score),
+                ("choice-bias", "choice_bias" in names, "yes"),
+                ("router-bias", "b_router" in names, "yes"),
+                ("route-scale", choice.scale * multiplier != 1, float(choice.scale * multiplier)),
+                ("logits", choice.wide, "f32"),
+                ("shared-gate", "w_shared_router" in names, "yes")):
+            if holds:
+                options[name] = value
+    return " ".join([f"{name}={value}" for name, value in options.items()])
+
+
+def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, tuple[int, ...]]:
+    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
+    shapes = dict.fromkeys(WEIGHTS, (d,))
+    shapes |= dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
+    shapes |= dict.fromkeys(("b_k", "b_v"), (kv_heads * dim,))
+    rows = form.get("qk-norm") == "rows"
+    shapes |= dict(q_norm=(heads * dim if rows else dim,), k_norm=(kv_heads * dim if rows else dim,))
+    shapes |= dict.fromkeys(("q_norm_bias", "k_norm_bias"), (dim,))
+    shapes |= dict(w_qkv=((heads + 2 * kv_heads) * dim, d), b_qkv=((heads + 2 * kv_heads) * dim,))
+    shapes |= dict.fromkeys(("w_shared_gate", "w_shared_up"), (shared_h, d))
+    experts = (form.get("experts"),) if form.get("experts") else ()
+    shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
+    shapes |= dict.fromkeys(("b_gate", "b_up"), (*experts, h))
+    shapes |= dict.fromkeys(("b_router", "choice_bias"), experts)
+    if experts:
+        shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
+    return shapes | dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
+                         sinks=(heads,), w_router=(*experts, d), w_gate_up=(*experts, 2 * h, d),
+                         w_down=(*experts, d, h), w_shared_router=(1, d),
+                         w_shared_down=(d, shared_h))
+
+
+@functools.cache  # for good: captured graphs read them
+def constant(value: float, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((elements,), value, dtype=dtype, device=device)
+
+
+def with_constants(form: LayerForm, own: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+    """The tensors of a layer by name, with those that the form has as constants."""
+    shapes, filled = shapes_of(form, like.shape[-1], 0, 0), dict(own)
+    for name in form.constants:
+        value = form.get("multiplier") if name == "residual_scale" else float(
+            not name.endswith("_bias"))
+        dtype = torch.float32 if name in FLOAT32 else like.dtype
+        filled[name] = constant(value, shapes[name][0], dtype, like.device)
+    return filled

@@ -1,0 +1,65 @@
+"""bias_gelu and act_mul: activations of what a product wrote."""
+from torch import Tensor
+
+from .._checks import named
+from .._custom import OPS, call, gradient
+from .._declare import declare
+from .._library import Error
+
+declare("bias_gelu", "bias-gelu", "x, bias:row, act", "y", by_row=True)
+declare("bias_gelu_backward", "bias-gelu", "dy, x, bias:row, act", "dx, dbias:bias", back=True)
+
+
+def _expect_even(gate_up, **_):
+    if gate_up.shape[-1] % 2:
+        raise Error(f"act-mul: gate is {list(gate_up.shape)}: give [..., 2h], or up beside it")
+
+
+declare("act_mul", "act-mul", "gate, up, act", "y=out", by_row=True)
+declare("act_mul_backward", "act-mul", "dy=dout, gate, up, act", "dgate, dup", back=True)
+declare("act_mul_packed", "act-mul", "gate_up, act", "y=out", check=_expect_even, by_row=True)
+declare("act_mul_packed_backward", "act-mul", "dy=dout, gate_up, act", "dgate_up", back=True,
+        check=_expect_even)
+
+
+def _save_inputs(ctx, inputs, output):
+    *tensors, ctx.act = inputs
+    ctx.save_for_backward(*tensors)
+
+
+
+@gradient("bias_gelu", _save_inputs)
+def _(ctx, dy):
+    return *call(OPS.bias_gelu_backward, dy, *ctx.saved_tensors, ctx.act), None
+
+
+@gradient("act_mul", _save_inputs)
+def _(ctx, dy):
+    return *call(OPS.act_mul_backward, dy, *ctx.saved_tensors, ctx.act), None
+
+
+@gradient("act_mul_packed", _save_inputs)
+def _(ctx, dy):
+    return call(OPS.act_mul_packed_backward, dy, *ctx.saved_tensors, ctx.act), None
+
+
+_GELU = {"none": "gelu", "tanh": "gelu-tanh"}
+
+
+def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
+    """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
+    float32. -> [..., h]"""
+    act = _GELU.get(approximate) if isinstance(approximate, str) else None
+    if act is None:
+        raise Error(f"bias-gelu: approximate is {named(approximate)}: give 'none' or 'tanh'")
+    return call(OPS.bias_gelu, x, bias, act)
+
+
+
+def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
+    """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
+    [..., h]. act: silu, gelu, gelu-tanh or relu."""
+    if up is None:
+        return call(OPS.act_mul_packed, gate, act)
+    return call(OPS.act_mul, gate, up, act)
+

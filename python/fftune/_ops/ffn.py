@@ -1,0 +1,220 @@
+"""ffn: the feed-forward network, with a gate (ffn) and without (mlp)."""
+from typing import Sequence
+
+from torch import Tensor
+
+from .. import reference
+from .._checks import expect, flag, several
+from .._custom import OPS, call, empty, fake, gradient, rows, save_gates, wants_gradient
+from .._declare import declare, define
+from .._library import Error
+from .._run import Form, ready, run
+from .rmsnorm import add_rmsnorm, rmsnorm
+
+_WEIGHTS = "w_gate, w_up, w_down"
+
+
+def expect_both(op: str, gate: Tensor | None, up: Tensor | None) -> None:
+    if (gate is None) != (up is None):
+        raise Error(f"{op}: gate without up, or up without gate: give both, or neither")
+
+
+def _expect_gates(gate, up, **_):
+    expect_both("ffn", gate, up)
+
+
+for _name, _results in (("ffn", "y"), ("ffn_preact", "y, gate, up")):
+    declare(_name, "ffn", f"x, {_WEIGHTS}, bias=b_down?, residual?, act", _results, casts=True,
+            by_row=True)
+declare("ffn_backward", "ffn", f"dy, x, gate?, up?, {_WEIGHTS}, act",
+        "dx, dw_gate, dw_up, dw_down", back=True, check=_expect_gates)
+declare("ffn_backward_into", "ffn", f"dy, x, gate?, up?, {_WEIGHTS}, d_gate=dw_gate_before!, "
+        "d_up=dw_up_before!, d_down=dw_down_before!, act", "dx", back=True, check=_expect_gates)
+declare("ffn_fp8", "ffn", f"x, {_WEIGHTS}, x_scale, w_gate_scale, w_up_scale, hidden_scale?, "
+        "w_down_scale, act", "y", fixed={"dtype": "fp8"})
+
+
+# The sum that the norm's stage writes is the residual that the last stage reads: it is an input and
+# an output, and without a residual x itself.
+@define("ffn_block", "ffn", f"x, residual?, w_norm:data, {_WEIGHTS}, act, convention, eps", "Tensor",
+        shapes={"w_norm": "[d]"}, by_row=True)
+def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
+    x = ready(x)
+    y, total = empty(x, *x.shape), x if residual is None else empty(x, *x.shape)
+    run(_BLOCK, (act, convention, eps), (x, w_gate, w_up, w_down, total, residual, w_norm),
+        (y,) if residual is None else (y, total))
+    return y
+
+
+@fake("ffn_block")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+def _block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
+    d, h = x.shape[-1], w_gate.shape[0]
+    for name, tensor, shape in (("w_gate", w_gate, (h, d)), ("w_up", w_up, (h, d)),
+                                ("w_down", w_down, (d, h)), ("residual", residual, x.shape),
+                                ("w_norm", w_norm, (d,))):
+        expect("ffn", name, tensor, shape)
+    m = x.shape[:-1].numel()
+    return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
+
+
+_BLOCK = Form("ffn", False, {**OPS.ffn_block.kinds, "total": OPS.ffn_block.kinds["x"]},
+              ("m", "d", "h", "act", "convention", "eps", "norm"), _block_values,
+              {"residual": "yes"})
+
+
+def _save_ffn(ctx, inputs, output):
+    x, w_gate, w_up, w_down, bias, residual, ctx.act = inputs
+    save_gates(ctx, (x, w_gate, w_up, w_down), output)
+
+
+def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
+    """dx alone, for weights that are frozen."""
+    if gate is None:
+        gate, up = x @ w_gate.T, x @ w_up.T
+    d_gate, d_up = call(OPS.act_mul_backward, dy @ w_down, gate, up, act)
+    return d_gate @ w_gate + d_up @ w_up
+
+
+
+@gradient("ffn", _save_ffn)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 7
+    x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    if any(needs[1:4]) or ctx.act == "none":
+        grads = call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+    elif needs[0]:
+        grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
+    else:
+        grads = (None,) * 4
+    return (*grads, rows(dy).sum(0) if needs[4] else None, dy if needs[5] else None, None)
+
+
+gradient("ffn_preact", _save_ffn)(_)
+
+
+def _save_block(ctx, inputs, output):
+    *tensors, ctx.act, ctx.convention, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+
+@gradient("ffn_block", _save_block)
+def _(ctx, dy):
+    x, residual, w_norm, *weights = ctx.saved_tensors
+    total = x if residual is None else x + residual
+    normed = call(OPS.rmsnorm, total, w_norm, ctx.eps, ctx.convention)
+    d_normed, *d_weights = call(OPS.ffn_backward, dy, normed, None, None, *weights, ctx.act)
+    dx, d_norm = call(OPS.rmsnorm_backward, d_normed, total, w_norm, dy, None, ctx.eps,
+                      ctx.convention)
+    return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
+
+
+def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None, *, act: str = "silu", recompute: bool = False) -> Tensor:
+    """(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ (+ bias) (+ residual).
+
+    x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
+    act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
+    two products before the activation, [..., h] each, are kept.
+    """
+    if wants_gradient(x, w_gate, w_up, w_down) and not flag("ffn", "recompute", recompute):
+        return call(OPS.ffn_preact, x, w_gate, w_up, w_down, bias, residual, act)[0]
+    return call(OPS.ffn, x, w_gate, w_up, w_down, bias, residual, act)
+
+
+def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
+                 w_up: Tensor, w_down: Tensor, *, act: str = "silu",
+                 into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dx, dw_gate, dw_up, dw_down) of `ffn`. dy, x [..., d]; gate, up [..., h]: the products
+    before the activation, or None to compute them again.
+
+    With `into`, three tensors like the weights, the gradients of the weights are added to those in
+    place, and given as those: what gradient accumulation over several batches needs.
+    """
+    if into is None:
+        return call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, act)
+    into = several("ffn", "into", into, 3, "tensors like the three weights")
+    return call(OPS.ffn_backward_into, dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
+
+
+def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
+              w_down: Tensor, *, act: str = "silu", convention: str = "llama", eps: float = 1e-6,
+              recompute: bool = False) -> Tensor:
+    """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
+
+    x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
+    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
+    saves only its inputs.
+    """
+    if (wants_gradient(x, residual, w_norm, w_gate, w_up, w_down)
+            and not flag("ffn", "recompute", recompute)):
+        if residual is None:
+            normed = rmsnorm(x, w_norm, eps=eps, convention=convention)
+        else:
+            normed, x = add_rmsnorm(x, residual, w_norm, eps=eps, convention=convention)
+        return ffn(normed, w_gate, w_up, w_down, residual=x, act=act, recompute=recompute)
+    return call(OPS.ffn_block, x, residual, w_norm, w_gate, w_up, w_down, act,
+                 convention, eps)
+
+
+def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
+            w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
+            hidden_scale: Tensor | None = None, *, act: str = "silu") -> Tensor:
+    """`ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+
+    With `hidden_scale` [1], which is the scale of the product in the middle, all scales are [1].
+    Without, one is for 128 elements of a row of x, [..., ⌈d/128⌉], or 128 x 128 of a weight,
+    [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
+    quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
+    """
+    return call(OPS.ffn_fp8, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
+                 w_up_scale, hidden_scale, w_down_scale, act)
+
+
+
+# mlp: ffn without a gate
+
+def _expect_biases(b_up, b_down, **_):
+    if b_up is not None and b_down is None:
+        raise Error("mlp: b_up without b_down: give zeros as b_down")
+
+
+declare("mlp", "ffn", "x, w_up, w_down, b_up?, b_down?, residual?, act", "y", label="mlp",
+        fixed={"gate": "no"}, check=_expect_biases, casts=True, by_row=True)
+
+
+def _save_mlp(ctx, inputs, output):
+    *tensors, _, ctx.act = inputs
+    ctx.save_for_backward(*tensors)
+
+
+
+@gradient("mlp", _save_mlp)
+def _(ctx, dy):
+    x, w_up, w_down, b_up, b_down = ctx.saved_tensors
+    hidden = call(OPS.linear, x, w_up, b_up, None)
+    back = OPS.linear_backward
+    d_hidden, dw_down, db_down = call(back, dy, reference.ACTIVATIONS[ctx.act](hidden), w_down,
+                                      b_down is not None)
+    d_up = reference.activation_backward(ctx.act, d_hidden, hidden)
+    dx, dw_up, db_up = call(back, d_up, x, w_up, b_up is not None)
+    return (dx, dw_up, dw_down, None if b_up is None else db_up, None if b_down is None else db_down,
+            dy if ctx.needs_input_grad[5] else None, None)
+
+
+def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
+        b_down: Tensor | None = None, residual: Tensor | None = None, *, act: str = "gelu"
+        ) -> Tensor:
+    """act(x w_upᵀ (+ b_up)) w_downᵀ (+ b_down) (+ residual): the network without a gate.
+
+    x [..., d]; w_up [h, d]; w_down [d, h]; b_up [h]; b_down [d]; residual [..., d]. -> [..., d].
+    act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
+    """
+    return call(OPS.mlp, x, w_up, w_down, b_up, b_down, residual, act)
+

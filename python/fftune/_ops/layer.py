@@ -1,0 +1,248 @@
+"""layer: whole transformer layers against a cache of keys and values, as one op."""
+from typing import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .._checks import (KINDS, Kind, check_number, expect, expect_given, expect_tensors, flag, named,
+                       several)
+from .._custom import OPS, call, define, fake, wants_gradient
+from .._layer_form import (FLOAT32, OPTIONS, Choice, form_of, parse, shapes_of, with_constants)
+from .._library import Error, Plan
+from .._run import Form, ready, run
+
+
+# Weights are checked one by one, by the form.
+_KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
+          **{name: Kind(KINDS["i32"], "[batch, tokens]") for name in ("positions", "slots")},
+          "angles": Kind(KINDS["f32"], "[positions, rotary]"),
+          "lengths": Kind(KINDS["i32"], "[batch]"),
+          **{name: Kind(KINDS["floats"], "[...]") for name in ("weights", "own")},
+          "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
+
+
+def _expect_three(x: Tensor) -> None:
+    if x.dim() != 3:
+        raise Error(f"layer: x is {list(x.shape)}: give [batch, tokens, features]")
+
+
+def _values(options, x, positions, angles, slots, lengths, *own):
+    form = parse(options[0])
+    _expect_three(x)
+    batch, s, d = x.shape
+    before, count = len(form.before), len(form.before + form.behind) + 2
+    layers = len(own) // count
+    h, shared_h = (own[before + 2 + form.behind.index(name)].shape[-1]
+                   if name in form.behind else None for name in ("w_down", "w_shared_down"))
+    shapes = shapes_of(form, d, h, shared_h)
+    cache = own[before].shape[2]
+    for at in range(layers):
+        tensors = own[at * count:(at + 1) * count]
+        for name, tensor in zip(form.before, tensors):
+            expect("layer", f"{name} of layer {at}", tensor, shapes[name], x.dtype)
+        for name, tensor in zip(form.behind, tensors[before + 2:]):
+            expect("layer", f"{name} of layer {at}", tensor, shapes[name],
+                   torch.float32 if name in FLOAT32 else x.dtype)
+        for tensor in tensors[before:before + 2]:
+            expect("layer", f"a cache of layer {at}", tensor,
+                   (batch, form.get("kv-heads"), cache, form.get("dim")), x.dtype)
+    expect("layer", "lengths", lengths, (batch,), torch.int32)
+    expect("layer", "slots", slots, (batch, s), torch.int32)
+    rotates = form.get("rotation") != "none"
+    if rotates and (positions is None or angles is None):
+        raise Error("layer: no positions and angles: give both")
+    if rotates:
+        expect("layer", "positions", positions, (batch, s), torch.int32)
+        expect("layer", "angles", angles, (angles.shape[0], form.get("rotary", form.get("dim"))),
+               torch.float32)
+    if not x.numel():
+        return None
+    return (batch, s if s > 1 else None, d, h, shared_h, cache, layers if layers > 1 else None,
+            angles.shape[0] if rotates else None, *map(form.get, OPTIONS))
+
+
+_LAYER = Form("layer", False, _KINDS,
+              ("batch", "s", "d", "h", "shared-h", "cache", "layers", "positions", *OPTIONS), _values,
+              strided=True)
+
+
+def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
+    """That layers with weights of these shapes run on the device, -1 for the CPU: Error if they do not.
+    Their plan for one token is made, which compiles its kernels."""
+    parsed = parse(form)
+    own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
+           for name, w in zip(parsed.weights, weights)}
+    like = own["w_o"]
+    x = torch.empty(1, 1, like.shape[0], dtype=like.dtype, device="meta")
+    cache = x.new_empty(1, parsed.get("kv-heads"), 64, parsed.get("dim"))
+    own = with_constants(parsed, own, x)
+    own = {name: w.float() if name in FLOAT32 else w for name, w in own.items()}
+    rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
+    rotates = parsed.get("rotation") != "none"
+    angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], *map(own.get, parsed.before), cache,
+              cache, *map(own.get, parsed.behind))
+    Plan(device, _LAYER.problem((form,), inputs))
+
+
+def has_layout(cache: Tensor) -> bool:
+    """Whether keys or values [batch, heads, cache, features] lie in memory as the op reads them:
+    of each token all heads next to each other."""
+    return cache.transpose(1, 2).is_contiguous()
+
+
+@define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
+        "Tensor[] weights, Tensor(a!)[] caches, str form) -> Tensor", "layer", _KINDS)
+def _(x, positions, angles, slots, lengths, weights, caches, form):
+    parsed = parse(form)
+    count, layers = len(parsed.weights), len(caches) // 2
+    if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
+        raise Error(f"layer: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
+                    "of each layer")
+    for cache in caches:
+        if not has_layout(cache) or cache.is_cuda and cache.data_ptr() & 15:
+            raise Error("layer: a cache does not lie in memory as [batch, cache, heads, features], "
+                        "or not at an address of 16 bytes")
+    x = ready(x)
+    y = torch.empty_like(x)
+    own = []
+    for at in range(layers):
+        given = zip(parsed.weights, weights[at * count:(at + 1) * count])
+        tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
+        if parsed.constants:
+            tensors = with_constants(parsed, tensors, x)
+        own += map(tensors.get, parsed.before)
+        own += caches[2 * at:2 * at + 2]
+        own += map(tensors.get, parsed.behind)
+    positions, angles = (None if t is None else ready(t) for t in (positions, angles))
+    run(_LAYER, (form,), (x, positions, angles, ready(slots), ready(lengths), *own), (y,))
+    return y
+
+
+@fake("layer")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
+          caches: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, heads: int,
+          kv_heads: int | None = None, *, slots: Tensor | None = None,
+          positions: Tensor | None = None, angles: Tensor | None = None, act: str = "silu",
+          convention: str = "llama", eps: float = 1e-6, softcap: float = 0.0, scale: float = 0.0,
+          rope_scale: float = 0.0, top_k: int = 0, score: str = "softmax", order: str = "before",
+          renormalise: bool = False, packing: str = "halves", groups: int = 0, top_groups: int = 0,
+          group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
+          rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
+          norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False) -> Tensor:
+    """Transformer layers, one after the other, for new tokens of sequences with a cache: norm, q, k
+    and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
+    experts.
+
+    `x` [batch, tokens, d]. `weights`: the tensors of each layer by name. All layers have attn_norm [d],
+    w_q [heads * dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d], w_gate, w_up
+    [h, d], w_down [d, h]. Some have attn_norm_bias, ffn_norm_bias (then the norms are layer
+    normalisation), b_q, b_k, b_v, b_o, b_up, b_down, and the norms of heads q_norm, k_norm [dim]. The
+    norms attn_post_norm, ffn_post_norm apply to the summands of the residual. Without w_gate the
+    network is act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as attention,
+    beside it, and with `parallel` and ffn_norm it takes x by that norm. Without attn_norm and ffn_norm
+    there are only the norms of the summands. `constants` names weights and biases of norms that the
+    layers do not have: they are 1 and 0.
+
+    The tensors w_qkv [(heads + 2 kv_heads) dim, d] and b_qkv may stand for w_q, w_k and w_v: all rows
+    of q, then of k, then of v. With `grouped` they have the rows of the heads of q that share a head of
+    k, then of that head of k, then of v. The norms q_norm [heads * dim] and k_norm [kv_heads * dim] are
+    over all heads together; with q_norm_bias and k_norm_bias heads have layer normalisation; with
+    `norm_last` norms are behind RoPE. `multiplier` is a factor of the summands of the residual, or
+    residual_scale [d] float32 one for each feature.
+
+    With w_router [experts, d] it is a mixture of experts: a token chooses `top_k` of them, by `score`,
+    `order` and `renormalise` as in moe_route. The experts are w_gate, w_up [experts, h, d], w_down
+    [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as in
+    moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`, `top_groups`
+    and `group_score`, `route_scale` (its scale), and `wide_logits` (float32, as if x and w_router
+    were). Its biases are b_gate, b_up [experts, h] or b_gate_up, and b_down [experts, d]. A network of
+    all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
+    weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
+    head has a logit that joins the softmax.
+
+    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
+    torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
+    [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
+    [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the
+    places in front of `lengths` if left out. `angles` [rows, rotary] float32: for RoPE, with `rotation`
+    and the columns as in ops.rope, found by positions [batch, tokens] int32, which are the places if
+    left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
+    [batch, tokens, d]. No gradients.
+    """
+    expect_given("layer", x=x, lengths=lengths)
+    expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, positions=positions, angles=angles)
+    for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(one, of) for one in given):
+            raise Error(f"layer: {name} are no list of what each layer has: give mappings of "
+                        "weights, and pairs of caches")
+    for at, one in enumerate(weights):
+        for name, tensor in one.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
+    for pair in caches:
+        several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
+    for name, number in (("heads", heads), ("top_k", top_k), ("kv_heads", kv_heads),
+                         ("groups", groups), ("top_groups", top_groups)):
+        if number is None and name == "kv_heads":
+            continue
+        if type(number) is not int or number < (name in ("heads", "kv_heads")):
+            raise Error(f"layer: {name} is {named(number)}: give a positive integer")
+    # They become parts of the string `form`.
+    for name, word in (("act", act), ("convention", convention), ("score", score),
+                       ("order", order), ("packing", packing), ("group_score", group_score),
+                       ("rotation", rotation)):
+        if not isinstance(word, str) or not word.replace("-", "").isalnum():
+            raise Error(f"layer: {name} is {named(word)}: give a word")
+    for name, number in (("eps", eps), ("softcap", softcap), ("scale", scale),
+                         ("rope_scale", rope_scale), ("route_scale", route_scale),
+                         ("multiplier", multiplier)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise Error(f"layer: {name} is {named(number)}: give a number")
+        check_number("layer", name, number)
+    for name, value in (("renormalise", renormalise), ("parallel", parallel), ("grouped", grouped),
+                        ("norm_last", norm_last), ("wide_logits", wide_logits)):
+        flag("layer", name, value)
+    if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
+        raise Error(f"layer: constants are {named(constants)}: give names of weights")
+    if not weights or len(weights) != len(caches):
+        raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
+    _expect_three(x)
+    flat = [tensor for one in weights for tensor in one.values()]
+    if wants_gradient(x, *flat):
+        raise Error("layer: it has no gradient: use torch.no_grad()")
+    kv_heads = heads if kv_heads is None else kv_heads
+    first = weights[0]
+    dim = (first["w_q"].shape[0] // heads if "w_q" in first else
+           first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
+    choice = None
+    if top_k and "w_router" in weights[0]:
+        choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
+                        groups, top_groups, group_score, route_scale, wide_logits)
+    form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
+                   convention=convention, rotary=0 if angles is None else angles.shape[-1],
+                   softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
+                   choice=choice, constants=constants, parallel=parallel, rotation=rotation,
+                   grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
+                   norm_last=norm_last, multiplier=multiplier)
+    for one in weights:
+        other = sorted(set(one) ^ set(weights[0]))
+        if other:
+            raise Error(f"layer: {other[0]} is a weight of some layers and not of others: run "
+                        "those in a call of their own")
+    flat = [one[name] for one in weights for name in parse(form).weights]
+    if slots is None or positions is None:
+        batch, s, _ = x.shape
+        places = (lengths[:, None] - s
+                  + torch.arange(s, dtype=torch.int32, device=x.device)).to(torch.int32)
+        if positions is None and angles is not None:
+            positions = places
+        if slots is None:
+            starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
+            slots = places + starts * caches[0][0].shape[2]
+    return call(OPS.layer, x, positions, angles, slots, lengths, flat,
+                [tensor for pair in caches for tensor in pair], form)

@@ -1,0 +1,60 @@
+"""linear: a product with a weight."""
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from .._checks import flag, several
+from .._custom import OPS, call, gradient, rows
+from .._declare import declare
+
+declare("linear", "linear", "x, w, bias?, residual?", "y", casts=True, by_row=True)
+declare("linear_backward", "linear", "dy, x, w, bias:bool", "dx, dw, dbias?bias", back=True)
+declare("linear_backward_into", "linear", "dy, x, w, dw=dw_before!, dbias=dbias_before?!", "dx",
+        back=True)
+
+
+def _save_linear(ctx, inputs, output):
+    x, w, bias, _ = inputs
+    ctx.save_for_backward(x, w)
+    ctx.has_bias = bias is not None
+
+
+
+@gradient("linear", _save_linear, twice=True)
+def _(ctx, dy):
+    x, w = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    dx = dw = dbias = None
+    if needs[0] and needs[1] and not torch.is_grad_enabled():
+        dx, dw, dbias = call(OPS.linear_backward, dy, x, w, needs[2])
+    else:
+        if needs[0]:
+            dx = dy @ w
+        if needs[1]:
+            dw = rows(dy).T @ rows(x)
+        if needs[2]:
+            dbias = rows(dy).sum(0)
+    return dx, dw, dbias if needs[2] else None, dy if needs[3] else None
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
+           residual: Tensor | None = None) -> Tensor:
+    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]"""
+    return call(OPS.linear, x, w, bias, residual)
+
+
+def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
+                    into: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
+    """(dx, dw) of `linear`, or (dx, dw, dbias) with `bias`. dy [..., n]; x [..., k]; w [n, k].
+
+    With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
+    those in place, and given as those.
+    """
+    bias = flag("linear", "bias", bias)
+    if into is None:
+        dx, dw, dbias = call(OPS.linear_backward, dy, x, w, bias)
+        return (dx, dw, dbias) if bias else (dx, dw)
+    into = several("linear", "into", into, 1 + bias, "dw, and with bias dbias")
+    return call(OPS.linear_backward_into, dy, x, w, into[0], into[1] if bias else None), *into
+

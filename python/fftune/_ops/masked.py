@@ -1,0 +1,129 @@
+"""masked_linear and masked_ffn: two experts behind a mask."""
+from typing import Sequence
+
+from torch import Tensor
+
+from .._checks import flag, several
+from .._custom import OPS, call, gradient, save_gates, wants_gradient
+from .._declare import declare
+from .ffn import expect_both
+
+_LINEAR = "x, mask:bytes, w_true, w_false"
+_SIX = ("w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false, act, "
+        "pattern=mask:str")
+
+
+def _expect_gates(gate, up, **_):
+    expect_both("masked-ffn", gate, up)
+
+
+declare("masked_linear", "masked-linear", f"{_LINEAR}, pattern=mask:str", "y", casts=True,
+        by_row=True)
+declare("masked_linear_backward", "masked-linear", f"dy, {_LINEAR}, pattern=mask:str",
+        "dx, dw_true, dw_false", back=True)
+declare("masked_linear_backward_into", "masked-linear", f"dy, {_LINEAR}, d_true=dw_true_before!, "
+        "d_false=dw_false_before!, pattern=mask:str", "dx", back=True)
+declare("masked_ffn", "masked-ffn", f"x, mask:bytes, {_SIX}", "y", casts=True, by_row=True)
+declare("masked_ffn_preact", "masked-ffn", f"x, mask:bytes, {_SIX}", "y, gate, up", casts=True)
+declare("masked_ffn_backward", "masked-ffn", f"dy, x, mask:bytes, gate?, up?, {_SIX}",
+        "dx, dw_gate_true, dw_up_true, dw_down_true, dw_gate_false, dw_up_false, dw_down_false",
+        back=True, check=_expect_gates)
+declare("masked_ffn_backward_into", "masked-ffn", "dy, x, mask:bytes, gate?, up?, " + ", ".join(
+    f"d_{name}=dw_{name}_before!" for name in ("gate_true", "up_true", "down_true", "gate_false",
+                                               "up_false", "down_false")) + f", {_SIX}", "dx",
+        back=True, check=_expect_gates)
+
+
+def _save_masked_linear(ctx, inputs, output):
+    *tensors, ctx.pattern = inputs
+    ctx.save_for_backward(*tensors)
+
+
+
+@gradient("masked_linear", _save_masked_linear)
+def _(ctx, dy):
+    dx, d_true, d_false = call(OPS.masked_linear_backward, dy, *ctx.saved_tensors, ctx.pattern)
+    return dx, None, d_true, d_false, None
+
+
+def _save_masked_ffn(ctx, inputs, output):
+    *tensors, ctx.act, ctx.pattern = inputs
+    save_gates(ctx, tensors, output)
+
+
+
+@gradient("masked_ffn", _save_masked_ffn)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 10
+    x, mask, *weights, gate, up = ctx.saved_tensors
+    dx, *d_weights = call(OPS.masked_ffn_backward, dy, x, mask, gate, up, *weights, ctx.act,
+                          ctx.pattern)
+    return dx, None, *d_weights, None, None
+
+
+gradient("masked_ffn_preact", _save_masked_ffn)(_)
+
+
+def _or_empty(pattern: str | None) -> str:
+    return "" if pattern is None else pattern
+
+
+def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                  pattern: str | None = None) -> Tensor:
+    """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
+
+    `x` [..., k]; `mask` [...] of bool, or of bytes that are not 0 if it is set; `w_true`, `w_false`
+    [n, k]. Returns [..., n]. `pattern`: the distribution of masks, which helps to choose kernels;
+    any mask gives right results. The pattern "block:0.33" (the default) is one run of a third of
+    the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
+    even:SHARE.
+    """
+    return call(OPS.masked_linear, x, mask, w_true, w_false, _or_empty(pattern))
+
+
+def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
+               w_down_true: Tensor, w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor,
+               *, act: str = "silu", recompute: bool = False, pattern: str | None = None
+               ) -> Tensor:
+    """`ffn` with the first three weights where mask_i, else with the others.
+
+    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]. pattern: as of
+    `masked_linear`.
+    """
+    arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
+                 w_down_false)
+    if wants_gradient(*arguments) and not flag("masked-ffn", "recompute", recompute):
+        return call(OPS.masked_ffn_preact, *arguments, act, _or_empty(pattern))[0]
+    return call(OPS.masked_ffn, *arguments, act, _or_empty(pattern))
+
+
+def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                           into: Sequence[Tensor] | None = None, pattern: str | None = None
+                           ) -> tuple[Tensor, ...]:
+    """(dx, dw_true, dw_false) of `masked_linear`; with `into`, two tensors like the weights, the
+    gradients of the weights are added to those, and given as those."""
+    arguments = dy, x, mask, w_true, w_false
+    if into is None:
+        return call(OPS.masked_linear_backward, *arguments, _or_empty(pattern))
+    into = several("masked-linear", "into", into, 2, "tensors like the two weights")
+    return call(OPS.masked_linear_backward_into, *arguments, *into, _or_empty(pattern)), *into
+
+
+def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None,
+                        up: Tensor | None, *weights: Tensor, act: str = "silu",
+                        into: Sequence[Tensor] | None = None, pattern: str | None = None
+                        ) -> tuple[Tensor, ...]:
+    """dx and the gradients of the six weights of `masked_ffn`, which are given in its order.
+
+    gate, up: what torch.ops.fftune.masked_ffn_preact gave, or None to compute them again. into:
+    six tensors like the weights, to which their gradients are added.
+    """
+    arguments = dy, x, mask, gate, up
+    weights = several("masked-ffn", "weights", weights, 6, "the six weights of masked_ffn")
+    if into is None:
+        return call(OPS.masked_ffn_backward, *arguments, *weights, act, _or_empty(pattern))
+    into = several("masked-ffn", "into", into, 6, "tensors like the six weights")
+    return call(OPS.masked_ffn_backward_into, *arguments, *into, *weights, act,
+                _or_empty(pattern)), *into
+

@@ -1,0 +1,179 @@
+"""moe_ffn: the gated MLPs of a mixture of experts."""
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from .._checks import expect, flag, float32, int32, several
+from .._custom import OPS, call, gradient, is_disabled, save_gates, wants_gradient
+from .._declare import declare
+from .._library import Error
+from .._run import ready
+from .ffn import expect_both
+
+_CHOICES = "x, ids:ints, weights:floats"
+_SEPARATE = "w_gate=w_gate|w_gate_up, w_up?, w_down"
+_BIASES = "b_gate_up?, b_down?"
+_OPTIONS = "act, packing=gate-up:str, weigh, shared, routing"
+_INT32 = torch.iinfo(torch.int32)
+
+
+def _ids(ids: Tensor, _) -> Tensor:
+    # An invalid id must stay invalid, which a cast alone would not ensure.
+    return int32("moe-ffn", "ids", ids.clamp(_INT32.min, _INT32.max)
+                 if ids.dtype is torch.int64 else ids)
+
+
+def _expect_experts(w_gate, w_up, packing="halves", shared=0, gate=None, up=None, b_gate_up=None,
+                    b_down=None, **_):
+    if not 0 <= shared <= w_gate.shape[0]:
+        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}, shared {shared}: give [experts + "
+                    "shared, h, d]")
+    if w_up is None and packing not in ("halves", "interleaved"):
+        raise Error(f"moe-ffn: there is no packing '{packing}': give halves or interleaved")
+    expect_both("moe-ffn", gate, up)
+
+
+def _expect_biases(w_up, b_gate_up, b_down, **others):
+    _expect_experts(w_up=w_up, **others)
+    if (b_gate_up is None) != (b_down is None):
+        raise Error("moe-ffn: give biases of both products, or of none")
+    if b_down is not None and w_up is not None:
+        raise Error("moe-ffn: biases are for gate and up in one tensor: leave w_up out")
+
+
+def _expect_scales(w_up, w_up_scale, **others):
+    _expect_experts(w_up=w_up, **others)
+    if (w_up is None) != (w_up_scale is None):
+        raise Error("moe-ffn: give w_up and its scale, or neither")
+
+
+_RULES = dict(prepare={"ids": _ids}, loose=("gate-up",))
+_FORWARD, _ = (
+    declare(name, "moe-ffn", f"{_CHOICES}, {_SEPARATE}, {_BIASES}, {_OPTIONS}", results,
+            check=_expect_biases, casts=True, keeps=("weights",), by_row=by_row, **_RULES)
+    for name, results, by_row in (("moe_ffn", "y", True), ("moe_ffn_preact", "y, gate, up", False)))
+# The kernels read only the biases that a gradient depends on.
+declare("moe_ffn_backward", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, {_SEPARATE}, {_BIASES}, "
+        f"{_OPTIONS}", "dx, d_weights, dw_gate=dw_gate|dw_gate_up:w_gate, dw_up:w_up?w_up, "
+        "dw_down, db_gate_up:b_gate_up?b_gate_up, db_down:b_down?b_down", back=True,
+        check=_expect_experts, returns="Tensor[]", loose=("gate-up",),
+        prepare={"ids": _ids, "b_gate_up": lambda t, a: t if a[4] is None else None,
+                 "b_down": lambda t, a: t if a[13] == "after" else None})
+declare("moe_ffn_backward_into", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, w_gate, w_up, w_down, "
+        "d_gate=dw_gate_before!, d_up=dw_up_before!, d_down=dw_down_before!, act, routing",
+        "dx, d_weights", back=True, check=_expect_experts, prepare={"ids": _ids})
+_FP8 = declare(
+    "moe_ffn_fp8", "moe-ffn", f"{_CHOICES}, {_SEPARATE}, x_scale, "
+        "w_gate_scale=w_gate_scale|w_gate_up_scale, w_up_scale?, hidden_scale?, w_down_scale, "
+        "act, packing=gate-up:str, shared, routing", "y", fixed={"dtype": "fp8"},
+        check=_expect_scales, **_RULES)
+
+
+def _save(ctx, inputs, output):
+    tensors, ctx.options = inputs[:8], inputs[8:]
+    save_gates(ctx, tensors, output)
+
+
+@gradient("moe_ffn", _save)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 13
+    x, ids, weights, *given, gate, up = ctx.saved_tensors
+    dx, d_weights, *gradients = call(OPS.moe_ffn_backward, dy, x, ids, weights, gate, up, *given,
+                                     *ctx.options)
+    gradients = iter(gradients)
+    return (dx, None, d_weights.to(weights.dtype),
+            *(None if t is None else next(gradients) for t in given), *(None,) * 5)
+
+
+gradient("moe_ffn_preact", _save)(_)
+
+
+def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+            w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
+            packing: str = "halves", weigh: str = "after", shared: int = 0,
+            recompute: bool = False, routing: str | None = None) -> Tensor:
+    """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
+
+    `x` [..., d]; `ids` [..., k] of integers: the experts that a token chose, each once; one outside
+    of [0, experts) is not here and adds nothing. `weights` [..., k] of any floating type, float32 in
+    the kernels. `w_gate`, `w_up` [experts, h, d]; `w_down` [experts, d, h]. Returns [..., d].
+    Without w_up, w_gate [experts, 2h, d] holds both: per expert all gate rows, then all up rows;
+    with packing="interleaved" they alternate. Then there may be biases [experts, 2h], in the same
+    order, and [experts, d]. `weigh="before"`: a token is multiplied by its weights before the
+    experts' first product. `act="swiglu-oai"` is gpt-oss' clamped activation. `shared`: this many of
+    the experts, the last ones, process every token, with weight 1.
+
+    x, weights (for the router), the experts and their biases have gradients. act and recompute: as
+    of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
+    default) or "zipf:1"; any choice is right.
+    """
+    biases = (None, None) if biases is None else several(
+        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
+    arguments = (x, ids, weights, w_gate, w_up, w_down, *biases, act, packing, weigh, shared,
+                 "" if routing is None else routing)
+    if (wants_gradient(x, weights, w_gate, w_up, w_down, *biases)
+            and not flag("moe-ffn", "recompute", recompute)):
+        return call(OPS.moe_ffn_preact, *arguments)[0]
+    return call(OPS.moe_ffn, *arguments)
+
+
+def moe_ffn_into(y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor,
+                 w_down: Tensor, scales: tuple[Tensor, Tensor, Tensor] | None = None, *,
+                 act: str = "silu") -> None:
+    """`moe_ffn` without gradients, written to y [..., d]; with `scales`, those of x, w_gate_up and
+    w_down, `moe_ffn_fp8`. It is no custom op: for callers that torch.compile does not trace."""
+    dtype = x.dtype if scales is None else torch.bfloat16
+    expect("moe-ffn", "y", y, x.shape, dtype)
+    if not y.is_contiguous() or y.is_cuda and y.data_ptr() & 15:
+        raise Error("moe-ffn: y is not contiguous, or not at an address of 16 bytes")
+    if is_disabled():
+        y.copy_(moe_ffn(x, ids, weights, w_gate_up, None, w_down, act=act) if scales is None else
+                moe_ffn_fp8(x, ids, weights, w_gate_up, None, w_down, scales[0], scales[1], None,
+                            scales[2], act=act))
+        return
+    given = (ready(x), ready(_ids(ids, None)), ready(float32("moe-ffn", "weights", weights)),
+             w_gate_up, None, w_down)
+    if scales is None:
+        _FORWARD.run_into((*given, None, None, act, "halves", "after", 0, ""), (y,))
+    else:
+        x_scale, w_gate_up_scale, w_down_scale = scales
+        _FP8.run_into((*given, x_scale, w_gate_up_scale, None, None, w_down_scale, act, "halves", 0,
+                       ""), (y,))
+
+
+def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
+                     up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
+                     act: str = "silu", into: Sequence[Tensor] | None = None,
+                     routing: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns (dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared
+    experts, with gate and up apart; d_weights is float32. `dy` [..., d]; `gate`, `up` [tokens * k,
+    h]: results of torch.ops.fftune.moe_ffn_preact, or None to compute them again. `into`: three
+    tensors like the experts' weights, to which their gradients are added."""
+    arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
+    if into is None:
+        return tuple(call(OPS.moe_ffn_backward, *arguments, None, None, act, "halves", "after", 0,
+                          "" if routing is None else routing))
+    into = several("moe-ffn", "into", into, 3, "tensors like the experts' three weights")
+    return *call(OPS.moe_ffn_backward_into, *arguments, *into, act,
+                 "" if routing is None else routing), *into
+
+
+def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+                w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
+                w_down_scale: Tensor, hidden_scale: Tensor | None = None, *, act: str = "silu",
+                packing: str = "halves", shared: int = 0, routing: str | None = None) -> Tensor:
+    """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+
+    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds.
+    Tensor scales: x_scale [1], weights' [E] (for gate and up in one tensor [E, 2]), and
+    hidden_scale [1], the scale of the product in the middle, which is given for this kind alone.
+    Token and row scales: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]),
+    w_down_scale [E, d]. Scales of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉,
+    ⌈columns/128⌉].
+    """
+    return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
+                w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
+                "" if routing is None else routing)
+

@@ -1,0 +1,102 @@
+"""rmsnorm: root mean square normalisation, with and without a residual."""
+import torch
+from torch import Tensor
+
+from .._checks import flag
+from .._custom import OPS, call, gradient, wants_gradient
+from .._declare import declare
+from .._library import Error
+
+for _name, _inputs, _results in (("rmsnorm", "x, w:row", "y"),
+                                 ("rmsnorm_rstd", "x, w:row", "y, rstd"),
+                                 ("add_rmsnorm", "x, residual, w:row", "y, sum"),
+                                 ("add_rmsnorm_rstd", "x, residual, w:row", "y, sum, rstd")):
+    declare(_name, "rmsnorm", f"{_inputs}, eps, convention", _results, by_row=True)
+declare("rmsnorm_quantised", "rmsnorm", "x, residual?, w:row, eps, convention, int8=output:bool",
+        "y, scale, sum?residual", words={"int8": {True: "i8", False: "fp8"}})
+declare("rmsnorm_backward", "rmsnorm", "dy, x, w:row, dsum?, rstd?, eps, convention", "dx, dw:w",
+        back=True)
+
+
+def _save_norm(ctx, inputs, output):
+    x, w, ctx.eps, ctx.convention = inputs
+    rstd = None
+    if isinstance(output, tuple):
+        rstd = output[1]
+        ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, w, rstd)
+
+
+
+@gradient("rmsnorm", _save_norm)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 4
+    x, w, rstd = ctx.saved_tensors
+    return *call(OPS.rmsnorm_backward, dy, x, w, None, rstd, ctx.eps, ctx.convention), None, None
+
+
+gradient("rmsnorm_rstd", _save_norm)(_)
+
+
+def _save_add_norm(ctx, inputs, output):
+    _, _, w, ctx.eps, ctx.convention = inputs
+    total, rstd = output[1], None
+    if len(output) > 2:
+        rstd = output[2]
+        ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(total, w, rstd)
+
+
+
+@gradient("add_rmsnorm", _save_add_norm)
+def _(ctx, dy, dsum, *_unused):
+    total, w, rstd = ctx.saved_tensors
+    if dy is None:
+        return dsum, dsum, None, None, None
+    dx, dw = call(OPS.rmsnorm_backward, dy, total, w, dsum, rstd, ctx.eps, ctx.convention)
+    return dx, dx, dw, None, None
+
+
+gradient("add_rmsnorm_rstd", _save_add_norm)(_)
+
+
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama",
+            save_rstd: bool = False) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
+
+    `x` [..., d]; `w` [d], of x's type or float32. Returns [..., d]. `convention`: "llama" rounds to
+    x's type before it multiplies with w; "t5" rounds once, at the end; "gemma" does so too, and
+    multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
+    backward pass, which computes it again otherwise.
+    """
+    if save_rstd is not False and flag("rmsnorm", "save_rstd", save_rstd) and wants_gradient(x, w):
+        return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
+    return call(OPS.rmsnorm, x, w, eps, convention)
+
+
+def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
+                convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
+    """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
+    if (save_rstd is not False and flag("rmsnorm", "save_rstd", save_rstd)
+            and wants_gradient(x, residual, w)):
+        return call(OPS.add_rmsnorm_rstd, x, residual, w, eps, convention)[:2]
+    return call(OPS.add_rmsnorm, x, residual, w, eps, convention)
+
+
+def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, eps: float = 1e-6,
+                      convention: str = "llama", dtype: torch.dtype = torch.float8_e4m3fn
+                      ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """rmsnorm quantised with a scale for each token: (q, scale), or (q, scale, s) with a residual.
+
+    x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
+    norm is q * scale. No gradients.
+    """
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.int8, torch.float8_e4m3fn):
+        raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
+    results = call(OPS.rmsnorm_quantised, x, residual, w, eps, convention,
+                    dtype == torch.int8)
+    return results[:2] if residual is None else results
+
