@@ -54,7 +54,7 @@ def experts_in(model):
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_bfloat16(name):
-    """Of the experts alone: in a whole model a rounding may change a choice."""
+    """The experts alone: in a whole model a rounding may change a choice."""
     model = make(name, torch.bfloat16)
     model.set_experts_implementation("eager")
     experts = experts_in(model)

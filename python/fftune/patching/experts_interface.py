@@ -56,7 +56,7 @@ def _found(module: nn.Module) -> tuple[str, str] | None:
     if known != ():
         return known
     if torch.compiler.is_compiling():
-        # What is traced cannot try the activation. SiLU is known by the name of its class.
+        # Traced code cannot try the activation. SiLU is known by the name of its class.
         usual = (module.has_gate and module.is_concatenated and not module.is_transposed
                  and not module.has_post_expert_norm and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
                  and type(module)._apply_gate.__name__ == "_default_apply_gate")
@@ -72,7 +72,7 @@ def _found(module: nn.Module) -> tuple[str, str] | None:
 
 
 def _identify(module: nn.Module) -> tuple[str, str] | str:
-    """What the experts compute, or the reason why moe_ffn does not."""
+    """The activation and the packing, or the reason why moe_ffn does not compute the experts."""
     if not module.has_gate:
         return "has no gate"
     if module.has_post_expert_norm:
