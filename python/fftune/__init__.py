@@ -46,6 +46,7 @@ _HOMES = {
     "unpatch": "patching",
     "PatchReport": "patching",
     "register_attention": "patching.attention",
+    "register_experts": "patching.experts_interface",
     "tune": "tuning",
     "check": "tuning",
     "explain": "tuning",
@@ -54,6 +55,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from . import nn, ops, reference
     from .patching.attention import register_attention
+    from .patching.experts_interface import register_experts
     from .masked import MaskedFFN, MaskedLinear
     from .patching import PatchReport, patch, unpatch
     from .tuning import check, explain, tune

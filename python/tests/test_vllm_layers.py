@@ -101,12 +101,12 @@ def error(got, right):
 def expect_right(model, metadata, positions, rows=slice(None), **named):
     """That a step runs here, and has the result and the caches of float64, with at most one and a
     half times the error of vLLM's own computation."""
+    model.calls = 0
     exact, plain = wide(model), copy.deepcopy(model)
     for one, other in zip(plain.layers, model.layers):
         one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
     plain.vllm_config.lora_config = object()
     before = caches(model).clone()
-    model.calls = 0
     got = step(model, metadata, positions, **named)
     assert model.calls == 0, "vLLM's ran"
     embeddings = named.get("inputs_embeds")
@@ -220,32 +220,83 @@ def test_weights_that_are_loaded_again(stand_in):
     expect_right(model, *batch_of(model))
 
 
-def test_first_call_gives_vllms_result(stand_in, caplog):
-    """It is a test of what is computed here."""
-    model = model_of(stand_in)
+def lines_of(caplog):
+    """Without those of the models that stay vLLM's for comparison."""
+    return [line for line in (record.getMessage() for record in caplog.records)
+            if not line.endswith("LoRA")]
+
+
+def expect_vllms(model, calls):
+    """That a step is vLLM's, in its result and in the caches, and that vLLM's code ran so often."""
     metadata, positions = batch_of(model)
     plain = copy.deepcopy(model)
     plain.vllm_config.lora_config = object()
+    for one, other in zip(plain.layers, model.layers):
+        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    model.calls = 0
+    got = step(model, metadata, positions)
+    assert model.calls == calls
+    assert torch.equal(got, step(plain, metadata, positions))
+    assert torch.equal(caches(model), caches(plain))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_first_batch(stand_in, caplog, kind):
+    """It is vLLM's, beside a test that leaves no trace."""
+    model = model_of(stand_in, kind)
     with caplog.at_level(logging.INFO):
-        first = step(model, metadata, positions)
-    assert model.calls == 1
-    assert "3 layers of LlamaModel run by fftune's ops" in caplog.text
-    assert torch.equal(first, step(plain, metadata, positions))
-    step(model, metadata, positions)
-    assert model.calls == 1
+        expect_vllms(model, 2)
+    line, = lines_of(caplog)
+    assert line == (f"fftune: 3 layers of {MODELS[kind]} run by fftune's ops in batches of pure "
+                    "decoding")
+    expect_right(model, *batch_of(model))
 
 
-def test_results_that_differ(stand_in, caplog):
+def test_the_warm_up_of_a_capture_is_tested(stand_in):
+    """vLLM's has lengths 1, slots -1, block 0 and positions 0, and caches of zeros."""
     model = model_of(stand_in)
-    # As if vLLM scaled the values, which nothing here says.
-    forward = model.forward
-    model.forward = lambda *arguments: -forward(*arguments)
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache.zero_()
     metadata, positions = batch_of(model)
+    metadata = changed(metadata, seq_lens=torch.ones(4, dtype=torch.int32),
+                       slot_mapping=torch.full((4,), -1),
+                       block_table=torch.zeros(4, 3, dtype=torch.int32))
+    step(model, metadata, positions * 0)
+    assert model.calls == 2 and caches(model).eq(0).all()
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache.normal_()
+    expect_right(model, *batch_of(model))
+
+
+def swapped(attention, q, k, v, **options):
+    return attention(q, v, k, **options)
+
+
+def unmasked(attention, q, k, v, *, lengths, **options):
+    return attention(q, k, v, lengths=torch.full_like(lengths, 9), **options)
+
+
+@pytest.mark.parametrize("name, change, reason", [
+    ("attention", swapped, "results differ"), ("attention", unmasked, "results differ"),
+    ("qkv", lambda qkv, *a, **o: qkv(*a, **{**o, "positions": o["positions"] + 3}),
+     "keys and values differ"),
+    ("qkv", lambda qkv, *a, **o: qkv(*a, **{**o, "slots": o["slots"] + 1}), "keys and values differ"),
+    ("ffn_block", lambda ffn, x, r, n, gate, up, down, **o: ffn(x, r, n, up, gate, down, **o),
+     "results differ"),
+    ("rmsnorm", lambda norm, *a, **o: -norm(*a, **o), "results differ"),
+    ("linear", lambda linear, x, w, b, r: linear(x, w, b), "results differ")])
+def test_wrong_computations_are_found(stand_in, monkeypatch, caplog, name, change, reason):
+    ops = importlib.import_module("fftune.ops")
+    own = getattr(ops, name)
+    monkeypatch.setattr(ops, name, lambda *a, **o: change(own, *a, **o))
+    model = model_of(stand_in)
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache.zero_()
     with caplog.at_level(logging.INFO):
-        for calls in (1, 2, 3):
-            step(model, metadata, positions)
-            assert model.calls == calls
-    assert caplog.text.count("stay vLLM's: results differ from vLLM's by 2 of their norm") == 1
+        expect_vllms(model, 2)
+        expect_vllms(model, 1)
+    line, = lines_of(caplog)
+    assert f"layers of LlamaModel stay vLLM's: {reason} from vLLM's by" in line
 
 
 def test_results_that_say_nothing(stand_in):
@@ -257,7 +308,7 @@ def test_results_that_say_nothing(stand_in):
     metadata, positions = batch_of(model)
     step(model, metadata, positions)
     step(model, metadata, positions)
-    assert model.calls == 2
+    assert model.calls == 4
     weight.data.copy_(good)
     for layer in model.layers:
         layer.self_attn.attn.kv_cache.normal_()
@@ -324,7 +375,7 @@ def reasons(stand_in, caplog, model):
     with caplog.at_level(logging.INFO):
         for calls in (1, 2):
             step(model, metadata, positions)
-            assert model.calls == calls
+            assert model.calls == calls, "vLLM's ran once for each call"
     line, = (record.getMessage() for record in caplog.records)
     return line.split("stay vLLM's: ")[1]
 

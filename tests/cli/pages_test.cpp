@@ -108,11 +108,12 @@ TEST_CASE("docs/environment.md has every variable that is read") {
   const std::string page = text_of(root / "docs/environment.md");
   std::set<std::string> variables =
       matches(text_of(root / "lib/runtime/environment.cpp"), R"re("([A-Z][A-Z_]{3,})")re");
-  for (const auto& entry : fs::directory_iterator(root / "python/fftune"))
+  for (const auto& entry : fs::recursive_directory_iterator(root / "python/fftune"))
     if (entry.path().extension() == ".py")
       variables.merge(matches(text_of(entry.path()), R"re(environ(?:\.get\(|\[)"([A-Z_]+)")re"));
   REQUIRE(variables.contains("FFTUNE_CACHE"));
   REQUIRE(variables.contains("FFTUNE_DISABLE"));
+  REQUIRE(variables.contains("FFTUNE_VLLM"));
   for (const std::string& variable : variables) {
     CAPTURE(variable);
     CHECK(page.find("`" + variable + "`") != std::string::npos);

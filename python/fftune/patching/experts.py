@@ -42,14 +42,19 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
     found = replace(remembered(known, kind_of(module), lambda: _experts_of(module)),
                     recompute=options.recompute)
     if found.transposed:
-        # The kernels read rows of outputs: the same numbers, the last two dimensions the other way
-        # round in memory. Under inference_mode parameters would become unfit for gradients.
-        with torch.inference_mode(False):
-            for weight in (module.gate_up_proj, module.down_proj):
-                weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+        lay_out(module)
     replace_forward(module, _experts_forward, (found,))
     details = found.act, found.packing, *(["biases"] if found.biased else [])
     return f"{type(module).__name__} by moe-ffn ({', '.join(details)})"
+
+
+def lay_out(module: nn.Module) -> None:
+    """Transposed weights become what the kernels read, rows of outputs: the same numbers, the last
+    two dimensions the other way round in memory."""
+    # Under inference_mode parameters would become unfit for gradients.
+    with torch.inference_mode(False):
+        for weight in (module.gate_up_proj, module.down_proj):
+            weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _weights_of(module: nn.Module, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -92,13 +97,13 @@ def _oai(limit: float, alpha: float, added: float):
 
 
 # Activations of gate and up that experts are known to have. The first ones are the kernels'.
-_GATED = {act: (lambda gate, up, act=act: KNOWN_ACTIVATIONS[act](gate) * up)
+GATED = {act: (lambda gate, up, act=act: KNOWN_ACTIVATIONS[act](gate) * up)
           for act in KNOWN_ACTIVATIONS}
-_GATED["swiglu-oai"] = _oai(7.0, 1.702, 1.0)
-_GATED |= {Foreign(f"{act} within {limit}{', up too' if up else ''}"): _limited(act, limit, up)
+GATED["swiglu-oai"] = _oai(7.0, 1.702, 1.0)
+GATED |= {Foreign(f"{act} within {limit}{', up too' if up else ''}"): _limited(act, limit, up)
            for act in ("silu", "gelu", "gelu-tanh") for limit in (7.0, 10.0, 16.0)
            for up in (False, True)}
-_GATED |= {Foreign(f"swiglu-oai with {numbers}"): _oai(*numbers) for numbers in (
+GATED |= {Foreign(f"swiglu-oai with {numbers}"): _oai(*numbers) for numbers in (
     (7.0, 1.0, 1.0), (7.0, 1.702, 0.0), (7.0, 1.0, 0.0), (10.0, 1.702, 1.0),
     (float("inf"), 1.702, 1.0))}
 
@@ -119,7 +124,7 @@ def _experts_of(module: nn.Module) -> _Experts:
     own = stand_in(module, _smaller(module, forms[0]))
     known = {(act, packing, transposed, weigh): _experts_computed(own, act, packing, transposed, weigh)
              for act, packing, transposed, weigh in product(
-                 _GATED, ("halves", "interleaved"), forms, ("after", "before"))}
+                 GATED, ("halves", "interleaved"), forms, ("after", "before"))}
     known = {key if key[3] == "after" else Foreign(f"{key} weighed before"): compute
              for key, compute in known.items()}
     found = identify(lambda given: own(*given), known, lambda numbers: _draw(own, forms[0], numbers),
@@ -174,7 +179,7 @@ def _experts_computed(own: nn.Module, act, packing: str, transposed: bool, weigh
             rows = x[tokens] if weigh == "after" else x[tokens] * share
             both = F.linear(rows, gate_up[expert], None if b_gate_up is None else b_gate_up[expert])
             gate, up = both.chunk(2, -1) if packing == "halves" else (both[:, 0::2], both[:, 1::2])
-            out = F.linear(_GATED[act](gate, up), down[expert],
+            out = F.linear(GATED[act](gate, up), down[expert],
                            None if b_down is None else b_down[expert])
             y.index_add_(0, tokens, out * share if weigh == "after" else out)
         return y

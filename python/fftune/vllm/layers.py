@@ -8,6 +8,7 @@ capture of CUDA graphs this decides what a graph holds; a replay calls nothing h
 Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
 vLLM's all-reduce.
 """
+import copy
 import functools
 import weakref
 from dataclasses import dataclass, field
@@ -26,8 +27,8 @@ _TOLERANCE = 0.25
 
 @dataclass
 class _State:
-    """What is known of a model: its description, or the reason why it stays vLLM's. `tested` is
-    true once results of real calls agreed with vLLM's own."""
+    """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` is
+    true once results agreed with vLLM's own."""
 
     model: Model | None = None
     reason: str = ""
@@ -64,46 +65,100 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict):
     batch = None if state.reason else _batch_of(state, *arguments, **named)
     if batch is None:
         return original(model, *arguments, **named)
-    capturing = batch.slots.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing and not state.tested:
-        return original(model, *arguments, **named)
     context = _context()
+    if not state.tested:
+        # A stream that is being captured cannot be waited for.
+        if not (batch.slots.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _test(original, state, model, context, batch)
+        return original(model, *arguments, **named)
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
     try:
-        mine = _run(state, model, batch)
-        reason = ""
-    except Unfit as error:
-        mine, reason = None, str(error)
+        return _run(state, model, batch)
     except Exception as error:
-        mine, reason = None, one_line(error)
-    if state.tested and mine is not None:
-        return mine
+        _give_up(state, model, error)
     if counter is not None:
         context.moe_layer_index = counter
-    own = original(model, *arguments, **named)  # it writes the same keys and values again
-    if mine is not None:
-        reason = _difference(mine[:batch.rows], own[:batch.rows])
-        if reason is None:
-            return own  # nothing can be said: the next call is a test too
-    state.tested = not reason
-    if reason:
-        state.reason = reason
-        log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
-    else:
+    return original(model, *arguments, **named)  # it writes the same keys and values again
+
+
+def _give_up(state: _State, model: nn.Module, error: Exception) -> None:
+    state.reason = str(error) if isinstance(error, Unfit) else one_line(error)
+    log(f"layers of {type(model).__name__} stay vLLM's: {state.reason}")
+
+
+# the test
+
+def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
+    """Compares both computations of a batch that is made up, in block 0 of the caches.
+
+    vLLM gives that block to no request, and its own first batch of pure decoding, the warm-up of a
+    capture, has no keys and writes none. The contents of the block are restored.
+    """
+    kept = vars(context).copy()
+    caches = before = ()
+    try:
+        pages = [_pages_of(state, layer) for layer in state.model.layers]
+        caches = [_cache_of(layer) for layer in state.model.layers]
+        before = [cache[0].clone() for cache in caches]
+        trial = _made_up(batch, pages[0].block)
+        results, written = [], []
+        generator = torch.Generator(caches[0].device).manual_seed(0)
+        for cache in caches:
+            cache[0].normal_(generator=generator)
+        arguments = trial.ids, trial.positions.long(), None, trial.embeddings
+        for run in (lambda: _run(state, model, trial), lambda: original(model, *arguments)):
+            vars(context).update(kept)
+            context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
+            context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
+            results.append(run())
+            written.append(torch.stack([cache[0] for cache in caches]))
+        reason = _difference("results", *results) or _difference("keys and values", *written)
+        if reason:
+            raise Unfit(reason)
+        state.tested = reason is not None
+    except Exception as error:
+        _give_up(state, model, error)
+    finally:
+        vars(context).clear()
+        vars(context).update(kept)
+        for cache, own in zip(caches, before):
+            cache[0].copy_(own)
+    if state.tested:
         log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "
             "batches of pure decoding")
-    return own
 
 
-def _difference(mine: Tensor, own: Tensor) -> str | None:
-    """What is wrong with results; "" if nothing is, None if vLLM's own are no numbers."""
+def _made_up(batch: "_Batch", block: int) -> "_Batch":
+    """A batch with as many rows, whose keys are those of block 0. The first rows write theirs there.
+    No row is padded."""
+    rows, device = batch.tokens, batch.slots.device
+    places = torch.arange(rows, device=device)
+    metadata = copy.copy(batch.metadata)
+    metadata.num_actual_tokens = rows
+    metadata.query_start_loc = torch.arange(rows + 1, dtype=torch.int32, device=device)
+    metadata.slot_mapping = torch.where(places < block, places, -1).to(batch.slots.dtype)
+    metadata.seq_lens = torch.full_like(batch.lengths[:1], block).repeat(rows)
+    metadata.block_table = torch.zeros_like(batch.table[:1]).repeat(rows, 1)
+    metadata.scheduler_metadata = None  # of other lengths
+    embeddings = batch.embeddings
+    if embeddings is not None:
+        embeddings = embeddings[:1].repeat(rows, 1)
+    ids = None if batch.ids is None else (places % 16).to(batch.ids.dtype)
+    # Within the table of every model, and no two neighbours alike.
+    positions = (places * 7 % 16).to(torch.int32)
+    return _Batch(rows, rows, ids, embeddings, positions, metadata.slot_mapping, metadata.seq_lens,
+                  metadata.block_table, metadata)
+
+
+def _difference(name: str, mine: Tensor, own: Tensor) -> str | None:
+    """The reason why values are wrong; "" if they are not, None if vLLM's own are no numbers."""
     size = own.float().norm().item()
     error = (mine.float() - own.float()).norm().item()
     if not 0 < size < float("inf"):
         return None
     return "" if error <= _TOLERANCE * size else \
-        f"results differ from vLLM's by {error / size:.2g} of their norm"
+        f"{name} differ from vLLM's by {error / size:.2g} of their norm"
 
 
 def _examine(model: nn.Module) -> _State:
@@ -131,6 +186,7 @@ class _Batch:
     slots: Tensor      # of vLLM
     lengths: Tensor
     table: Tensor      # [rows, blocks of a sequence], of vLLM
+    metadata: object   # of vLLM
 
 
 def _context():
@@ -160,7 +216,7 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds), positions[:rows].to(torch.int32),
-                  found.slot_mapping[:rows], found.seq_lens, found.block_table[:rows])
+                  found.slot_mapping[:rows], found.seq_lens, found.block_table[:rows], found)
 
 
 # the layers
@@ -210,11 +266,14 @@ def _norm(added: Tensor | None, x: Tensor, norm: nn.Module) -> tuple[Tensor, Ten
     return ops.add_rmsnorm(added, x, norm.weight, eps=norm.variance_epsilon)
 
 
+def _cache_of(layer: Layer) -> Tensor:
+    cache = layer.attention.kv_cache
+    return cache[0] if isinstance(cache, (list, tuple)) else cache
+
+
 def _pages_of(state: _State, layer: Layer) -> Pages:
     """The views of the layer's cache, made once for each cache that vLLM binds."""
-    cache = layer.attention.kv_cache
-    if isinstance(cache, (list, tuple)):
-        cache, = cache
+    cache = _cache_of(layer)
     found = state.pages.get(layer.name)
     if found is None or found[0] is not cache:
         found = state.pages[layer.name] = cache, pages_of(cache, layer.kv_heads, layer.dim)

@@ -1,5 +1,5 @@
-"""What a model of vLLM is made of: the classes, options and tensors for which fftune's ops compute
-the same as its layers, and the caches of its attention as the ops take them."""
+"""The parts of a model of vLLM: the classes, options and tensors for which fftune's ops compute the
+same as its layers, and the caches of its attention as the ops take them."""
 from dataclasses import dataclass
 from typing import Callable
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 @dataclass
 class ForwardContext:
     attn_metadata: dict | None
+    slot_mapping: dict | None = None  # by which keys and values are written
     moe_layer_index: int = 0
 
 
@@ -22,7 +23,9 @@ def get_forward_context() -> ForwardContext:
 @contextmanager
 def set_forward_context(attn_metadata):
     global _context
-    _context = ForwardContext(attn_metadata)
+    _context = ForwardContext(attn_metadata, {
+        name: one.slot_mapping for name, one in attn_metadata.items()}
+        if isinstance(attn_metadata, dict) else None)
     try:
         yield _context
     finally:

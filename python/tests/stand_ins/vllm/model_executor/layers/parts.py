@@ -106,12 +106,12 @@ class Attention(nn.Module):
     def forward(self, q, k, v):
         from vllm.forward_context import get_forward_context
 
-        metadata = get_forward_context().attn_metadata
-        if metadata is None:
+        context = get_forward_context()
+        if context.attn_metadata is None:
             return torch.zeros_like(q)
-        metadata, cache = metadata[self.layer_name], self.kv_cache
+        metadata, cache = context.attn_metadata[self.layer_name], self.kv_cache
         block = cache.shape[2]
-        for token, slot in enumerate(metadata.slot_mapping.tolist()):
+        for token, slot in enumerate(context.slot_mapping[self.layer_name].tolist()):
             if slot >= 0:
                 cache[slot // block, 0, slot % block] = k[token]
                 cache[slot // block, 1, slot % block] = v[token]

@@ -1,0 +1,93 @@
+"""experts_implementation="fftune" of transformers, for models that are not patched.
+
+transformers 5 hands experts to the function of that name: forward(module, hidden_states, ids,
+weights). The module says how its weights lie in memory, and its `_apply_gate` is the activation of
+gate and up, which is identified by what it computes.
+"""
+import inspect
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from .._library import Error
+from .experts import GATED, lay_out
+from .recognise import Foreign, are_plain, has_kernels, is_close
+
+NAME = "fftune"
+
+
+def register_experts() -> None:
+    """Makes experts_implementation="fftune" known to transformers, 5.0 or newer.
+
+    Then AutoModelForCausalLM.from_pretrained(name, experts_implementation="fftune"), or
+    model.set_experts_implementation("fftune"), runs the experts of mixtures by fftune.ops.moe_ffn,
+    with gradients. Experts that it does not compute run their own forward, with a warning that says
+    why. Weights that are transposed, as gpt-oss', are laid out in the other order in the first call.
+    That call is to be before torch.compile, unless the activation is SiLU.
+    """
+    try:
+        from transformers.integrations.moe import ExpertsInterface
+    except ImportError:
+        raise Error("register_experts: this transformers cannot be told of other experts: install "
+                    "5.0 or newer") from None
+    ExpertsInterface.register(NAME, _forward)
+
+
+def _forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+             ) -> Tensor:
+    found = _found(module)
+    if found is None or not has_kernels(hidden_states) or not are_plain(*module._parameters.values()):
+        return inspect.unwrap(type(module).forward)(module, hidden_states, top_k_index, top_k_weights)
+    act, packing = found
+    gate_up, down = module.gate_up_proj, module.down_proj
+    if module.is_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else None
+    return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down, biases=biases,
+                       act=act, packing=packing)
+
+
+def _found(module: nn.Module) -> tuple[str, str] | None:
+    """The activation and the packing of gate and up; None if moe_ffn has not what the experts
+    compute. Found once for each module."""
+    known = getattr(module, "_fftune_experts", ())
+    if known != ():
+        return known
+    if torch.compiler.is_compiling():
+        # Traced code cannot try the activation. SiLU is known by the name of its class.
+        usual = (module.has_gate and module.is_concatenated and not module.is_transposed
+                 and not module.has_post_expert_norm and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
+                 and type(module)._apply_gate.__name__ == "_default_apply_gate")
+        return ("silu", "halves") if usual else None
+    known = _identify(module)
+    if isinstance(known, str):
+        warnings.warn(f"fftune: {type(module).__name__} {known}: its own forward runs")
+        known = None
+    elif module.is_transposed:
+        lay_out(module)
+    module._fftune_experts = known
+    return known
+
+
+def _identify(module: nn.Module) -> tuple[str, str] | str:
+    """The activation and the packing, or the reason why moe_ffn does not compute the experts."""
+    if not module.has_gate:
+        return "has no gate"
+    if module.has_post_expert_norm:
+        return "has a norm of its own"
+    if not hasattr(module, "gate_up_proj") or not hasattr(module, "down_proj"):
+        return "has other weights than gate_up_proj and down_proj"
+    packing = "halves" if module.is_concatenated else "interleaved"
+    fits = set(GATED)
+    generator = torch.Generator().manual_seed(0)  # the user's numbers are not to change
+    for scale in (0.5, 4.0, 24.0):  # on both sides of the limits at which some clamp
+        rows = scale * (2 * torch.rand(257, 12, generator=generator) - 1)
+        gate, up = rows.chunk(2, -1) if packing == "halves" else (rows[:, 0::2], rows[:, 1::2])
+        with torch.no_grad():
+            right = module._apply_gate(rows)
+            fits = {act for act in fits if is_close(GATED[act](gate, up), right)}
+    if len(fits) != 1 or isinstance(next(iter(fits)), Foreign):
+        return "computes an activation for which there is no kernel"
+    return fits.pop(), packing
