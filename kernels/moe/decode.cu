@@ -13,7 +13,7 @@
 //
 //   shared memory  ids [choices]; marks, a bit an expert; lists [warps][tokens], the rows that a
 //                  warp computes; then
-//                  chosen_gate_up: accumulators [warps][2][n_fragments][32 lanes][values]
+//                  chosen_gate_up: accumulators of the warps (warp_reduction)
 //                  chosen_down:    rows [k_parts][choices][rows] in f32
 //   barriers       __syncthreads before the ids are read, before the marks are read, and before the
 //                  warps' results are added up
@@ -212,15 +212,16 @@ __global__ void __launch_bounds__(config.warps * 32)
                    const float* w_gate_scale, const float* w_up_scale, float* hidden_scale,
                    int choices, int top_k, int shared, int experts, int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
-  constexpr int values = config.tokens / 4, halves = config.tokens / 8;
+  constexpr int halves = config.tokens / 8;
   constexpr chosen_scales scaled = config.scaled;
   constexpr bool quantises = scaled != chosen_scales::none;
   constexpr bool finds_scales = scaled == chosen_scales::token || scaled == chosen_scales::block;
   constexpr bool by_block = scaled == chosen_scales::block;
-  static_assert(n_fragments <= config.warps && config.k_parts == 1);
+  using reduction = warp_reduction<config.shape(2), config.warps>;
+  static_assert(config.k_parts == 1);
   __shared__ chosen_experts::storage storage;
   __shared__ int lists[config.warps][config.tokens];
-  __shared__ float partial[config.warps][2][n_fragments][32][values];
+  __shared__ float partial[config.shape(2).reduction_bytes(config.warps) / 4];
   __shared__ float largest[finds_scales ? config.tokens : 1][n_fragments];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_and_launch_dependents();
@@ -275,31 +276,13 @@ __global__ void __launch_bounds__(config.warps * 32)
       if constexpr (by_block) own.row_scales[half] = x_scale + token * scale_blocks(d);
     }
     own.run(warp * stream::k_group, d, config.warps * stream::k_group, [] {});
-#pragma unroll
-    for (int operand = 0; operand < 2; ++operand) {
-#pragma unroll
-      for (int fragment = 0; fragment < n_fragments; ++fragment) {
-#pragma unroll
-        for (int value = 0; value < values; ++value) {
-          partial[warp][operand][fragment][lane][value] = own.sum[operand][fragment][value];
-        }
-      }
-    }
+    reduction::store(partial, own.sum, warp, lane);
     __syncthreads();
     float product[halves][2] = {};
     const int column = first_row + warp * 8 + lane % 4 * 2;
     if (warp < n_fragments) {
-      float total[2][values] = {};
-#pragma unroll
-      for (int operand = 0; operand < 2; ++operand) {
-#pragma unroll
-        for (int other = 0; other < config.warps; ++other) {
-#pragma unroll
-          for (int value = 0; value < values; ++value) {
-            total[operand][value] += partial[other][operand][warp][lane][value];
-          }
-        }
-      }
+      float total[2][4] = {};
+      reduction::add(total, partial, warp, lane);
 #pragma unroll
       for (int half = 0; half < halves; ++half) {
         const int rank = from + half * 8 + lane / 4;
