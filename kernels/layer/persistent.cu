@@ -57,7 +57,8 @@ __device__ __forceinline__ vector16 complement(vector16 value) {
 template <class T, persistent_config c, class activation, class norm>
 struct persistent_layers {
   static_assert(c.in_flight >= 1 && c.in_flight <= c.stages);
-  static constexpr int row_stride = 2 * c.chunk + c.row_padding;
+  using W = T;  // weights, as they lie in memory: persistent_config::weight_bytes()
+  static constexpr int row_stride = c.weight_bytes(c.chunk) + c.row_padding;
   static constexpr int key_bytes = 2 * c.kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;
   static constexpr int value_stride = key_bytes + c.value_padding;
@@ -66,9 +67,7 @@ struct persistent_layers {
 
   const persistent_params& p;
   const u32 shared;
-  u32 stage = 0, parity = 0;          // of the ring
-  u32 oldest = 0, oldest_parity = 0;  // of the stages in flight
-  int in_flight = 0, most_in_flight = c.in_flight;
+  stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
   int token, split, first_key, keys;  // this CTA's part of attention
   bool has_new;                       // the last of the keys is the new token's
   // Kept across layers, because the cleaner's fences leave nothing in L1.
@@ -77,7 +76,7 @@ struct persistent_layers {
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
 
   __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
-      : p(params), shared(at) {
+      : p(params), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
     token = static_cast<int>(blockIdx.x) / c.splits();
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = 0;
@@ -108,54 +107,7 @@ struct persistent_layers {
   __device__ __forceinline__ u8* set_of(int layer) const {
     return static_cast<u8*>(p.workspace) + layer % c.copies_of_set * c.set_bytes(p.cache);
   }
-  __device__ __forceinline__ u32 full() const { return shared + 8 * stage; }
-  __device__ __forceinline__ u32 empty() const { return shared + 8 * (c.stages + stage); }
-  __device__ __forceinline__ u32 ring() const {
-    return shared + c.barrier_bytes() + stage * c.stage_bytes();
-  }
-  __device__ __forceinline__ void advance() {
-    if (++stage == c.stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-
   // ---- producer ----
-
-  // Up to 16 rows, of two matrices: the first `rows` at `from`, then `more_rows` at `more`, each
-  // `pitch` bytes after the one before. `places`: those of the first.
-  __device__ __forceinline__ void load_stage(const u8* from, int rows, const u8* more,
-                                             int more_rows, int places, i64 pitch, u32 bytes,
-                                             u32 stride) {
-    wait_for_stage(empty(), parity ^ 1);
-    // More copies in flight would not be faster, but what other CTAs poll would queue behind them.
-    while (in_flight >= most_in_flight) {
-      wait_for_stage(shared + 8 * oldest, oldest_parity);
-      if (++oldest == c.stages) {
-        oldest = 0;
-        oldest_parity ^= 1;
-      }
-      --in_flight;
-    }
-    ++in_flight;
-    if (is_elected()) {
-      const u32 barrier = full(), to = ring();
-      const int count = rows + more_rows;
-      if (count > 0)
-        barrier_arrive_expect(barrier, count * bytes);
-      else
-        barrier_arrive(barrier);
-      load_rows(to, from, rows, pitch, bytes, stride, barrier);
-      load_rows(to + places * stride, more, more_rows, pitch, bytes, stride, barrier);
-    }
-    advance();
-  }
-  static __device__ __forceinline__ void load_rows(u32 to, const u8* from, int rows, i64 pitch,
-                                                   u32 bytes, u32 stride, u32 barrier) {
-#pragma unroll 4
-    for (int row = 0; row < rows; ++row)
-      bulk_load(to + row * stride, from + row * pitch, bytes, barrier, l2_policy::evict_first);
-  }
 
   // Block by block of `of_block` rows. Rows from `boundary` on are of `more`.
   struct run {
@@ -169,15 +121,15 @@ struct persistent_layers {
       for (int block = 0; block < blocks; ++block) {
         const run of = run_of(block);
         for (int at = begin; at < end; at += c.chunk)
-          load_stage(static_cast<const u8*>(of.from) + 2 * at, of.rows,
-                     static_cast<const u8*>(of.more) + 2 * at, of.more_rows,
-                     places == 0 ? of.rows : places, 2 * k, 2 * smaller(c.chunk, end - at),
-                     row_stride);
+          pipeline.load(static_cast<const u8*>(of.from) + c.weight_bytes(at), of.rows,
+                        static_cast<const u8*>(of.more) + c.weight_bytes(at), of.more_rows,
+                        places == 0 ? of.rows : places, c.weight_bytes(k),
+                        c.weight_bytes(smaller(c.chunk, end - at)), row_stride);
       }
     }
   }
   static __device__ __forceinline__ const void* row_at(const void* matrix, int row, int k) {
-    return static_cast<const T*>(matrix) + static_cast<i64>(row) * k;
+    return static_cast<const W*>(matrix) + static_cast<i64>(row) * (k / stream_type<W>::packed);
   }
 
   __device__ __forceinline__ void load_keys(const persistent_layer_pointers& of) {
@@ -186,10 +138,10 @@ struct persistent_layers {
     for (int block = 0; block < keys; block += 16) {
       const int rows = smaller(16, there - block);
       const i64 at = first + static_cast<i64>(block) * c.kv_rows();
-      load_stage(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr, 0,
-                 0, key_bytes, key_bytes, key_stride);
-      load_stage(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows, nullptr,
-                 0, 0, key_bytes, key_bytes, value_stride);
+      pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
+                    0, 0, key_bytes, key_bytes, key_stride);
+      pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
+                    nullptr, 0, 0, key_bytes, key_bytes, value_stride);
     }
   }
 
@@ -207,7 +159,7 @@ struct persistent_layers {
                    part < 2 ? of.qkv[part + 1] : nullptr, own, rows - own};
       });
       // Four exchanges between CTAs follow, and the pipeline is full before them.
-      most_in_flight = c.attention_in_flight;
+      pipeline.most_in_flight = c.attention_in_flight;
       load_keys(of);
       const auto rows_of = [&](const void* matrix, int k) {
         return [=](int block) {
@@ -218,11 +170,11 @@ struct persistent_layers {
       load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
       const auto gate_up = [&](int block) {
         const int first = hidden + block * 8, rows = smaller(8, hidden_rows - block * 8);
-        if (block > 0) most_in_flight = c.in_flight;
+        if (block > 0) pipeline.most_in_flight = c.in_flight;
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
       load_weights(c.d, ceil_div(hidden_rows, 8), 8, gate_up);
-      most_in_flight = c.in_flight;
+      pipeline.most_in_flight = c.in_flight;
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
     }
   }
@@ -252,14 +204,6 @@ struct persistent_layers {
   }
 
   // ---- MMA warps ----
-
-  // One lane arrives for the warp: __syncwarp() orders the others' reads before that, which
-  // racecheck does not take into account.
-  __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty());
-    advance();
-  }
 
   // Starts to copy a norm's weights, for load_input().
   __device__ __forceinline__ void fetch_norm(const void* weights) const {
@@ -362,7 +306,7 @@ struct persistent_layers {
   // in shared memory.
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
                                            bool plain) {
-    constexpr int steps = c.chunk / 32 / c.warps;
+    using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     const bool has_token = group < c.tokens;
 #pragma unroll 1
@@ -372,28 +316,14 @@ struct persistent_layers {
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
-        float sum[4][4] = {};
+        typename product::accumulators sum = {};
         u32 token_at = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
 #pragma unroll 1
         for (int at = begin + warp * 32; at < end + warp * 32; at += c.chunk) {
-          wait_for_stage(full(), parity);
-          const u32 weights = ring() + group * row_stride + warp * 64 + pair * 16;
-#pragma unroll
-          for (int i = 0; i < steps; ++i) {
-            if (at + i * c.warps * 32 >= end) continue;
-            const vector16 low = read_shared(weights + i * c.warps * 64);
-            const vector16 high = read_shared(weights + i * c.warps * 64 + 8 * row_stride);
-            vector16 b = {};
-            if (has_token) b = read_shared(token_at + i * c.warps * 64);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const u32 a[4] = {low.word[2 * half], high.word[2 * half], low.word[2 * half + 1],
-                                high.word[2 * half + 1]};
-              const u32 columns[2] = {b.word[2 * half], b.word[2 * half + 1]};
-              mma_16x8x16<T>(sum[i % 2 * 2 + half], a, columns);
-            }
-          }
-          release();
+          pipeline.wait();
+          const u32 weights = pipeline.buffer() + group * row_stride + warp * 64 + pair * 16;
+          product::run(sum, weights, row_stride, token_at, has_token, at, end);
+          pipeline.release();
           token_at += 2 * c.chunk;
         }
 #pragma unroll
@@ -594,9 +524,9 @@ struct persistent_layers {
       const int there = keys - 16 * block;  // rows of the stages
       const bool writes = own && last && (has_new || there < 16);
       float weight[4];
-      wait_for_stage(full(), parity);
+      pipeline.wait();
       if (own) {
-        const u32 keys_at = ring();
+        const u32 keys_at = pipeline.buffer();
         if (last && has_new)
           place_new(keys_at + (there - 1) * key_stride, shared + c.new_row_at(), of.keys, kv_head);
         float score[2][4] = {};
@@ -606,12 +536,8 @@ struct persistent_layers {
           const vector16 low = read_shared(at + i * 64);
           const vector16 high = read_shared(at + i * 64 + 8 * key_stride);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const u32 a[4] = {low.word[2 * half], high.word[2 * half], low.word[2 * half + 1],
-                              high.word[2 * half + 1]};
-            const u32 b[2] = {query[i].word[2 * half], query[i].word[2 * half + 1]};
-            mma_16x8x16<T>(score[half], a, b);
-          }
+          for (int half = 0; half < 2; ++half)
+            mma_pairs<T>(score[half], low.word, high.word, query[i].word, 2 * half);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -638,10 +564,10 @@ struct persistent_layers {
         }
         if (writes) async_proxy_fence();
       }
-      release();
-      wait_for_stage(full(), parity);
+      pipeline.release();
+      pipeline.wait();
       if (own) {
-        const u32 values_at = ring();
+        const u32 values_at = pipeline.buffer();
         if (last) {
           if (has_new)
             place_new(values_at + (there - 1) * value_stride,
@@ -667,7 +593,7 @@ struct persistent_layers {
         }
         if (writes) async_proxy_fence();
       }
-      release();
+      pipeline.release();
     }
     if (group >= blocks) return;
     const i64 part_row = static_cast<i64>(token) * c.parts(p.cache) + first_part + group;

@@ -2,6 +2,7 @@
 // host and device code.
 #pragma once
 
+#include "gemm/decode/stream_shape.cuh"
 #include "gemm/qkv.cuh"
 
 namespace fftune {
@@ -76,10 +77,12 @@ struct persistent_config {
     return unit_threads() <= 32 ? warps : consumers() / unit_threads();
   }
 
+  static constexpr int weight_bytes(int elements) { return 2 * elements; }
+
   // Shared memory, in its order.
   constexpr int token_columns() const { return tokens == 1 ? 1 : up(tokens, 2) * 2; }
   constexpr int stage_bytes() const {
-    return up(block_rows * (2 * chunk + row_padding), 128) * 128;
+    return up(block_rows * (weight_bytes(chunk) + row_padding), 128) * 128;
   }
   constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
   constexpr int input_stride() const { return 2 * input_length() + row_padding; }

@@ -1,51 +1,14 @@
-// How the persistent form of layers (layer/persistent.cu) reaches memory: stages in shared memory,
-// and words between CTAs of one launch, which their readers poll.
+// How the persistent form of layers (layer/persistent.cu) reaches memory besides the stages of its
+// stream (gemm/decode/shared_stream.cuh): values in shared memory, and words between CTAs of one
+// launch, which their readers poll.
 #pragma once
 
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
+#include "gemm/decode/shared_stream.cuh"
 
 namespace fftune {
-
-// With FFTUNE_BOUND_SPINS a wait that does not end traps, instead of hanging the device.
-__device__ __forceinline__ void count_spin([[maybe_unused]] int& spins) {
-#ifdef FFTUNE_BOUND_SPINS
-  if (++spins > 1 << 20) __trap();
-#endif
-}
-
-__device__ __forceinline__ void wait_for_stage(u32 barrier, u32 parity) {
-  int spins = 0;
-  u32 done = 0;
-  while (!done) {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    count_spin(spins);
-  }
-}
-
-__device__ __forceinline__ void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier,
-                                          l2_policy policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1], %2, [%3], %4;" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier), "l"(static_cast<u64>(policy))
-      : "memory");
-}
-
-__device__ __forceinline__ vector16 read_shared(u32 address) {
-  vector16 value;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-               : "r"(address));
-  return value;
-}
 
 __device__ __forceinline__ void write_shared(u32 address, const vector16& value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.word[0]),
@@ -102,18 +65,6 @@ __device__ __forceinline__ u32 transposed_matrix(u32 word) {
   u32 result;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
   return result;
-}
-
-// One lane of the warp, once all are here. Unlike with a comparison of lanes, ptxas makes no loop
-// over the lanes around each bulk copy, which would take longer than the copy.
-__device__ __forceinline__ bool is_elected() {
-  u32 elected = 0;
-  asm volatile(
-      "{.reg .pred chosen;\n"
-      "elect.sync _|chosen, 0xffffffff;\n"
-      "@chosen mov.u32 %0, 1;}"
-      : "+r"(elected));
-  return elected != 0;
 }
 
 // Registers of the threads of a warpgroup from now on.

@@ -13,7 +13,7 @@
 //
 //   shared memory  ids [choices]; marks, a bit an expert; lists [warps][tokens], the rows that a
 //                  warp computes; then
-//                  chosen_gate_up: accumulators [warps][2][n_fragments][32 lanes][values]
+//                  chosen_gate_up: accumulators of the warps (warp_reduction)
 //                  chosen_down:    rows [k_parts][choices][rows] in f32
 //   barriers       __syncthreads before the ids are read, before the marks are read, and before the
 //                  warps' results are added up
@@ -25,7 +25,9 @@
 #include "common/activation.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
+#include "common/numerics.cuh"
 #include "common/vectors.cuh"
+#include "gemm/decode/stream.cuh"
 
 namespace fftune {
 
@@ -43,6 +45,10 @@ struct chosen_config {
   int l2_prefetch;  // 1: of the weights of down
   weights_of_both packed;
   chosen_scales scaled;
+
+  constexpr stream_shape shape(int operands) const {
+    return {operands, tokens, rows, unroll, mma_order::by_fragment};
+  }
 };
 
 namespace {
@@ -130,197 +136,20 @@ struct chosen_experts {
   }
 };
 
-constexpr int columns_of_scale = 128;
-
 __device__ __forceinline__ int scale_blocks(int extent) {
   return ceil_div(extent, columns_of_scale);
 }
 
-// A weight, which is read once. ptxas moves loads by the read-only path behind the barrier that is
-// to keep them before the MMAs, where that saves registers. Expanding fp8 takes these.
+// The type of what is no operand of a product.
 template <class T>
-__device__ __forceinline__ vector16 load_weight(const T* address) {
-  if constexpr (sizeof(T) == 1) {
-    return load_streaming(address);
-  } else {
-    vector16 value;
-    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),
-                   "=r"(value.word[3])
-                 : "l"(address)
-                 : "memory");
-    return value;
-  }
-}
+using wide_of = typename choose_type<is_same<T, fp8>, bf16, T>::type;
 
-// 16 bytes of a row as pairs of what the tensor cores multiply; `wide`: the type of what is no
-// product's operand.
-template <class T>
-struct row_vector {
-  using element = T;
-  using wide = T;
-  static constexpr int elements = 8, pairs = 4;
-  static __device__ __forceinline__ void expand(const vector16& from, u32 (&pair)[pairs]) {
-#pragma unroll
-    for (int i = 0; i < pairs; ++i) pair[i] = from.word[i];
-  }
-};
-template <>
-struct row_vector<fp8> {
-  using element = fp16;
-  using wide = bf16;
-  static constexpr int elements = 16, pairs = 8;
-  static __device__ __forceinline__ u32 fp16_of(u32 two) {
-    u32 result = 0;
-#if __CUDA_ARCH__ >= 890
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<u16>(two)));
-#endif
-    return result;
-  }
-  static __device__ __forceinline__ void expand(const vector16& from, u32 (&pair)[pairs]) {
-#pragma unroll
-    for (int i = 0; i < pairs; ++i) pair[i] = fp16_of(from.word[i / 2] >> i % 2 * 16);
-  }
-};
-
-template <class T>
-using wide_of = typename row_vector<T>::wide;
-
-// A warp's MMAs of up to 16 rows with `operands` times n_fragments · 8 rows of weights. `by_block`:
-// with scales of 128 of k.
+// Loads of 16-bit weights stay in order. Expanding fp8 takes the registers that this costs.
 template <class T, chosen_config config, int operands, bool by_block>
-struct chosen_mma {
-  using vector = row_vector<T>;
-  static constexpr int n_fragments = config.rows / 8, unroll = config.unroll;
-  static constexpr int halves = config.tokens / 8;
-  static constexpr int k_step = 4 * vector::elements, k_group = k_step * unroll;
-  using accumulators = float[operands][n_fragments][4];
-
-  const T* weights[operands][n_fragments];  // of rows past the last one those of the last
-  const T* rows[halves];
-  bool exists[halves];                   // whether there is such a row
-  const float* weight_scales[operands];  // by_block; null: each is 1
-  const float* row_scales[halves];
-  int k;  // elements of a row
-  accumulators sum = {};
-
-  // Adds the products over [begin, end) of k, `stride` apart: whole groups of k, or to its end.
-  // Weights are loaded before the first call of ready(), rows after it.
-  template <class Ready>
-  __device__ __forceinline__ void run(int begin, int end, int stride, const Ready& ready) {
-    const int lane_k = static_cast<int>(threadIdx.x) % 4 * vector::elements;
-    advance(begin + lane_k);
-    left = end - begin - lane_k;
-#pragma unroll 1
-    for (int at = begin; at < end; at += stride) {
-      group_operands of;
-      load_weights(of, at);
-      ready();
-      load_rows(of, at);
-      __syncwarp();  // keeps the MMAs behind all loads
-      multiply(of);
-      advance(stride);
-      left -= stride;
-    }
-  }
-
- private:
-  struct group_operands {
-    vector16 b[operands][n_fragments][unroll], a[unroll][halves];
-    float of_b[unroll][operands], of_a[unroll][halves];  // scales
-  };
-
-  int left;  // elements of k from this lane's first one on
-
-  __device__ __forceinline__ void advance(int elements) {
-#pragma unroll
-    for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-      for (int fragment = 0; fragment < n_fragments; ++fragment) {
-        weights[operand][fragment] += elements;
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < halves; ++half) rows[half] += elements;
-  }
-  __device__ __forceinline__ void load_weights(group_operands& to, int at) const {
-#pragma unroll
-    for (int step = 0; step < unroll; ++step) {
-      const int from = step * k_step;
-#pragma unroll
-      for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-        for (int fragment = 0; fragment < n_fragments; ++fragment) {
-          to.b[operand][fragment][step] =
-              from < left ? load_weight(weights[operand][fragment] + from) : vector16{};
-        }
-        if constexpr (by_block) {
-          const float* const scales = weight_scales[operand];
-          to.of_b[step][operand] = scales != nullptr ? scales[block_of(at + from)] : 1.0f;
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void load_rows(group_operands& to, int at) const {
-#pragma unroll
-    for (int step = 0; step < unroll; ++step) {
-      const int from = step * k_step;
-#pragma unroll
-      for (int half = 0; half < halves; ++half) {
-        to.a[step][half] =
-            exists[half] && from < left ? load_dependent(rows[half] + from) : vector16{};
-        if constexpr (by_block) {
-          to.of_a[step][half] = exists[half] ? row_scales[half][block_of(at + from)] : 0.0f;
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void multiply(const group_operands& of) {
-#pragma unroll
-    for (int step = 0; step < unroll; ++step) {
-      if constexpr (by_block) {
-        accumulators part = {};
-        multiply(part, of.b, of.a, step);
-#pragma unroll
-        for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-          for (int i = 0; i < n_fragments * 4; ++i) {
-            const int half = i % 4 / 2 < halves ? i % 4 / 2 : 0;
-            sum[operand][i / 4][i % 4] +=
-                part[operand][i / 4][i % 4] * (of.of_a[step][half] * of.of_b[step][operand]);
-          }
-        }
-      } else {
-        multiply(sum, of.b, of.a, step);
-      }
-    }
-  }
-
-  __device__ __forceinline__ int block_of(int at) const {
-    return smaller(at, k - 1) / columns_of_scale;
-  }
-  static __device__ __forceinline__ void multiply(
-      accumulators& into, const vector16 (&b)[operands][n_fragments][unroll],
-      const vector16 (&a)[unroll][halves], int step) {
-    u32 low[vector::pairs], high[vector::pairs] = {};
-    vector::expand(a[step][0], low);
-    if constexpr (halves == 2) vector::expand(a[step][halves - 1], high);
-#pragma unroll
-    for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-      for (int fragment = 0; fragment < n_fragments; ++fragment) {
-        u32 weight[vector::pairs];
-        vector::expand(b[operand][fragment][step], weight);
-#pragma unroll
-        for (int pair = 0; pair < vector::pairs; pair += 2) {
-          const u32 left[4] = {low[pair], high[pair], low[pair + 1], high[pair + 1]};
-          const u32 right[2] = {weight[pair], weight[pair + 1]};
-          mma_16x8x16<typename vector::element>(into[operand][fragment], left, right);
-        }
-      }
-    }
-  }
-};
+using chosen_stream =
+    weight_stream<T, T, config.shape(operands),
+                  is_same<T, fp8> ? load_path::read_only : load_path::in_order,
+                  stream_bounds::every_load, by_block ? stream_scales::block : stream_scales::none>;
 
 // The sorted order of the choices, as the stage route has it: a warp takes every `warps`-th expert.
 template <int warps>
@@ -383,15 +212,16 @@ __global__ void __launch_bounds__(config.warps * 32)
                    const float* w_gate_scale, const float* w_up_scale, float* hidden_scale,
                    int choices, int top_k, int shared, int experts, int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
-  constexpr int values = config.tokens / 4, halves = config.tokens / 8;
+  constexpr int halves = config.tokens / 8;
   constexpr chosen_scales scaled = config.scaled;
   constexpr bool quantises = scaled != chosen_scales::none;
   constexpr bool finds_scales = scaled == chosen_scales::token || scaled == chosen_scales::block;
   constexpr bool by_block = scaled == chosen_scales::block;
-  static_assert(n_fragments <= config.warps && config.k_parts == 1);
+  using reduction = warp_reduction<config.shape(2), config.warps>;
+  static_assert(config.k_parts == 1);
   __shared__ chosen_experts::storage storage;
   __shared__ int lists[config.warps][config.tokens];
-  __shared__ float partial[config.warps][2][n_fragments][32][values];
+  __shared__ float partial[config.shape(2).reduction_bytes(config.warps) / 4];
   __shared__ float largest[finds_scales ? config.tokens : 1][n_fragments];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_and_launch_dependents();
@@ -418,10 +248,10 @@ __global__ void __launch_bounds__(config.warps * 32)
       if constexpr (config.packed == weights_of_both::interleaved) gate *= 2, up = gate + 1;
     }
   };
-  using mma = chosen_mma<T, config, 2, by_block>;
+  using stream = chosen_stream<T, config, 2, by_block>;
   for (int from = 0;; from += config.tokens) {
     const auto group = chosen.list(expert, from, config.tokens, lists[warp]);
-    mma own;
+    stream own;
     own.k = d;
 #pragma unroll
     for (int fragment = 0; fragment < n_fragments; ++fragment) {
@@ -445,32 +275,14 @@ __global__ void __launch_bounds__(config.warps * 32)
       own.rows[half] = x + token * d;
       if constexpr (by_block) own.row_scales[half] = x_scale + token * scale_blocks(d);
     }
-    own.run(warp * mma::k_group, d, config.warps * mma::k_group, [] {});
-#pragma unroll
-    for (int operand = 0; operand < 2; ++operand) {
-#pragma unroll
-      for (int fragment = 0; fragment < n_fragments; ++fragment) {
-#pragma unroll
-        for (int value = 0; value < values; ++value) {
-          partial[warp][operand][fragment][lane][value] = own.sum[operand][fragment][value];
-        }
-      }
-    }
+    own.run(warp * stream::k_group, d, config.warps * stream::k_group, [] {});
+    reduction::store(partial, own.sum, warp, lane);
     __syncthreads();
     float product[halves][2] = {};
     const int column = first_row + warp * 8 + lane % 4 * 2;
     if (warp < n_fragments) {
-      float total[2][values] = {};
-#pragma unroll
-      for (int operand = 0; operand < 2; ++operand) {
-#pragma unroll
-        for (int other = 0; other < config.warps; ++other) {
-#pragma unroll
-          for (int value = 0; value < values; ++value) {
-            total[operand][value] += partial[other][operand][warp][lane][value];
-          }
-        }
-      }
+      float total[2][4] = {};
+      reduction::add(total, partial, warp, lane);
 #pragma unroll
       for (int half = 0; half < halves; ++half) {
         const int rank = from + half * 8 + lane / 4;
@@ -602,14 +414,14 @@ __global__ void __launch_bounds__(config.warps * 32)
     waited = true;
   };
 
-  using mma = chosen_mma<T, config, 1, by_block>;
-  const int groups = ceil_div(h, mma::k_group);
+  using stream = chosen_stream<T, config, 1, by_block>;
+  const int groups = ceil_div(h, stream::k_group);
   for (int unit = warp; unit < units; unit += config.warps) {
     const int expert = chosen.expert(unit / config.k_parts), part = unit % config.k_parts;
     for (int from = 0;; from += config.tokens) {
       __syncwarp();  // the list of the rows before is read
       const auto group = chosen.list(expert, from, config.tokens, lists[warp]);
-      mma own;
+      stream own;
       own.k = h;
 #pragma unroll
       for (int fragment = 0; fragment < n_fragments; ++fragment) {
@@ -629,8 +441,9 @@ __global__ void __launch_bounds__(config.warps * 32)
         own.rows[half] = hidden + row * h;
         if constexpr (by_block) own.row_scales[half] = hidden_scale + row * scale_blocks(h);
       }
-      own.run(groups * part / config.k_parts * mma::k_group,
-              smaller(groups * (part + 1) / config.k_parts * mma::k_group, h), mma::k_group, ready);
+      own.run(groups * part / config.k_parts * stream::k_group,
+              smaller(groups * (part + 1) / config.k_parts * stream::k_group, h), stream::k_group,
+              ready);
 #pragma unroll
       for (int half = 0; half < config.tokens / 8; ++half) {
         const int rank = half * 8 + lane / 4;

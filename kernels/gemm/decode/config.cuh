@@ -2,6 +2,7 @@
 // code.
 #pragma once
 
+#include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
 
 namespace fftune {
@@ -17,6 +18,9 @@ struct decode_config {
 
   constexpr int threads() const { return warps * 32; }
   constexpr int n_fragments() const { return rows / 8; }  // of 8 rows of B
+  constexpr stream_shape shape(const gemm_form& form) const {
+    return {.operands = form.b_operands(), .tokens = tokens, .rows = rows, .unroll = unroll};
+  }
   /// Blocks that have a head of the epilogue qkv; with a norm of heads they are a cluster.
   constexpr int blocks_of_head(const gemm_form& form) const {
     return form.is_qkv() ? form.qkv.dim / rows : 1;
@@ -41,13 +45,11 @@ struct decode_config {
     const int half = rows / 2;
     return part * half + (i < half ? i : form.qkv.rotary / 2 + i - half);
   }
-  constexpr int k_group() const { return 32 * unroll; }  // elements of k that a warp takes at once
-  /// Accumulators that a thread of the MMA fragment has for one of them.
-  constexpr int values() const { return tokens / 4; }
   /// The warps' accumulators, or the split-K reduction of a cluster.
   constexpr int reduction_bytes(const gemm_form& form) const {
-    const int of_fragment = warps * values() * 128;
-    return form.b_operands() * n_fragments() * (of_fragment > 512 ? of_fragment : 512);
+    const int of_warps = shape(form).reduction_bytes(warps);
+    const int of_splits = form.b_operands() * n_fragments() * 512;
+    return of_warps > of_splits ? of_warps : of_splits;
   }
   /// Rotated heads add a cosine and a sine of each token and pair.
   constexpr int shared_bytes(const gemm_form& form) const {

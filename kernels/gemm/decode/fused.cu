@@ -5,15 +5,14 @@
 // Every block computes `rows` hidden features and `out_rows` features of y, 8 to a group; its warps
 // split k. The intermediate goes from block to block through L2 in words that contain a flag beside
 // the data (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are there.
-// All blocks must be resident at once: the launch is cooperative. Operands go from memory straight
-// into the fragments of mma.sync, 16 bytes a load: see decode/gemm.cu.
+// All blocks must be resident at once: the launch is cooperative. Weights stay in registers, as
+// operands of the MMAs of decode/stream.cuh.
 //
 //   all threads    load W_gate, W_up (and W_down, unless late_down) into registers
 //                  griddepcontrol.wait; MMA with x
 //   shared memory  Accumulators [warp][group][token][8], first of gate and up, then of y.
 //   L2             Flagged words of hidden [m, h / 4]: written by the block that computes the
-//   feature,
-//                  read by all; polled until a word has the flag of this run
+//                  feature, read by all; polled until a word has the flag of this run
 //   barriers       `__syncthreads` after the accumulators are in shared memory, before they are
 //                  written over, and none between blocks
 //
@@ -24,6 +23,7 @@
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/fused_config.cuh"
+#include "gemm/decode/stream.cuh"
 #include "gemm/epilogue_ops.cuh"
 
 namespace fftune {
@@ -32,8 +32,12 @@ namespace fftune {
 // in registers, and the accumulators of up to 16 tokens.
 template <class T, int tokens, int groups, int steps>
 struct weight_slice {
-  vector16 weight[groups][steps];
-  float sum[groups][4];
+  using stream =
+      weight_stream<T, T, stream_shape{.tokens = tokens, .rows = 8 * groups, .unroll = steps},
+                    load_path::read_only, stream_bounds::every_load>;
+
+  vector16 weight[1][groups][steps];
+  typename stream::accumulators sum;
 
   // Where this lane's 8 elements of a step lie along k.
   static __device__ __forceinline__ int place(int step) {
@@ -46,23 +50,12 @@ struct weight_slice {
     const T* const from = weights + static_cast<i64>(smaller(row + lane / 4, rows - 1)) * k;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
-      weight[group][step] = place(step) < k ? load_streaming(from + place(step)) : vector16{};
+      weight[0][group][step] = place(step) < k ? load_streaming(from + place(step)) : vector16{};
     }
   }
-  __device__ __forceinline__ void mma(int step, const vector16 (&token)[tokens / 8]) {
-    const vector16& low = token[0];
-    const vector16& high = token[tokens / 8 - 1];
-#pragma unroll
-    for (int part = 0; part < 4; part += 2) {
-      const u32 a[4] = {low.word[part], tokens == 16 ? high.word[part] : 0u, low.word[part + 1],
-                        tokens == 16 ? high.word[part + 1] : 0u};
-#pragma unroll
-      for (int group = 0; group < groups; ++group) {
-        const vector16& from = weight[group][step];
-        const u32 b[2] = {from.word[part], from.word[part + 1]};
-        mma_16x8x16<T>(sum[group], a, b);
-      }
-    }
+  __device__ __forceinline__ void mma(int step, const typename stream::token_group& token) {
+    const no_scale none[1][groups][steps] = {};
+    stream::multiply_step(sum, weight, none, token, step);
   }
   // Leaves the accumulators as [warp][group][token][8].
   __device__ __forceinline__ void publish(float* shared) const {
@@ -72,8 +65,8 @@ struct weight_slice {
 #pragma unroll
       for (int half = 0; half < tokens / 8; ++half) {
         float* const to = shared + ((warp * groups + group) * tokens + half * 8) * 8 + lane * 2;
-        to[0] = sum[group][half * 2];
-        to[1] = sum[group][half * 2 + 1];
+        to[0] = sum[0][group][half * 2];
+        to[1] = sum[0][group][half * 2 + 1];
       }
     }
   }
@@ -132,12 +125,12 @@ __global__ void __launch_bounds__(config.threads(), 1)
 
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
-    vector16 token[halves];
+    vector16 token[halves][1];
     const int k = first.place(step);
 #pragma unroll
     for (int half = 0; half < halves; ++half) {
       const int row = lane / 4 + half * 8;
-      token[half] =
+      token[half][0] =
           row < m && k < d ? load_dependent(x + static_cast<i64>(row) * d + k) : vector16{};
     }
     first.mma(step, token);
@@ -196,11 +189,11 @@ __global__ void __launch_bounds__(config.threads(), 1)
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       if (base + i < out_steps) {
-        vector16 token[halves];
+        vector16 token[halves][1];
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
-          token[half] = {{word[i][half][0].data[0], word[i][half][0].data[1],
-                          word[i][half][1].data[0], word[i][half][1].data[1]}};
+          token[half][0] = {{word[i][half][0].data[0], word[i][half][0].data[1],
+                             word[i][half][1].data[0], word[i][half][1].data[1]}};
         }
         second.mma(base + i, token);
       }

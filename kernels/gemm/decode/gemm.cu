@@ -1,11 +1,8 @@
 // The decode engine: C = epilogue(A B^T) for up to 16 rows of A, sm_80 and newer, at the speed of
 // reading B once. K-major 16-bit matrices, 16-byte aligned rows and pointers.
 //
-// The weights B are most of the bytes, and each is needed once: they go from memory straight into
-// the registers of mma.sync, 16 bytes per load, without shared memory or ldmatrix. That works
-// because a sum over k may be taken in any order as long as both operands agree. A thread loads
-// eight consecutive k of its row. It uses the first four as elements "k 2*pair..+1 and k+8..+9" of
-// one m16n8k16, and the last four as those of the next.
+// The weights B are most of the bytes, and each is needed once: decode/stream.cuh, with a block's
+// rows of B and groups of k for its warps.
 //
 //   block          `rows` rows of each B; blockIdx.y: which share of k (split_k)
 //
@@ -28,13 +25,14 @@
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/config.cuh"
+#include "gemm/decode/stream.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/head_row.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
 
-// The type of common/rms_norm.cuh.
+// The type of common/rows.cuh.
 template <row_norm kind>
 struct row_norm_of {
   using type = t5_norm;
@@ -57,35 +55,22 @@ class decode_kernel {
   static constexpr int b_operands = form.b_operands(), stored_values = form.stored_values();
   static constexpr int tokens = config.tokens, rows = config.rows, warps = config.warps;
   static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
-  static constexpr int k_group = config.k_group(), values = config.values();
   static constexpr int head_blocks = config.blocks_of_head(form);
   static constexpr bool widens = form.c != form.ab;  // C is float32
   static_assert(form.wide == form.ab && (!widens || (form.c == element::f32 && !form.is_qkv())));
   static_assert(tokens == 8 || tokens == 16);
   static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
 
-  using accumulators = float[b_operands][n_fragments][4];
+  static constexpr stream_shape shape = config.shape(form);
+  using stream = weight_stream<T, T, shape, load_path::read_only, stream_bounds::last_group>;
+  using reduction = warp_reduction<shape, warps>;
+  static constexpr int k_group = stream::k_group;
 
  public:
   using params = typename choose_type<form.qkv.rotates(), rotating_params<form.qkv.rotary / 2>,
                                       plain_params>::type;
 
  private:
-  // One warp's operands for one group of k.
-  struct operands {
-    vector16 b[b_operands][n_fragments][unroll];
-    vector16 a[unroll][tokens / 8];
-  };
-
-  // Where this lane reads: element k = 8 * (lane % 4) of its rows.
-  struct pointers {
-    const T* b[b_operands][n_fragments];
-    const T* a[tokens / 8];
-    bool token_is_valid[tokens / 8];
-    const T* norm;
-    u32 k_left;  // elements from this lane's place to the end of k
-  };
-
   static constexpr bool normalises = form.norm_of_a != row_norm::none;
   using a_norm = row_norm_type<form.norm_of_a>;
 
@@ -152,68 +137,6 @@ class decode_kernel {
     }
   }
 
-  template <bool ragged>
-  static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
-#pragma unroll
-    for (int step = 0; step < unroll; ++step) {
-      const u32 at = k + step * 32;
-      const bool valid = !ragged || at < from.k_left;
-#pragma unroll
-      for (int operand = 0; operand < b_operands; ++operand) {
-#pragma unroll
-        for (int j = 0; j < n_fragments; ++j) {
-          to.b[operand][j][step] = valid ? load_streaming(from.b[operand][j] + at) : vector16{};
-        }
-      }
-    }
-  }
-
-  template <bool ragged>
-  static __device__ __forceinline__ void load_tokens(operands& to, const pointers& from, u32 k,
-                                                     const lane_deviations& deviations) {
-#pragma unroll
-    for (int step = 0; step < unroll; ++step) {
-      const u32 at = k + step * 32;
-      const bool valid = !ragged || at < from.k_left;
-#pragma unroll
-      for (int half = 0; half < tokens / 8; ++half) {
-        to.a[step][half] =
-            valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
-      }
-      if constexpr (normalises) {
-        const vector16 weights = valid ? load_cached(from.norm + at) : vector16{};
-#pragma unroll
-        for (int half = 0; half < tokens / 8; ++half) {
-          normalise(to.a[step][half], weights, deviations[half]);
-        }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void mma(accumulators& sum, const operands& from) {
-    __syncwarp();  // or the compiler moves the MMAs up between the loads, to save registers, and
-                   // leaves two loads in flight instead of all of them
-#pragma unroll
-    for (int step = 0; step < unroll; ++step) {
-#pragma unroll
-      for (int part = 0; part < 4; part += 2) {
-        const vector16& low = from.a[step][0];
-        const vector16& high = from.a[step][tokens / 8 - 1];
-        const u32 a[4] = {low.word[part], tokens == 16 ? high.word[part] : 0u, low.word[part + 1],
-                          tokens == 16 ? high.word[part + 1] : 0u};
-#pragma unroll
-        for (int operand = 0; operand < b_operands; ++operand) {
-#pragma unroll
-          for (int j = 0; j < n_fragments; ++j) {
-            const vector16& weight = from.b[operand][j][step];
-            const u32 b[2] = {weight.word[part], weight.word[part + 1]};
-            mma_16x8x16<T>(sum[operand][j], a, b);
-          }
-        }
-      }
-    }
-  }
-
   // Which rows of B the block has; in a product of heads those of one head, or of a part of one.
   struct block_rows {
     int first;       // row of B; of the head if there is one
@@ -240,30 +163,27 @@ class decode_kernel {
     }
   };
 
-  static __device__ __forceinline__ pointers make_pointers(const gemm_params& p,
-                                                           const block_rows& own, int lane) {
-    pointers result;
-    const int lane_k = lane % 4 * 8;
+  // Where this lane of the stream reads.
+  static __device__ __forceinline__ void place(stream& weights, const gemm_params& p,
+                                               const block_rows& own, int lane) {
+    const int lane_k = lane % 4 * stream::weight::elements;
 #pragma unroll
     for (int j = 0; j < n_fragments; ++j) {
       const int row = own.row(j * 8 + lane / 4);
-      const i64 place = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
+      const i64 at = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
         const void* const b = form.is_qkv() ? p.b[own.matrix / 2][own.matrix % 2] : p.b[0][operand];
-        result.b[operand][j] =
-            static_cast<const T*>(b) + place;  // rows past n are read again, never stored
+        weights.weights[operand][j] = static_cast<const T*>(b) + at;
       }
     }
 #pragma unroll
     for (int half = 0; half < tokens / 8; ++half) {
       const int token = lane / 4 + half * 8;
-      result.token_is_valid[half] = token < p.m;
-      result.a[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
+      weights.exists[half] = token < p.m;
+      weights.rows[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
     }
-    result.norm = static_cast<const T*>(p.norm_of_a) + lane_k;
-    result.k_left = larger(p.k - lane_k, 0);
-    return result;
+    weights.left = larger(p.k - lane_k, 0);
   }
 
   // A thread asks L2 for a part of a row of weights: elements from `begin`, behind the first loads
@@ -279,42 +199,6 @@ class decode_kernel {
       if (bytes == 0) return;
       const void* const b = form.is_qkv() ? p.b[own.matrix / 2][own.matrix % 2] : p.b[0][operand];
       prefetch_l2(static_cast<const T*>(b) + static_cast<i64>(row) * p.k + begin, bytes);
-    }
-  }
-
-  // The accumulators of all warps added up, in order, for the fragment that this thread's warp is
-  // to finish.
-  static __device__ __forceinline__ void add_warps(float4 (&total)[b_operands],
-                                                   const accumulators& sum, float* shared, int warp,
-                                                   int lane) {
-    constexpr int warp_stride = b_operands * n_fragments * 32 * values;
-    float* const mine = shared + warp * warp_stride + lane * values;
-#pragma unroll
-    for (int operand = 0; operand < b_operands; ++operand) {
-#pragma unroll
-      for (int j = 0; j < n_fragments; ++j) {
-#pragma unroll
-        for (int value = 0; value < values; ++value) {
-          mine[(operand * n_fragments + j) * 32 * values + value] = sum[operand][j][value];
-        }
-      }
-    }
-    __syncthreads();
-    if (warp < n_fragments) {
-#pragma unroll
-      for (int operand = 0; operand < b_operands; ++operand) {
-        float result[4] = {};
-#pragma unroll
-        for (int other = 0; other < warps; ++other) {
-#pragma unroll
-          for (int value = 0; value < values; ++value) {
-            result[value] +=
-                shared[other * warp_stride + (operand * n_fragments + warp) * 32 * values +
-                       lane * values + value];
-          }
-        }
-        total[operand] = {result[0], result[1], result[2], result[3]};
-      }
     }
   }
 
@@ -425,7 +309,9 @@ class decode_kernel {
     const gemm_params& p = all.gemm;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const block_rows own = block_rows::own(all);
-    const pointers from = make_pointers(p, own, lane);
+    stream weights;
+    place(weights, p, own, lane);
+    const T* const norm = static_cast<const T*>(p.norm_of_a) + lane % 4 * stream::weight::elements;
 
     // In 32 bits: k < 2^31, k_group >= 32 and fewer than 32 splits.
     const u32 groups = ceil_div(static_cast<u32>(p.k), static_cast<u32>(k_group));
@@ -434,8 +320,6 @@ class decode_kernel {
     const u32 whole_groups = static_cast<u32>(p.k) / k_group;
 
     launch_dependents();
-    accumulators sum = {};
-    operands loaded;
     // Weights are complete before the launch; the kernel before may still write the tokens. Every
     // warp comes here once, and while they find the norm's deviations their weights are on the way.
     bool waited = false;
@@ -447,24 +331,35 @@ class decode_kernel {
       if constexpr (normalises) find_deviations(p, deviations);
       waited = true;
     };
-    u32 group = first_group + warp;
-    for (; group < smaller(last_group, whole_groups); group += warps) {
-      load_weights<false>(loaded, from, group * k_group);
-      tokens_ready();
-      load_tokens<false>(loaded, from, group * k_group, deviations);
-      mma(sum, loaded);
-    }
-    if (group < last_group) {  // the one group that k ends in
-      load_weights<true>(loaded, from, group * k_group);
-      tokens_ready();
-      load_tokens<true>(loaded, from, group * k_group, deviations);
-      mma(sum, loaded);
-    }
+    const auto normalise_tokens = [&](typename stream::token_group& tokens, u32 k, bool valid) {
+      if constexpr (normalises) {
+#pragma unroll
+        for (int i = 0; i < stream::token_vectors; ++i) {
+          const vector16 of_norm =
+              valid ? load_cached(norm + k + i * stream::token::elements) : vector16{};
+#pragma unroll
+          for (int half = 0; half < shape.halves(); ++half) {
+            normalise(tokens[half][i], of_norm, deviations[half]);
+          }
+        }
+      }
+    };
+    weights.run_groups(first_group + warp, last_group, warps, whole_groups, tokens_ready,
+                       normalise_tokens);
     tokens_ready();  // a warp without a group must not store before the kernels before are done
 
     if constexpr (form.is_qkv()) find_turns(all, reinterpret_cast<float*>(shared), own);
     float4 total[b_operands] = {};
-    add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
+    reduction::store(reinterpret_cast<float*>(shared), weights.sum, warp, lane);
+    __syncthreads();
+    if (warp < n_fragments) {
+      float sum[b_operands][4] = {};
+      reduction::add(sum, reinterpret_cast<float*>(shared), warp, lane);
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        total[operand] = {sum[operand][0], sum[operand][1], sum[operand][2], sum[operand][3]};
+      }
+    }
     if (p.split_k > 1) {
       __syncthreads();  // the warps' accumulators are read
       if (!reduce_splits<n_fragments * 32>(total, warp < n_fragments, p.split_k,
