@@ -22,6 +22,7 @@
 #include "apps/fftune/usage.hpp"
 #include "apps/fftune/version.hpp"
 #include "core/error.hpp"
+#include "runtime/device_sources.hpp"
 
 namespace fftune::tool {
 
@@ -88,7 +89,10 @@ int parse_and_run(int argc, char** argv) {
   const Environment environment = read_environment();
   const Output output(line.flags(), environment);
   start_log(output, environment.no_color);
-  return run(Session{line.catalog(), environment, output});
+  const auto sources = device_sources(*line.catalog().sources, environment);
+  Catalog catalog = line.catalog();
+  if (sources) catalog.sources = sources.get();
+  return run(Session{catalog, environment, output});
 }
 
 int guarded(int argc, char** argv) {

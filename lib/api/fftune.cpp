@@ -18,6 +18,7 @@
 #include "api/handles.hpp"
 #include "core/fork.hpp"
 #include "runtime/choice.hpp"
+#include "runtime/device_sources.hpp"
 #include "runtime/devices.hpp"
 
 using namespace fftune;
@@ -73,11 +74,13 @@ std::shared_ptr<Library> open_library(int device, const fftune_context_options& 
                               path));
     folders.insert(folders.begin(), path);
   }
-  const Catalog& catalog = builtin_catalog();
   const std::string spec = device < 0 ? "cpu" : fmt::format("cuda:{}", device);
   auto library = std::make_shared<Library>();
-  library->catalog = &catalog;
-  library->backend = open_device(spec, *catalog.sources, environment, cpu_options(options));
+  library->catalog = builtin_catalog();
+  library->device_sources = device_sources(*library->catalog.sources, environment);
+  if (library->device_sources) library->catalog.sources = library->device_sources.get();
+  library->backend =
+      open_device(spec, *library->catalog.sources, environment, cpu_options(options));
   library->presets = PresetLibrary::load(folders);
   library->preset_complaints = library->presets.complaints();
   std::copy(environment.preset_complaints.begin(), environment.preset_complaints.end(),
@@ -102,8 +105,8 @@ std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
   const auto start = std::chrono::steady_clock::now();
   Backend& backend = *library->backend;
   const DeviceFacts& facts = backend.facts();
-  ParsedProblem parsed = problem_from_json(problem_text, *library->catalog);
-  const Op& op = library->catalog->op(parsed.problem.op);
+  ParsedProblem parsed = problem_from_json(problem_text, library->catalog);
+  const Op& op = library->catalog.op(parsed.problem.op);
   if (!parsed.dtype_given) parsed.problem.dtype = op.dtypes(facts.kind).front();
   const Problem problem = canonical(op, std::move(parsed.problem), facts.kind);
 
@@ -113,15 +116,15 @@ std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
   bool any_element = facts.kind == DeviceKind::cpu;
   Choice choice;
   if (parsed.any_tokens) {
-    handle->token_plan = std::make_unique<const TokenPlan>(*library->catalog, backend, op, problem,
-                                                           library->presets);
+    handle->token_plan =
+        std::make_unique<const TokenPlan>(library->catalog, backend, op, problem, library->presets);
     const auto& segments = handle->token_plan->segments();
     any_element |= std::all_of(segments.begin(), segments.end(), [&](const TokenSegment& segment) {
       return runs_fallbacks_alone(op, segment.choice.recipe);
     });
     choice = segments.back().choice;
   } else {
-    choice = choose(*library->catalog, op, problem, facts, library->presets);
+    choice = choose(library->catalog, op, problem, facts, library->presets);
     handle->plan = std::make_unique<const Plan>(backend, op, problem, choice.recipe);
     any_element |= runs_fallbacks_alone(op, choice.recipe);
   }

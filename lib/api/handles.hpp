@@ -19,7 +19,8 @@ namespace fftune {
 
 /// A device with its presets; shared by the context and its plans, so that either may go first.
 struct Library {
-  const Catalog* catalog;
+  std::unique_ptr<const SourceSet> device_sources;  // null: the catalog has those built in
+  Catalog catalog;
   std::unique_ptr<Backend> backend;
   PresetLibrary presets;
   std::vector<std::string> preset_complaints;  // of its files, and of folders that are not there

@@ -3,14 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/hash.hpp"
 
 namespace fftune {
 namespace {
+
+namespace fs = std::filesystem;
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -118,6 +123,19 @@ bool begins_directive(const Token& token) {
   return token.begins_line && token.text == "#";
 }
 
+bool is_device_source(const fs::path& file) {
+  return file.extension() == ".cu" || file.extension() == ".cuh";
+}
+
+std::string text_in(const fs::path& file) {
+  try {
+    return read_whole_file(file);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("the device source '{}' {}", file.string(), error.what()));
+  }
+}
+
 }  // namespace
 
 Tokens tokens_of(std::string_view source) {
@@ -171,6 +189,28 @@ std::vector<Include> includes_of(const Tokens& tokens) {
 
 SourceSet::SourceSet(std::map<std::string, std::string> files) {
   for (auto& [name, text] : files) files_[name].text = std::move(text);
+}
+
+std::vector<std::string> SourceSet::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : files_) names.push_back(name);
+  return names;
+}
+
+SourceSet SourceSet::with_device_sources_of(const fs::path& folder) const {
+  std::map<std::string, std::string> files;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(folder, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error))
+    if (is_device_source(entry->path()))
+      files[entry->path().lexically_relative(folder).generic_string()] = text_in(entry->path());
+  if (error || files.empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("'{}' has no device sources{}: give the folder 'kernels' of a checkout",
+                            folder.string(), error ? " (" + error.message() + ")" : ""));
+  for (const auto& [name, file] : files_)
+    if (!is_device_source(name)) files[name] = file.text;
+  return SourceSet(std::move(files));
 }
 
 const SourceSet::File& SourceSet::file_of(std::string_view name) const {

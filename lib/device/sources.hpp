@@ -1,7 +1,9 @@
-// Kernel sources: their code, and those that are embedded, with their includes followed.
+// Kernel sources: their code, and those that are embedded or in a folder, with their includes
+// followed.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string>
@@ -48,6 +50,12 @@ class SourceSet {
   explicit SourceSet(std::map<std::string, std::string> files);
 
   bool has(std::string_view file) const { return files_.contains(std::string(file)); }
+  /// All names, sorted.
+  std::vector<std::string> names() const;
+  /// These sources with the device sources (.cu and .cuh) of `folder`, a kernels folder, in place
+  /// of their own. Host sources stay: they are what was compiled into this program. Throws
+  /// Error(invalid_input) if the folder has none, or one cannot be read.
+  SourceSet with_device_sources_of(const std::filesystem::path& folder) const;
   /// Throws Error(internal) if there is no such file.
   const std::string& text(std::string_view file) const;
   /// `file` and every embedded file it includes with quotes, directly or not, sorted; `file`

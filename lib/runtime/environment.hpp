@@ -19,7 +19,9 @@ struct Environment {
   /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
   /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
-  std::filesystem::path bundle;   // $FFTUNE_BUNDLE: compiled kernels; empty: none
+  std::filesystem::path bundle;  // $FFTUNE_BUNDLE: compiled kernels; empty: none
+  /// $FFTUNE_DEVICE_SOURCES: the folder of the .cu and .cuh to compile; empty: those built in.
+  std::filesystem::path device_sources;
   bool no_jit = false;            // $FFTUNE_NO_JIT: anything but 0
   std::optional<int> threads;     // $FFTUNE_THREADS: of the CPU backend, at most
   std::string threads_complaint;  // why FFTUNE_THREADS is not a number; empty: it is, or not set

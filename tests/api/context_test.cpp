@@ -1,4 +1,5 @@
 // Contexts: opening a device, what is refused and how it is said.
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -51,6 +52,19 @@ TEST_CASE("a preset path must be a folder") {
     CHECK(said.substr(said.size() - 5) == "\u00e9...");
   }
   CHECK(context == nullptr);
+}
+
+TEST_CASE("a context reads the device sources of the environment's folder") {
+  ::setenv("FFTUNE_DEVICE_SOURCES", "/no/such/folder", 1);
+  fftune_context* context = nullptr;
+  const fftune_status refused = fftune_context_create(-1, nullptr, &context);
+  ::setenv("FFTUNE_DEVICE_SOURCES", FFTUNE_SOURCE_DIR "/kernels", 1);
+  const fftune_status opened = fftune_context_create(-1, nullptr, &context);
+  ::unsetenv("FFTUNE_DEVICE_SOURCES");
+  CHECK(refused == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("FFTUNE_DEVICE_SOURCES: '/no/such/folder' has no device sources"));
+  REQUIRE(opened == FFTUNE_OK);
+  fftune_context_destroy(context);
 }
 
 TEST_CASE("an error belongs to the thread that met it") {

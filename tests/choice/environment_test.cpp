@@ -46,6 +46,7 @@ TEST_CASE("folders below the home are the default") {
   const Variables variables({{"HOME", "/home/someone"},
                              {"FFTUNE_PRESETS", nullptr},
                              {"FFTUNE_CACHE", nullptr},
+                             {"FFTUNE_DEVICE_SOURCES", ""},
                              {"XDG_DATA_HOME", nullptr},
                              {"XDG_CACHE_HOME", "relative/is/ignored"},
                              {"XDG_STATE_HOME", ""},
@@ -61,6 +62,7 @@ TEST_CASE("folders below the home are the default") {
   REQUIRE(environment.state_folder == "/home/someone/.local/state/fftune");
   REQUIRE(environment.toolkit_folders.size() == 1);
   REQUIRE(environment.preset_complaints.empty());
+  REQUIRE(environment.device_sources.empty());
   REQUIRE_FALSE(environment.no_color);
 }
 
@@ -69,6 +71,7 @@ TEST_CASE("variables go before the defaults") {
                              {"FFTUNE_CACHE", "/cache"},
                              {"XDG_DATA_HOME", "/data"},
                              {"XDG_STATE_HOME", "/state"},
+                             {"FFTUNE_DEVICE_SOURCES", "/kernels"},
                              {"CUDA_HOME", "/cuda"},
                              {"CUDA_PATH", nullptr},
                              {"NO_COLOR", "1"}});
@@ -81,6 +84,7 @@ TEST_CASE("variables go before the defaults") {
   REQUIRE(environment.preset_folders[1] == "b c");
   REQUIRE(environment.preset_folders[2] == "/data/fftune/presets");
   REQUIRE(environment.cache_folder == "/cache");
+  REQUIRE(environment.device_sources == "/kernels");
   REQUIRE(environment.state_folder == "/state/fftune");
   REQUIRE(environment.toolkit_folders.at(0) == "/cuda/lib64");
   REQUIRE(environment.no_color);

@@ -1,4 +1,5 @@
 // Listings: ops, devices, variants, and compiling them for devices that are not here.
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -10,7 +11,10 @@
 using namespace fftune;
 using fftune::testing::Finished;
 using fftune::testing::Sandbox;
+using fftune::testing::text_of;
+using fftune::testing::write_text;
 using Json = nlohmann::json;
+namespace fs = std::filesystem;
 
 TEST_CASE("ops names every op's fields and buffers in order") {
   const Finished done = Sandbox().fftune("ops --json");
@@ -89,6 +93,53 @@ TEST_CASE("compile gives the same sample twice, from the cache the second time")
     CHECK(before.at("programs")[i].at("kernels") == after.at("programs")[i].at("kernels"));
     CHECK(after.at("programs")[i].at("cached") == true);
   }
+}
+
+TEST_CASE("device sources of a folder are compiled without a build, and cached by their text") {
+  const Sandbox sandbox;
+  const fs::path kernels = sandbox.folder() / "kernels";
+  fs::copy(fs::path(FFTUNE_SOURCE_DIR) / "kernels", kernels, fs::copy_options::recursive);
+  const fs::path source = kernels / "act_mul/forward_columns.cu";
+  const std::string text = text_of(source);
+  const auto with_folder = [&](const std::string& words) {
+    return sandbox.start_by({}, words, {"FFTUNE_DEVICE_SOURCES=" + kernels.string()})->wait();
+  };
+  const std::string compile =
+      "compile --arch sm_80 --op act-mul --family forward_columns --dtype f32 --sample 1 --json";
+  const Finished built_in = sandbox.fftune(compile);
+  if (built_in.code == 3) FFTUNE_SKIP("no NVRTC: " + built_in.err);
+  REQUIRE(built_in.code == 0);
+  const auto cached = [](const Finished& done) {
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    return Json::parse(done.out).at("programs").at(0).at("cached").get<bool>();
+  };
+  CHECK_FALSE(cached(built_in));
+  CHECK(cached(with_folder(compile)));  // the same text
+
+  write_text(source, text + "\n__device__ int edited;\n");
+  CHECK_FALSE(cached(with_folder(compile)));
+  CHECK(cached(with_folder(compile)));
+  const Json devices = Json::parse(with_folder("devices --json").out);
+  CHECK(devices.at("device_sources").at("folder") == kernels.string());
+  CHECK(devices.at("device_sources").at("changed") == Json::array({"act_mul/forward_columns.cu"}));
+  CHECK(with_folder("devices").out.find("not as built in: act_mul/forward_columns.cu\n") !=
+        std::string::npos);
+
+  write_text(source, text + "\n#error edited\n");
+  const Finished wrong = with_folder(compile);
+  CHECK(wrong.code == 1);
+  CHECK(wrong.out.find("edited") != std::string::npos);
+  write_text(source, text);
+  CHECK(cached(with_folder(compile)));
+  CHECK(with_folder("devices").out.find("all as built in") != std::string::npos);
+  CHECK_FALSE(Json::parse(sandbox.fftune("devices --json").out).contains("device_sources"));
+
+  fs::remove_all(kernels);
+  const Finished absent = with_folder("devices");
+  CHECK(absent.code == 2);
+  CHECK(absent.err.find("FFTUNE_DEVICE_SOURCES: '" + kernels.string() + "' has no") !=
+        std::string::npos);
 }
 
 TEST_CASE("compile takes a family that serves nothing but rare sizes too") {

@@ -1,6 +1,8 @@
 #include "device/sources.hpp"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
 #include <string>
@@ -8,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 
@@ -105,6 +108,45 @@ TEST_CASE("a closure is closed, whatever includes what") {
         REQUIRE(has(file));
         for (const auto& included : includes[file]) REQUIRE(has(included));
       }
+    }
+  }
+}
+
+TEST_CASE("device sources of a folder take the place of those built in, host sources stay") {
+  const fftune::testing::TemporaryFolder folder;
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((folder.path() / name).parent_path());
+    std::ofstream(folder.path() / name) << text;
+  };
+  Files built_in = small;
+  built_in["op/cpu_rows.cpp"] = "host";
+  built_in["op/kernel.cu"] = "#include \"a.cuh\"\n";
+  const SourceSet before(built_in);
+  write("op/kernel.cu", "#include \"op/new.cuh\"\n");
+  write("op/new.cuh", "new");
+  write("op/cpu_rows.cpp", "edited, but not compiled");
+  write("op/notes.txt", "no source");
+  const SourceSet sources = before.with_device_sources_of(folder.path());
+  CHECK(sources.names() == Names{"op/cpu_rows.cpp", "op/kernel.cu", "op/new.cuh"});
+  CHECK(sources.closure("op/kernel.cu") == Names{"op/kernel.cu", "op/new.cuh"});
+  CHECK(sources.text("op/new.cuh") == "new");
+  CHECK(sources.hash({"op/cpu_rows.cpp"}) == before.hash({"op/cpu_rows.cpp"}));
+  const std::string hash = sources.hash({"op/kernel.cu"});
+  write("op/new.cuh", "newer");
+  CHECK(before.with_device_sources_of(folder.path()).hash({"op/kernel.cu"}) != hash);
+  CHECK(sources.hash({"op/kernel.cu"}) == hash);  // read once
+}
+
+TEST_CASE("a folder without device sources is wrong input") {
+  const fftune::testing::TemporaryFolder folder;
+  std::ofstream(folder.path() / "a.cpp") << "host";
+  for (const auto& path : {folder.path(), folder.path() / "absent", folder.path() / "a.cpp"}) {
+    try {
+      (void)SourceSet(small).with_device_sources_of(path);
+      FAIL("no error for " << path);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::invalid_input);
+      CHECK(std::string(error.what()).find("'" + path.string() + "'") != std::string::npos);
     }
   }
 }

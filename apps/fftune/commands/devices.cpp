@@ -1,6 +1,7 @@
 // fftune devices: the devices here, the facts that matter to tuning, and the presets that would
 // load.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -20,6 +21,7 @@
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "runtime/choice.hpp"
+#include "runtime/device_sources.hpp"
 #include "runtime/devices.hpp"
 
 namespace fftune::tool {
@@ -138,6 +140,17 @@ Json device_report(const DeviceListing& device, const PresetLibrary& presets,
   return json;
 }
 
+/// The folder that FFTUNE_DEVICE_SOURCES names, and its files that are not as built in.
+Json device_sources_report(const Session& session) {
+  const auto& folder = session.environment.device_sources;
+  const auto changed = changed_files(*builtin_catalog().sources, *session.catalog.sources);
+  session.output.line(
+      fmt::format("device sources: those of {} (FFTUNE_DEVICE_SOURCES), {}", folder.string(),
+                  changed.empty() ? "all as built in"
+                                  : fmt::format("not as built in: {}", fmt::join(changed, ", "))));
+  return {{"folder", folder.string()}, {"changed", changed}};
+}
+
 int run(const Options& options, const Session& session) {
   const Devices devices = list_devices(session.environment);
   // As the library looks: not in ./presets, which check, list, bench and bundle read.
@@ -154,6 +167,8 @@ int run(const Options& options, const Session& session) {
     document["devices"].push_back(device_report(device, presets, here ? &*here : nullptr, session));
   for (const std::string& reason : devices.unavailable)
     session.output.line("not available: " + reason);
+  if (!session.environment.device_sources.empty())
+    document["device_sources"] = device_sources_report(session);
   if (!hint.empty()) session.output.line(hint + "; check, list, bench and bundle read it here");
   session.output.document(document);
   return exit_good;
