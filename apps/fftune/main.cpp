@@ -1,32 +1,70 @@
 // The tool: builds the command line from the catalog, runs the command, and is the only place that
 // catches.
 #include <fmt/format.h>
+#include <spdlog/version.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/Version.hpp>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <utility>
 
-#include "apps/fftune/command.hpp"
-#include "apps/fftune/exit_code.hpp"
-#include "apps/fftune/help.hpp"
-#include "apps/fftune/log.hpp"
-#include "apps/fftune/op_table.hpp"
-#include "apps/fftune/ops_header.hpp"
-#include "apps/fftune/terminal.hpp"
-#include "apps/fftune/usage.hpp"
-#include "apps/fftune/version.hpp"
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/inspect/op_table.hpp"
+#include "apps/fftune/inspect/ops.hpp"
+#include "apps/fftune/terminal/json.hpp"
+#include "apps/fftune/terminal/output.hpp"
+#include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "runtime/device_sources.hpp"
 
 namespace fftune::tool {
 
 namespace {
+
+/// Every command, in the order of --help: a new one is declared in commands.hpp and has a row here.
+constexpr void (*commands[])(CommandLine&){
+    add_tune,     // one command for each op, named after it
+    add_devices,  //
+    add_ops,      //
+    add_list,     //
+    add_check,    //
+    add_bench,    //
+    add_compile,  //
+    add_bundle,   //
+    add_refresh,  //
+    add_presets,  //
+    add_report,   //
+    add_worker,   // hidden
+};
+
+/// The versions of fftune and of what it is built with.
+std::string version_text(bool as_json) {
+  const auto three = [](int major, int minor, int patch) {
+    return fmt::format("{}.{}.{}", major, minor, patch);
+  };
+  const std::pair<const char*, std::string> versions[] = {
+      {"fftune", FFTUNE_VERSION},
+      {"compiler", __VERSION__},
+      {"CLI11", CLI11_VERSION},
+      {"fmt", three(FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100)},
+      {"nlohmann-json", three(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                              NLOHMANN_JSON_VERSION_PATCH)},
+      {"spdlog", three(SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH)}};
+  Json document;
+  std::string lines;
+  for (const auto& [name, version] : versions) {
+    document[name] = version;
+    lines += fmt::format("{} {}\n", name, version);
+  }
+  return as_json ? json_page(document) : lines;
+}
 
 int report(int code, const std::string& message) {
   const std::string line = fmt::format(
@@ -36,42 +74,25 @@ int report(int code, const std::string& message) {
 }
 
 int parse_and_run(int argc, char** argv) {
-  CLI::App root(
-      "finds, records and runs the fastest configuration of fused transformer kernels; "
-      "to begin: fftune ffn --d 1024 --h 2048",
-      "fftune");
-  root.formatter(std::make_shared<HelpFormatter>(help_width()));
-  root.set_help_flag("-h,--help", help_of_help);
-  root.require_subcommand(0, 1);
-  root.allow_extras();
+  CommandLine line(builtin_catalog());
+  Command& root = line.root();
   bool version = false;
   bool as_json = false;
   bool reference = false;
   bool header = false;
   bool table = false;
-  CLI::Option* const version_flag = root.add_flag(
-      "--version", version, "print the versions of fftune and of what it is built with");
-  root.add_flag("--json", as_json, "with --version: as one JSON document")->needs(version_flag);
-  root.add_flag("--reference", reference, "")->group("");
-  root.add_flag("--ops-header", header, "")->group("");
-  root.add_flag("--op-table", table, "")->group("");
+  root.flag("--version", version, "print the versions of fftune and of what it is built with");
+  root.flag("--json", as_json, "with --version: as one JSON document").needs = "--version";
+  root.flag("--reference", reference, "", "");
+  root.flag("--ops-header", header, "", "");
+  root.flag("--op-table", table, "", "");
+  for (const auto add : commands) add(line);
 
-  CommandLine line(root, builtin_catalog());
-  for (const AddCommand add : commands()) add(line);
-
-  try {
-    root.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    print(root.help());
+  const Given given = parse(root, argc, argv);
+  if (given.help || argc < 2) {
+    print(help_text(*given.command, help_width()));
     return exit_good;
-  } catch (const CLI::ParseError& error) {
-    if (const auto wrong = option_as_value(root)) return report(exit_wrong_input, *wrong);
-    // A word that nothing took is most often why something else is missing.
-    return report(exit_wrong_input, unexpected_word(root).value_or(parse_error_line(root, error)));
   }
-  if (const auto wrong = option_as_value(root)) return report(exit_wrong_input, *wrong);
-  if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
-  if (const auto wrong = empty_option(root)) return report(exit_wrong_input, *wrong);
   if (version || reference || header || table) {
     print(version     ? version_text(as_json)
           : reference ? reference_page(root)
@@ -79,12 +100,7 @@ int parse_and_run(int argc, char** argv) {
                       : op_table(line.catalog()));
     return exit_good;
   }
-  if (argc < 2) {
-    print(root.help());
-    return exit_good;
-  }
-  const Run run = line.chosen();
-  if (!run) return report(exit_wrong_input, missing_subcommand(deepest(root)));
+  if (!given.command->run) return report(exit_wrong_input, missing_command(*given.command));
 
   const Environment environment = read_environment();
   const Output output(line.flags(), environment);
@@ -92,7 +108,7 @@ int parse_and_run(int argc, char** argv) {
   const auto sources = device_sources(*line.catalog().sources, environment);
   Catalog catalog = line.catalog();
   if (sources) catalog.sources = sources.get();
-  return run(Session{catalog, environment, output});
+  return given.command->run(Session{catalog, environment, output});
 }
 
 int guarded(int argc, char** argv) {

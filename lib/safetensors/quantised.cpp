@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 
 namespace fftune {
 namespace {

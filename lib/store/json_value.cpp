@@ -169,6 +169,31 @@ const JsonValue* JsonValue::find(std::string_view key) const {
   return member == object->end() ? nullptr : &member->second;
 }
 
+JsonValue::JsonValue(std::initializer_list<Member> members) {
+  auto& object = data.emplace<Object>();
+  object.reserve(members.size());
+  for (const Member& member : members) object.emplace_back(member.name, member.value);
+}
+
+JsonValue& JsonValue::operator[](std::string_view key) {
+  if (get_if<std::nullptr_t>()) data.emplace<Object>();
+  auto& members = std::get<Object>(data);
+  for (auto& [name, value] : members)
+    if (name == key) return value;
+  return members.emplace_back(key, nullptr).second;
+}
+
+void JsonValue::push_back(JsonValue item) {
+  if (get_if<std::nullptr_t>()) data.emplace<Array>();
+  std::get<Array>(data).push_back(std::move(item));
+}
+
+std::size_t JsonValue::size() const {
+  if (const auto* array = get_if<Array>()) return array->size();
+  const auto* object = get_if<Object>();
+  return object ? object->size() : 0;
+}
+
 JsonValue parse_json(std::string_view text) {
   if (text.find_first_not_of(" \t\r\n") == text.npos)
     throw Error(ErrorKind::invalid_input, "not JSON: there is no text at all");

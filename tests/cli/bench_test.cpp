@@ -1,5 +1,5 @@
 // The verdicts of bench on times under noise that the test makes.
-#include "apps/fftune/bench_run.hpp"
+#include "apps/fftune/bench/bench_run.hpp"
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 // Which programs a bundle holds: those of every device that its architecture has.
-#include "apps/fftune/bundle_jobs.hpp"
+#include "apps/fftune/compile/bundle_jobs.hpp"
 
 #include <set>
 #include <string>

@@ -1,5 +1,5 @@
 // Which records `check` takes, in which order, and what it leaves out.
-#include "apps/fftune/check_cases.hpp"
+#include "apps/fftune/check/check.hpp"
 
 #include <string>
 #include <vector>

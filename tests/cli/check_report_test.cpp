@@ -1,4 +1,4 @@
-#include "apps/fftune/check_report.hpp"
+#include "apps/fftune/check/check.hpp"
 
 #include <string>
 

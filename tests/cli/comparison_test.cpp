@@ -1,4 +1,4 @@
-#include "apps/fftune/comparison.hpp"
+#include "apps/fftune/bench/comparison.hpp"
 
 #include "support/catch.hpp"
 

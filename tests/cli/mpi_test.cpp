@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "apps/fftune/team.hpp"
+#include "apps/fftune/search/sweep_device.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
 

@@ -1,4 +1,4 @@
-#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/terminal/text.hpp"
 
 #include <limits>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/report/search_summary.hpp"
+#include "apps/fftune/report/report.hpp"
 #include "process.hpp"
 #include "registry/catalog.hpp"
 #include "sandbox.hpp"

@@ -1,5 +1,5 @@
 // The inputs of ops from saved models, by the names of each kind of model.
-#include "apps/fftune/saved_inputs.hpp"
+#include "apps/fftune/saved/saved_inputs.hpp"
 
 #include <cmath>
 #include <filesystem>

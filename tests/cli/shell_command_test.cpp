@@ -1,5 +1,5 @@
 // Whatever a command is shown with, a shell that is given it runs that and nothing else.
-#include "apps/fftune/shell_command.hpp"
+#include "apps/fftune/terminal/text.hpp"
 
 #include <cstdio>
 #include <memory>
@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/report/report_data.hpp"
-#include "apps/fftune/terminal.hpp"
+#include "apps/fftune/report/report.hpp"
 #include "registry/catalog.hpp"
 #include "store/record.hpp"
 #include "support/catch.hpp"

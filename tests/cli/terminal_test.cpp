@@ -1,6 +1,6 @@
 // Terminal output: tables that fit, bars with the time left, verdicts, and pages that explain every
 // column.
-#include "apps/fftune/terminal.hpp"
+#include "apps/fftune/terminal/text.hpp"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/progress_bar.hpp"
+#include "apps/fftune/terminal/progress.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
 

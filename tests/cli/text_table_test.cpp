@@ -1,10 +1,10 @@
-#include "apps/fftune/text_table.hpp"
+#include "apps/fftune/terminal/text_table.hpp"
 
 #include <algorithm>
 #include <sstream>
 #include <string>
 
-#include "apps/fftune/terminal.hpp"
+#include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "support/catch.hpp"
 

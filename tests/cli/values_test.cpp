@@ -1,4 +1,4 @@
-#include "apps/fftune/values.hpp"
+#include "apps/fftune/command_line/values.hpp"
 
 #include <string>
 #include <vector>

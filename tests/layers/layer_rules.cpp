@@ -88,13 +88,13 @@ struct External {
 
 const std::vector<External>& externals() {
   static const std::vector<External> externals{
-      {"CLI11", {"CLI/"}, {"apps/"}},
+      {"CLI11", {"CLI/"}, {"apps/fftune/command_line/parse.cpp", "apps/fftune/main.cpp"}},
       {"spdlog", {"spdlog/"}, {"apps/", "tuning/"}},
       {"nlohmann/json",
        {"nlohmann/"},
-       {"lib/store/", "lib/api/", "apps/", "tuning/journal/", "tuning/protocol/", "tuning/worker/",
-        "tuning/remote/"}},
-      {"MPI", {"mpi.h"}, {"apps/fftune/team_mpi.cpp"}},
+       {"lib/store/", "lib/api/", "apps/fftune/main.cpp", "tuning/journal/", "tuning/protocol/",
+        "tuning/worker/", "tuning/remote/"}},
+      {"MPI", {"mpi.h"}, {"apps/fftune/search/team_mpi.cpp"}},
       {"the CUDA toolkit", {"cuda", "nvrtc", "cublas", "nvml"}, {"lib/cuda/"}},
       {"BLAS", {"cblas", "openblas"}, {"lib/cpu/"}},
   };
@@ -114,7 +114,9 @@ const std::vector<Call>& calls_in_one_place() {
       {"exit", {"apps/fftune/main.cpp"}, "throw an Error"},
       // A second Ctrl-C: nothing else may be called from a signal handler, nor from a process that
       // was to become a worker and could not.
-      {"_exit", {"apps/fftune/interrupt.cpp", "tuning/worker/process.cpp"}, "throw an Error"},
+      {"_exit",
+       {"apps/fftune/terminal/interrupt.cpp", "tuning/worker/process.cpp"},
+       "throw an Error"},
       {"quick_exit", {"apps/fftune/main.cpp"}, "throw an Error"},
       {"abort", {"apps/fftune/main.cpp"}, "throw an Error"},
   };

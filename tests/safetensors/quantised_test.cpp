@@ -17,7 +17,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "safetensors/model.hpp"
-#include "store/json_value.hpp"
+#include "store/json.hpp"
 #include "support/catch.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"

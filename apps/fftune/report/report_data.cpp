@@ -1,16 +1,15 @@
-#include "apps/fftune/report/report_data.hpp"
+#include "apps/fftune/report/report.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
-#include "apps/fftune/comparison.hpp"
-#include "apps/fftune/shell_command.hpp"
+#include "apps/fftune/bench/comparison.hpp"
+#include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 
 namespace fftune::tool {
@@ -50,14 +49,20 @@ Json place_json(const Problem& problem, const std::string& device, const Catalog
       {"token_size", token_size},  {"tokens", tokens == problem.sizes.end() ? 1 : tokens->second}};
 }
 
+/// The members of both objects.
+Json joined(Json first, const Json& second) {
+  for (const auto& [name, value] : std::get<Json::Object>(second.data)) first[name] = value;
+  return first;
+}
+
 Json timed_json(const std::vector<Timed>& all) {
-  Json json = Json::array();
+  Json json = Json::Array();
   for (const Timed& each : all) json.push_back({{"id", each.id}, {"us", each.median_us}});
   return json;
 }
 
 Json stages_json(const std::vector<StageRecord>& stages) {
-  Json json = Json::array();
+  Json json = Json::Array();
   for (const StageRecord& stage : stages)
     json.push_back({{"stages", fmt::format("{}", fmt::join(stage.stages, "+"))},
                     {"id", stage.variant.id()},
@@ -74,39 +79,40 @@ Json record_data(const PresetRecord& record, const PresetFile& file, std::size_t
                  const Catalog& catalog) {
   const Verdict& verdict = record.verdict;
   const Provenance& from = record.provenance;
-  Json json = place_json(record.problem, file.device.name, catalog);
-  json.update({{"path", path},
-               {"file", file.path.string()},
-               {"us", verdict.median_us},
-               {"low", verdict.interval_low_us},
-               {"high", verdict.interval_high_us},
-               {"floor", verdict.median_us * verdict.roofline_fraction},
-               {"roofline", verdict.roofline_fraction},
-               {"limit", verdict.limit},
-               {"unfused", verdict.unfused_ratio},
-               {"noise", verdict.noise},
-               {"strategy", verdict.strategy},
-               {"complete", verdict.complete},
-               {"decided", verdict.decided ? Json(*verdict.decided) : Json()},
-               {"disturbances", verdict.disturbances},
-               {"error", record.error},
-               {"tolerance", record.tolerance},
-               {"stages", stages_json(record.stages)},
-               {"date", from.date},
-               {"provenance", fmt::format("fftune {}, {}, driver {}, toolkit {}, {:.0f} MHz, seed "
-                                          "{}",
-                                          from.fftune, from.device, from.driver, from.toolkit,
-                                          from.clock_mhz, from.seed)},
-               {"command", search_command(record.problem, verdict, from, catalog)}});
-  return json;
+  const Json place = place_json(record.problem, file.device.name, catalog);
+  const Json own = {
+      {"path", path},
+      {"file", file.path.string()},
+      {"us", verdict.median_us},
+      {"low", verdict.interval_low_us},
+      {"high", verdict.interval_high_us},
+      {"floor", verdict.median_us * verdict.roofline_fraction},
+      {"roofline", verdict.roofline_fraction},
+      {"limit", verdict.limit},
+      {"unfused", verdict.unfused_ratio},
+      {"noise", verdict.noise},
+      {"strategy", verdict.strategy},
+      {"complete", verdict.complete},
+      {"decided", verdict.decided},
+      {"disturbances", verdict.disturbances},
+      {"error", record.error},
+      {"tolerance", record.tolerance},
+      {"stages", stages_json(record.stages)},
+      {"date", from.date},
+      {"provenance",
+       fmt::format("fftune {}, {}, driver {}, toolkit {}, {:.0f} MHz, seed "
+                   "{}",
+                   from.fftune, from.device, from.driver, from.toolkit, from.clock_mhz, from.seed)},
+      {"command", search_command(record.problem, verdict, from, catalog)}};
+  return joined(place, own);
 }
 
 Json group_data(const GroupSearch& group) {
-  Json best = Json::array(), parameters = Json::array(), failures = Json::array();
+  Json best = Json::Array(), parameters = Json::Array(), failures = Json::Array();
   for (const BestSoFar& step : group.best)
-    best.push_back({step.seconds, step.variants, step.microseconds});
+    best.push_back(Json::Array{step.seconds, step.variants, step.microseconds});
   for (const auto& [name, values] : group.parameters) {
-    Json list = Json::array();
+    Json list = Json::Array();
     for (const ValueWorth& worth : values)
       list.push_back({{"value", worth.value}, {"us", worth.best_us}, {"variants", worth.variants}});
     parameters.push_back({{"name", name}, {"values", std::move(list)}});
@@ -127,7 +133,7 @@ Json group_data(const GroupSearch& group) {
 }
 
 Json search_data(const SearchSummary& search) {
-  Json groups = Json::array();
+  Json groups = Json::Array();
   for (const GroupSearch& group : search.groups) groups.push_back(group_data(group));
   return {{"device", search.header.device},
           {"op", search.problem.substr(0, search.problem.find('/'))},
@@ -138,45 +144,48 @@ Json search_data(const SearchSummary& search) {
           {"groups", std::move(groups)}};
 }
 
-/// Adds the rows of a bench document.
-void add_bench(const JsonValue& document, const Catalog& catalog, Json& benches) {
-  const Json whole = Json::parse(json_line(document));
-  const std::string device = whole["device"].value("name", "");
-  for (const Json& row : whole.value("problems", Json::array())) {
-    if (!row.contains("problem") || !row.contains("entries") || row["entries"].empty()) continue;
-    const Problem problem = problem_from_json(row["problem"].dump()).problem;
-    Json bench = place_json(problem, device, catalog);
-    bench["floor"] = row.value("floor_us", 0.0);
-    bench["limit"] = row.value("limit", "");
-    bench["entries"] = Json::array();
-    for (const Json& entry : row["entries"])
-      bench["entries"].push_back({{"name", entry.value("name", "")},
-                                  {"summary", entry.value("summary", "")},
-                                  {"us", entry.value("median_us", 0.0)},
-                                  {"low", entry.value("low_us", 0.0)},
-                                  {"high", entry.value("high_us", 0.0)},
-                                  {"failure", entry.value("failure", "")}});
+/// Adds the rows of a bench document. Throws Error(invalid_input) for a field of another type.
+void add_bench(const Json& document, const Catalog& catalog, Json& benches) {
+  const Json* const device = document.find("device");
+  const std::string name = device ? text_in(*device, "name", "") : "";
+  if (document.find("problems") == nullptr) return;
+  for (const Json& row : array_in(document, "problems")) {
+    const Json* const drawn = row.find("problem");
+    if (drawn == nullptr || row.find("entries") == nullptr) continue;
+    const Json::Array& entries = array_in(row, "entries");
+    if (entries.empty()) continue;
+    const Problem problem = problem_from_json(json_line(*drawn)).problem;
+    Json bench = place_json(problem, name, catalog);
+    bench["floor"] = number_in(row, "floor_us", 0.0);
+    bench["limit"] = text_in(row, "limit", "");
+    for (const Json& entry : entries)
+      bench["entries"].push_back({{"name", text_in(entry, "name", "")},
+                                  {"summary", text_in(entry, "summary", "")},
+                                  {"us", number_in(entry, "median_us", 0.0)},
+                                  {"low", number_in(entry, "low_us", 0.0)},
+                                  {"high", number_in(entry, "high_us", 0.0)},
+                                  {"failure", text_in(entry, "failure", "")}});
     benches.push_back(std::move(bench));
   }
 }
 
-Measured measured_of(const Json& record) {
-  return {record["us"].get<double>(), record["low"].get<double>(), record["high"].get<double>()};
-}
-
 /// Every record beside the first of the same problem.
-Json comparisons_of(const Json& records) {
-  std::map<std::string, std::size_t> first;
-  Json comparisons = Json::array();
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    const auto [entry, is_first] = first.emplace(records[i]["problem"].get<std::string>(), i);
-    if (is_first) continue;
-    const Measured before = measured_of(records[entry->second]);
-    const Measured after = measured_of(records[i]);
-    comparisons.push_back({{"before", entry->second},
-                           {"after", i},
-                           {"verdict", comparison_name(compare(before, after))}});
-  }
+Json comparisons_of(const ReportInput& input) {
+  std::map<std::string, std::pair<std::size_t, Measured>> first;
+  Json comparisons = Json::Array();
+  std::size_t place = 0;
+  for (const ReportedFile& file : input.files)
+    for (const PresetRecord& record : file.presets.records) {
+      const Measured measured = measured_of(record.verdict);
+      const auto [entry, is_first] =
+          first.emplace(record.problem.text(), std::pair(place, measured));
+      const auto& [before, measured_before] = entry->second;
+      if (!is_first)
+        comparisons.push_back({{"before", before},
+                               {"after", place},
+                               {"verdict", comparison_name(compare(measured_before, measured))}});
+      ++place;
+    }
   return comparisons;
 }
 
@@ -189,7 +198,7 @@ std::string search_command(const Problem& problem, const Verdict& verdict,
   command.option("dtype", std::string(dtype_name(problem.dtype)));
   const Op* op = op_named(problem.op, catalog);
   for (const auto& [name, value] : problem.options) {
-    const auto usual = [&](const OptionField& field) {
+    const auto usual = [&, &name = name, &value = value](const OptionField& field) {
       return field.name == name && (field.pass.empty() || field.pass == problem.pass) &&
              !field.choices.empty() && field.choices.front() == value;
     };
@@ -203,33 +212,29 @@ std::string search_command(const Problem& problem, const Verdict& verdict,
 }
 
 Json report_data(ReportInput& input, const Catalog& catalog, const std::string& date) {
-  Json records = Json::array(), searches = Json::array(), benches = Json::array();
+  Json records = Json::Array(), searches = Json::Array(), benches = Json::Array();
   for (const ReportedFile& file : input.files)
     for (const PresetRecord& record : file.presets.records)
       records.push_back(record_data(record, file.presets, file.path, catalog));
   for (const SearchSummary& search : input.searches) searches.push_back(search_data(search));
   for (const ReportedBench& bench : input.benches) {
-    Json own = Json::array();
+    Json own = Json::Array();
     try {
       add_bench(bench.document, catalog, own);
-    } catch (const std::exception& error) {
-      // The JSON library's words mean nothing to people.
-      const bool ours = dynamic_cast<const Error*>(&error) != nullptr;
-      input.left_out.push_back(fmt::format(
-          "{}: {}: make it again by `fftune bench --json`", input.paths.at(bench.path),
-          ours ? error.what() : "a field has another type than in what a bench prints"));
+    } catch (const Error& error) {
+      input.left_out.push_back(fmt::format("{}: {}: make it again by `fftune bench --json`",
+                                           input.paths.at(bench.path), error.what()));
       continue;
     }
-    benches.insert(benches.end(), own.begin(), own.end());
+    for (const Json& row : std::get<Json::Array>(own.data)) benches.push_back(row);
   }
-  Json comparisons = comparisons_of(records);
   return {{"fftune", FFTUNE_VERSION},
           {"date", date},
           {"paths", input.paths},
           {"records", std::move(records)},
           {"searches", std::move(searches)},
           {"benches", std::move(benches)},
-          {"comparisons", std::move(comparisons)}};
+          {"comparisons", comparisons_of(input)}};
 }
 
 }  // namespace fftune::tool

@@ -1,4 +1,4 @@
-#include "apps/fftune/report/report_input.hpp"
+#include "apps/fftune/report/report.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 

@@ -1,4 +1,4 @@
-#include "apps/fftune/report/search_summary.hpp"
+#include "apps/fftune/report/report.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

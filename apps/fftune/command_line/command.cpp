@@ -1,0 +1,111 @@
+#include "apps/fftune/command_line/command.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace fftune::tool {
+
+namespace {
+
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    parts.emplace_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return parts;
+}
+
+Option help_option() {
+  return {.names = {"-h", "--help"},
+          .type = {},
+          .help = "print this help",
+          .group = default_group,
+          .value = std::monostate()};
+}
+
+bool is_help(const Option& option) {
+  return std::holds_alternative<std::monostate>(option.value);
+}
+
+}  // namespace
+
+Option& Command::add(std::string_view spelled, Option option) {
+  const std::size_t space = std::min(spelled.find(' '), spelled.size());
+  option.names = split(spelled.substr(0, space));
+  option.type = spelled.substr(std::min(space + 1, spelled.size()));
+  // From CLI11 2.3 on, -h and an option --h are the same word: the option matters more. --help is
+  // then the last of the options so far.
+  if (std::find(option.names.begin(), option.names.end(), "--h") != option.names.end()) {
+    const auto help_option = std::find_if(options.begin(), options.end(), is_help);
+    help_option->names = {"--help"};
+    options.splice(options.end(), options, help_option);
+  }
+  return options.emplace_back(std::move(option));
+}
+
+Option& Command::option(std::string_view spelled, std::string& value, std::string help,
+                        const char* in_group) {
+  return add(
+      spelled,
+      {.names = {}, .type = {}, .help = std::move(help), .group = in_group, .value = &value});
+}
+
+Option& Command::option(std::string_view spelled, std::vector<std::string>& values,
+                        std::string help, const char* in_group) {
+  return add(
+      spelled,
+      {.names = {}, .type = {}, .help = std::move(help), .group = in_group, .value = &values});
+}
+
+Option& Command::flag(std::string_view spelled, bool& value, std::string help,
+                      const char* in_group) {
+  return add(
+      spelled,
+      {.names = {}, .type = {}, .help = std::move(help), .group = in_group, .value = &value});
+}
+
+Option* Command::find(std::string_view option_name) {
+  for (Option& each : options)
+    if (std::find(each.names.begin(), each.names.end(), option_name) != each.names.end())
+      return &each;
+  return nullptr;
+}
+
+std::string Command::path() const {
+  return parent == nullptr ? name : parent->path() + " " + name;
+}
+
+CommandLine::CommandLine(const Catalog& catalog)
+    : catalog_(catalog),
+      root_{.name = "fftune",
+            .summary =
+                "finds, records and runs the fastest configuration of fused transformer kernels; "
+                "to begin: fftune ffn --d 1024 --h 2048",
+            .group = "Commands",
+            .run = {}} {
+  root_.options.push_back(help_option());
+}
+
+Command& CommandLine::add_group(Command& parent, std::string name, std::string summary) {
+  Command& command = parent.commands.emplace_back(Command{.name = std::move(name),
+                                                          .summary = std::move(summary),
+                                                          .group = "Commands",
+                                                          .run = {},
+                                                          .parent = &parent});
+  command.options.push_back(help_option());
+  return command;
+}
+
+Command& CommandLine::add(Command& parent, std::string name, std::string summary, Run run) {
+  Command& command = add_group(parent, std::move(name), std::move(summary));
+  command.run = std::move(run);
+  command.flag("--json", flags_.json, "print the result as one JSON document");
+  command.flag("-v,--verbose", flags_.verbose, "say more");
+  command.flag("-q,--quiet", flags_.quiet, "print the result and errors alone").excludes =
+      "--verbose";
+  return command;
+}
+
+}  // namespace fftune::tool

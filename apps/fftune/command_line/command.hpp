@@ -1,0 +1,107 @@
+// The command line as data: a tree of commands with their options. Commands add themselves to it,
+// --help is written from it, and parse() reads the words of a command line by it. CLI11 stays
+// behind parse().
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "apps/fftune/command_line/session.hpp"
+
+namespace fftune::tool {
+
+inline constexpr const char* default_group = "Options";
+/// The commands named after an op, each a search.
+inline constexpr const char* ops_group = "Ops, to search this device and write presets";
+
+struct Option {
+  std::vector<std::string> names;  // "-o", "--out"; without dashes: words that no option takes
+  std::string type;                // of the value, for --help: "FILE"; empty for a flag
+  std::string help;
+  std::string group;  // heading in --help; empty: hidden
+  /// Where parse() writes what is given. A vector takes all words, and an option that may be
+  /// repeated; nothing is for --help.
+  std::variant<std::monostate, bool*, std::string*, std::vector<std::string>*> value;
+  bool required = false;
+  std::string needs = {};     // an option that must be given too
+  std::string excludes = {};  // an option that must not be given too
+
+  bool takes_words() const { return !names.front().starts_with('-'); }
+};
+
+struct Command {
+  std::string name;
+  std::string summary;
+  std::string group;  // empty: hidden
+  Run run;            // empty: it needs one of its commands
+  const Command* parent = nullptr;
+  std::list<Command> commands = {};  // in the order of --help; they stay where they are
+  std::list<Option> options = {};
+
+  /// Adds an option, spelled as in --help: "-o,--out FILE", or "PATH" for words. `value` must live
+  /// as long as `run`: keep it in a shared_ptr that `run` holds.
+  Option& option(std::string_view spelled, std::string& value, std::string help,
+                 const char* in_group = default_group);
+  Option& option(std::string_view spelled, std::vector<std::string>& values, std::string help,
+                 const char* in_group = default_group);
+  Option& flag(std::string_view spelled, bool& value, std::string help,
+               const char* in_group = default_group);
+
+  /// The option of that name, such as "--weights"; null if there is none.
+  Option* find(std::string_view option_name);
+
+  /// "fftune presets show": the words that lead here.
+  std::string path() const;
+
+ private:
+  Option& add(std::string_view spelled, Option option);
+};
+
+/// The command line while it is built.
+class CommandLine {
+ public:
+  explicit CommandLine(const Catalog& catalog);
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  Command& root() { return root_; }
+  const Command& root() const { return root_; }
+  const Catalog& catalog() const { return catalog_; }
+  const OutputFlags& flags() const { return flags_; }
+
+  /// A command with the flags that all have.
+  Command& add(Command& parent, std::string name, std::string summary, Run run);
+  /// A command that only holds others.
+  Command& add_group(Command& parent, std::string name, std::string summary);
+
+ private:
+  const Catalog& catalog_;
+  OutputFlags flags_;
+  Command root_;
+};
+
+struct Given {
+  const Command* command = nullptr;  // the deepest one that was named; the root if none was
+  bool help = false;
+};
+
+/// Writes the options of a command line to their places. Throws Error(invalid_input): one line
+/// with what is wrong, where, and what to do.
+Given parse(const Command& root, int argc, const char* const* argv);
+
+/// That the command needs one of its commands.
+std::string missing_command(const Command& command);
+
+/// The text of --help, in lines of `width` columns.
+std::string help_text(const Command& command, std::size_t width);
+/// $COLUMNS or the terminal's columns, but no more than are easy to read.
+std::size_t help_width();
+
+/// Every command's help as one Markdown page: docs/cli.md. It is the same on every terminal.
+std::string reference_page(const Command& root);
+
+}  // namespace fftune::tool

@@ -1,0 +1,178 @@
+// The words of a command line, read by CLI11, and wrong ones, each as one line.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "core/error.hpp"
+#include "core/nearest.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+using Apps = std::map<const CLI::App*, const Command*>;
+
+std::string joined_names(const Option& option) {
+  return fmt::format("{}", fmt::join(option.names, ","));
+}
+
+void add_option(CLI::App& app, const Option& option) {
+  const std::string names = joined_names(option);
+  CLI::Option* added = nullptr;
+  if (auto* const flag = std::get_if<bool*>(&option.value)) {
+    added = app.add_flag(names, **flag);
+  } else if (auto* const text = std::get_if<std::string*>(&option.value)) {
+    added = app.add_option(names, **text);
+  } else if (auto* const words = std::get_if<std::vector<std::string>*>(&option.value)) {
+    added = app.add_option(names, **words);
+    // An option that may be repeated takes one value each time.
+    if (!option.takes_words()) added->allow_extra_args(false);
+  } else {
+    app.set_help_flag(names, option.help);
+    return;
+  }
+  added->required(option.required);
+  if (!option.needs.empty()) added->needs(app.get_option(option.needs));
+  if (!option.excludes.empty()) added->excludes(app.get_option(option.excludes));
+}
+
+void fill(CLI::App& app, const Command& command, Apps& apps) {
+  apps[&app] = &command;
+  app.require_subcommand(0, 1);
+  // Left to unexpected_word(), which knows the intended word.
+  app.allow_extras();
+  for (const Option& option : command.options) add_option(app, option);
+  for (const Command& below : command.commands)
+    fill(*app.add_subcommand(below.name, below.summary), below, apps);
+}
+
+/// The command that was given, as far down as words name one.
+const CLI::App& deepest(const CLI::App& root) {
+  const CLI::App* app = &root;
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  return *app;
+}
+
+std::vector<std::string> command_names(const Command& command) {
+  std::vector<std::string> names;
+  for (const Command& below : command.commands)
+    if (!below.group.empty()) names.push_back(below.name);
+  return names;
+}
+
+/// Without dashes, of all that are longer than a letter.
+std::vector<std::string> long_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  return names;
+}
+
+std::string line_for(const CLI::App& app, const Command& command, const std::string& word) {
+  const std::string help = command.path() + " --help";
+  if (word.rfind('-', 0) == 0) {
+    const std::string name = word.substr(0, word.find('='));
+    const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+    // -h is help where no op has a size h; CLI11 then takes it before it comes to this.
+    if (name == "-h") return "unknown option -h: give --help, or --h and a size";
+    const std::string near = nearest(bare, long_names(app));
+    return near.empty()
+               ? fmt::format("unknown option {}: see {}", name, help)
+               : fmt::format("unknown option {}: did you mean --{}? See {}", name, near, help);
+  }
+  const std::vector<std::string> names = command_names(command);
+  if (names.empty()) return fmt::format("unexpected word '{}': see {}", word, help);
+  const std::string near = suggestion(word, names);
+  return near.empty()
+             ? fmt::format("unknown command '{}': give one of {}", word, fmt::join(names, ", "))
+             : fmt::format("unknown command '{}'{} See {}", word, near, help);
+}
+
+/// The first word that no command took, as a line with a suggestion; or nothing.
+std::optional<std::string> unexpected_word(const CLI::App& root, const Apps& apps) {
+  const CLI::App* app = &root;
+  while (true) {
+    const std::vector<std::string> words = app->remaining();
+    if (!words.empty()) return line_for(*app, *apps.at(app), words.front());
+    if (app->get_subcommands().empty()) return std::nullopt;
+    app = app->get_subcommands().front();
+  }
+}
+
+/// The error if an option took another option as its value, as in `--d --h 16`; or nothing.
+std::optional<std::string> option_as_value(const CLI::App& app, const Command& command) {
+  const std::vector<std::string> names = long_names(app);
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& value : option->results())
+      if (option->get_type_size() != 0 && value.starts_with("--") &&
+          std::find(names.begin(), names.end(), value.substr(2, value.find('=') - 2)) !=
+              names.end())
+        return fmt::format("{} lacks its value: {} follows it; see {} --help", option->get_name(),
+                           value, command.path());
+  return std::nullopt;
+}
+
+/// The error if an option or a word is empty, as a variable of a shell that is not set leaves it;
+/// or nothing.
+std::optional<std::string> empty_option(const CLI::App& app, const Command& command) {
+  for (const CLI::Option* option : app.get_options()) {
+    const auto& given = option->results();
+    if (option->get_type_size() != 0 && std::find(given.begin(), given.end(), "") != given.end())
+      return fmt::format("{} is empty: give it a value, or leave it out; see {} --help",
+                         option->get_name(), command.path());
+  }
+  return std::nullopt;
+}
+
+/// The line for an error that CLI11 found.
+std::string parse_error_line(const CLI::ParseError& error, const Command& command) {
+  std::string reason = error.what();
+  if (error.get_name() == "ArgumentMismatch") {
+    const std::string option = reason.substr(0, reason.find(':'));
+    const bool too_many = reason.find("At Most") != std::string::npos;
+    reason = option + (too_many ? " is given more than once" : " lacks its value");
+  }
+  for (char& letter : reason)
+    if (letter == '\n') letter = ' ';
+  return fmt::format("{}: see {} --help", reason, command.path());
+}
+
+}  // namespace
+
+Given parse(const Command& root, int argc, const char* const* argv) {
+  CLI::App app("", root.name);
+  Apps apps;
+  fill(app, root, apps);
+  std::optional<std::string> wrong;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return {.command = apps.at(&deepest(app)), .help = true};
+  } catch (const CLI::ParseError& error) {
+    wrong = parse_error_line(error, *apps.at(&deepest(app)));
+  }
+  const CLI::App& given = deepest(app);
+  const Command& command = *apps.at(&given);
+  // A word that nothing took is most often why something else is missing.
+  if (const auto first = option_as_value(given, command))
+    wrong = first;
+  else if (const auto second = unexpected_word(app, apps))
+    wrong = second;
+  else if (!wrong)
+    wrong = empty_option(given, command);
+  if (wrong) throw Error(ErrorKind::invalid_input, *wrong);
+  return {.command = &command, .help = false};
+}
+
+std::string missing_command(const Command& command) {
+  return fmt::format("{} needs a command: give one of {}", command.name,
+                     fmt::join(command_names(command), ", "));
+}
+
+}  // namespace fftune::tool

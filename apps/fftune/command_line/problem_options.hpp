@@ -1,0 +1,52 @@
+// An op's description as command-line options, and the given options as problems.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "registry/op.hpp"
+
+namespace fftune::tool {
+
+struct Command;
+
+struct ProblemOptions {
+  std::map<std::string, std::string> sizes;    // as given; absent or empty: not given
+  std::map<std::string, std::string> options;  // likewise
+  std::string dtypes;
+  std::string pass;
+  std::string model = {};  // of an op that knows models: instead of sizes
+  std::string tp = {};     // tensor parallelism
+};
+
+/// Whether sizes without a default must be given, or have the op's examples instead.
+enum class Sizes { required, optional };
+
+/// Adds --<size>, --<option>, --dtype and --pass, and --model and --tp where the op knows models;
+/// `values` must live as long as `command` parses.
+void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOptions& values);
+
+/// One canonical problem for each dtype and number of tokens, in the order given. Throws
+/// Error(invalid_input) that names the option.
+std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Sizes sizes,
+                                 DeviceKind kind);
+
+/// The op at its example sizes, with every size that was left out filled in: for listings.
+Problem example_problem(const Op& op, const std::string& pass, DType dtype, DeviceKind kind);
+
+/// Which problems a command is about; an empty filter takes all. For check.
+struct ProblemFilter {
+  std::string ops;
+  std::string dtypes;
+  std::map<std::string, std::string> sizes;  // lists of values, by the size's name
+};
+
+/// Adds --op, --dtype, and --<size> for every size of any op.
+void add_problem_filter(Command& command, const std::vector<const Op*>& ops, ProblemFilter& values);
+
+/// Throws Error(invalid_input) for a filter that names something unknown.
+bool admits(const ProblemFilter& filter, const std::vector<const Op*>& ops, const Problem& problem);
+
+}  // namespace fftune::tool

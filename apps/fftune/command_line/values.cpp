@@ -1,0 +1,139 @@
+#include "apps/fftune/command_line/values.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/nearest.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorKind::invalid_input, message);
+}
+
+template <typename Number>
+bool parse_number(std::string_view text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// std::from_chars for double is not in every libstdc++ and libc++ that must serve; a number here
+// is digits with one point and one exponent at most, so stod() cannot meet "inf" or hexadecimal.
+bool parse_real(const std::string& text, double& value) {
+  if (text.empty() || text.find_first_not_of("0123456789.e+") != std::string::npos ||
+      text.find_first_of("0123456789") != 0)
+    return false;
+  try {
+    std::size_t used = 0;
+    value = std::stod(text, &used);
+    return used == text.size();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::int64_t parse_whole(const std::string& text, const std::string& where, std::int64_t least,
+                         std::int64_t most) {
+  std::int64_t value = 0;
+  const std::size_t sign = text.rfind('-', 0) == 0 ? 1 : 0;
+  const bool digits =
+      text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
+  if (!digits)
+    fail(fmt::format("{} '{}' is not a whole number: give one from {} to {}", where, text, least,
+                     most));
+  if (!parse_number(text, value) || value < least || value > most)
+    fail(fmt::format("{} {} is out of range: give a number from {} to {}", where, text, least,
+                     most));
+  return value;
+}
+
+std::uint64_t parse_seed(const std::string& text, const std::string& where) {
+  std::uint64_t value = 0;
+  if (!parse_number(text, value))
+    fail(fmt::format("{} '{}' is not a seed: give a whole number from 0 to 2^64-1", where, text));
+  return value;
+}
+
+std::vector<std::string> parse_words(const std::string& text, const std::string& where) {
+  std::vector<std::string> words;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    if (words.back().empty())
+      fail(fmt::format("{} '{}' has an empty part: give values with commas between them", where,
+                       text));
+    if (end == text.size()) return words;
+    begin = end + 1;
+  }
+}
+
+std::vector<std::int64_t> parse_whole_list(const std::string& text, const std::string& where,
+                                           std::int64_t least, std::int64_t most) {
+  std::vector<std::int64_t> values;
+  for (const std::string& word : parse_words(text, where))
+    values.push_back(parse_whole(word, where, least, most));
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return values;
+}
+
+double parse_duration(const std::string& text, const std::string& where, bool or_none) {
+  constexpr std::array<std::pair<std::string_view, double>, 4> units{
+      {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}}};
+  const std::size_t unit_begin = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string_view unit = std::string_view(text).substr(unit_begin);
+  double value = 0;
+  for (const auto& [name, seconds] : units)
+    if (name == unit && parse_real(text.substr(0, unit_begin), value) &&
+        (value > 0 || (or_none && value == 0)))
+      return value * seconds;
+  fail(fmt::format("{} '{}' is not a duration: give one such as 500ms, 60s, 2m or 1h{}", where,
+                   text, or_none ? ", or 0s for none" : ""));
+}
+
+double parse_amount(const std::string& text, const std::string& where) {
+  double value = 0;
+  if (!parse_real(text, value) || !(value > 0) || !std::isfinite(value))
+    fail(fmt::format("{} '{}' is not an amount: give a number above 0 such as 2e11", where, text));
+  return value;
+}
+
+double parse_percent(const std::string& text, const std::string& where) {
+  double value = 0;
+  const bool percent = text.ends_with('%');
+  if (!percent || !parse_real(text.substr(0, text.size() - 1), value) || !(value >= 0) ||
+      value > 100)
+    fail(fmt::format("{} '{}' is not a percentage: give one such as 1% or 0.5%", where, text));
+  return value / 100;
+}
+
+void check_choice(const std::string& text, const std::string& where,
+                  const std::vector<std::string>& choices) {
+  if (std::find(choices.begin(), choices.end(), text) != choices.end()) return;
+  fail(fmt::format("{} '{}' is unknown{}: give one of {}", where, text, near_word(text, choices),
+                   fmt::join(choices, ", ")));
+}
+
+std::string near_word(std::string_view word, const std::vector<std::string>& choices) {
+  const std::string near = nearest(word, choices);
+  return near.empty() ? "" : fmt::format(" (did you mean {}?)", near);
+}
+
+std::string suggestion(std::string_view word, const std::vector<std::string>& choices) {
+  const std::string near = nearest(word, choices);
+  return near.empty() ? "" : fmt::format(": did you mean {}?", near);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,197 @@
+// fftune compile: every variant for architectures that need not be here.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/compile/compile_units.hpp"
+#include "apps/fftune/terminal/interrupt.hpp"
+#include "apps/fftune/terminal/progress.hpp"
+#include "core/error.hpp"
+#include "cuda/open.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::string archs;
+  std::string ops;
+  std::string family;
+  std::string dtypes;
+  std::string options;
+  std::string sample;
+  std::string jobs;
+  std::string progress;
+};
+
+std::vector<const Op*> ops_named(const std::string& text, const Catalog& catalog) {
+  if (text.empty()) return catalog.ops;
+  std::vector<std::string> known;
+  for (const Op* op : catalog.ops) known.emplace_back(op->name());
+  std::vector<const Op*> ops;
+  for (const std::string& name : parse_words(text, "--op")) {
+    check_choice(name, "--op", known);
+    ops.push_back(&catalog.op(name));
+  }
+  return ops;
+}
+
+void check_family(const std::string& family, const std::vector<const Op*>& ops) {
+  if (family.empty()) return;
+  std::set<std::string> names;
+  for (const Op* op : ops)
+    for (const Family* each : op->families())
+      if (each->device_kind() == DeviceKind::cuda) names.insert(std::string(each->name()));
+  if (names.contains(family)) return;
+  // Too many to list: those of one op are the answer.
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("--family '{}' is unknown{}: fftune list OP names those of an op", family,
+                          near_word(family, {names.begin(), names.end()})));
+}
+
+/// "act=gelu,save=preact" as names and values; the op says which there are.
+std::map<std::string, std::string> options_named(const std::string& text) {
+  std::map<std::string, std::string> options;
+  if (text.empty()) return options;
+  for (const std::string& word : parse_words(text, "--option")) {
+    const std::size_t equals = word.find('=');
+    if (equals == word.npos || equals == 0 || equals + 1 == word.size())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--option {}: write NAME=VALUE, as in act=gelu", word));
+    const std::string name = word.substr(0, equals);
+    if (!options.emplace(name, word.substr(equals + 1)).second)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--option {}: {} has a value already: give one", word, name));
+  }
+  return options;
+}
+
+bool has_option(const Op& op, const std::string& name) {
+  const auto fields = op.options();
+  return std::any_of(fields.begin(), fields.end(),
+                     [&](const OptionField& field) { return field.name == name; });
+}
+
+/// An option is one of every op that is compiled, as a program without it would not be what was
+/// asked for.
+void check_options(const std::map<std::string, std::string>& options,
+                   const std::vector<const Op*>& ops) {
+  std::set<std::string> known;
+  for (const Op* op : ops)
+    for (const OptionField& field : op->options()) known.insert(field.name);
+  for (const auto& [name, value] : options) {
+    check_choice(name, "--option", {known.begin(), known.end()});
+    std::vector<std::string_view> having;
+    for (const Op* op : ops)
+      if (has_option(*op, name)) having.push_back(op->name());
+    if (having.size() < ops.size())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--option {} is of {} alone: give them by --op", name,
+                              fmt::join(having, ", ")));
+  }
+}
+
+/// Compiles on `jobs` threads; a unit that was not begun before an interrupt has no result.
+std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<CompileUnit>& units,
+                                    int jobs, const std::atomic<bool>& cancel,
+                                    const std::string& arch, StatusLine& status) {
+  std::vector<UnitResult> results(units.size());
+  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> failed{0};
+  ProgressBar progress(status, "compile " + arch, units.size(), static_cast<double>(units.size()));
+  const auto work = [&] {
+    for (std::size_t i = next++; i < units.size() && !cancel; i = next++) {
+      results[i] = {true, compiler.compile(units[i].program)};
+      if (!results[i].report.failure.empty()) ++failed;
+      progress.step(1, fmt::format("{}, {} failed", units[i].family, failed.load()));
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 1; i < jobs; ++i) threads.emplace_back(work);
+  work();
+  threads.clear();
+  status.clear();
+  return results;
+}
+
+int run(const Options& options, const Session& session) {
+  const auto archs =
+      options.archs.empty() ? known_architectures() : parse_words(options.archs, "--arch");
+  for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
+  const auto ops = ops_named(options.ops, session.catalog);
+  check_family(options.family, ops);
+  ProblemOptions chosen;
+  chosen.dtypes = options.dtypes;
+  chosen.options = options_named(options.options);
+  check_options(chosen.options, ops);
+  const auto sample =
+      options.sample.empty()
+          ? std::size_t{0}  // all of them
+          : static_cast<std::size_t>(parse_whole(options.sample, "--sample", 1, 1 << 30));
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int jobs =
+      options.jobs.empty() ? cores : static_cast<int>(parse_whole(options.jobs, "--jobs", 1, 1024));
+  StatusLine status(progress_mode(options.progress, session.output));
+
+  const Interrupt interrupt;
+  const CudaOptions cuda{session.environment.cache_folder, session.environment.toolkit_folders};
+  CompileSummary summary;
+  for (const std::string& arch : archs) {
+    const DeviceFacts facts = facts_of_architecture(arch);
+    const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
+    for (const std::string& warning : compiler->warnings()) spdlog::warn("{}", warning);
+    for (const Op* op : ops) {
+      const auto units = compile_units(*op, facts, options.family, chosen, sample);
+      summary.add(arch, units,
+                  compile_all(*compiler, units, jobs, interrupt.requested(), arch, status));
+      if (interrupt.requested()) break;
+    }
+    if (interrupt.requested()) break;
+  }
+  if (summary.programs() == 0 && !interrupt.requested())
+    throw Error(ErrorKind::invalid_input,
+                "no family has a program for all that was asked for: give fewer of --arch, "
+                "--family, --dtype and --option");
+  summary.print(session.output);
+  if (interrupt.requested()) return exit_interrupted;
+  return summary.failures() == 0 ? exit_good : exit_check_failed;
+}
+
+}  // namespace
+
+void add_compile(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  Command& command = line.add(
+      line.root(), "compile",
+      "compile every variant for architectures, no GPU needed: registers, spills, shared memory",
+      [options](const Session& session) { return run(*options, session); });
+  command.option("--arch LIST", options->archs,
+                 fmt::format("architectures, a list (default: all: {})",
+                             fmt::join(known_architectures(), ",")));
+  command.option("--op LIST", options->ops, "only these ops");
+  command.option("--family NAME", options->family, "only this family");
+  command.option("--dtype LIST", options->dtypes, "only these element types");
+  command.option("--option LIST", options->options,
+                 "with these options of the op alone, a list of NAME=VALUE (default: the usual "
+                 "ones, and each rare one by itself)");
+  command.option("--sample N", options->sample,
+                 "compile N programs of each family, evenly spread, instead of all");
+  command.option("--jobs N", options->jobs, "threads that compile (default: one a core)");
+  add_progress_option(command, options->progress);
+}
+
+}  // namespace fftune::tool

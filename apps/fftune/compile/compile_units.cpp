@@ -1,0 +1,247 @@
+#include "apps/fftune/compile/compile_units.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "core/error.hpp"
+#include "registry/variant.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+/// The parts of a program that the compiler sees: kernels, and the launch shapes that it checks.
+/// Grids and arguments belong to the problem.
+std::string compile_key(const Program& program) {
+  std::string key;
+  for (const KernelSource& kernel : program.kernels)
+    key += kernel.file + ":" + kernel.expression + ";";
+  for (const Step& step : program.steps)
+    if (const auto* launch = std::get_if<KernelLaunch>(&step))
+      key += fmt::format("{}:{}x{}x{},{}x{}x{},{};", launch->kernel, launch->block.x,
+                         launch->block.y, launch->block.z, launch->cluster.x, launch->cluster.y,
+                         launch->cluster.z, launch->shared_bytes);
+  return key;
+}
+
+std::size_t dynamic_shared_bytes(const Program& program) {
+  std::size_t bytes = 0;
+  for (const Step& step : program.steps)
+    if (const auto* launch = std::get_if<KernelLaunch>(&step))
+      bytes = std::max<std::size_t>(bytes, launch->shared_bytes);
+  return bytes;
+}
+
+class Units {
+ public:
+  void add(const std::string& family, const std::string& variant, const Problem& problem,
+           Program program) {
+    if (program.kernels.empty() || !seen_.insert(compile_key(program)).second) return;
+    const std::size_t shared = dynamic_shared_bytes(program);
+    units_.push_back({family, variant, problem.text(), std::move(program), shared});
+  }
+
+  bool empty() const { return units_.empty(); }
+
+  /// First and last, and the rest evenly between them.
+  std::vector<CompileUnit> take(std::size_t sample) {
+    if (sample == 0 || units_.size() <= sample) return std::move(units_);
+    std::vector<CompileUnit> chosen;
+    for (std::size_t i = 0; i < sample; ++i)
+      chosen.push_back(std::move(units_[sample == 1 ? 0 : i * (units_.size() - 1) / (sample - 1)]));
+    return chosen;
+  }
+
+ private:
+  std::set<std::string> seen_;
+  std::vector<CompileUnit> units_;
+};
+
+/// The usual form of the pass, and each rare one by itself; with chosen options those alone.
+std::vector<std::map<std::string, std::string>> forms_of(
+    const Op& op, const std::string& pass, const std::map<std::string, std::string>& chosen) {
+  std::vector<std::map<std::string, std::string>> forms{chosen};
+  if (!chosen.empty()) return forms;
+  for (const OptionField& field : options_of(op, pass))
+    for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
+      forms.push_back({{field.name, field.choices[i]}});
+  return forms;
+}
+
+/// Every pass in every form and dtype that the op has together. Throws what is wrong with the first
+/// if it has none.
+std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen) {
+  std::vector<std::string> dtypes;
+  for (const DType dtype : op.dtypes(DeviceKind::cuda)) dtypes.emplace_back(dtype_name(dtype));
+  if (!chosen.dtypes.empty()) {
+    const auto words = parse_words(chosen.dtypes, "--dtype");
+    for (const std::string& word : words) check_choice(word, "--dtype", dtypes);
+    dtypes = words;
+  }
+  std::vector<Problem> problems;
+  std::optional<Error> refusal;
+  for (const std::string& pass : op.passes())
+    for (const auto& form : forms_of(op, pass, chosen.options))
+      for (const std::string& dtype : dtypes) try {
+          const ProblemOptions options{chosen.sizes, form, dtype, pass};
+          for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
+            problems.push_back(std::move(problem));
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::invalid_input) throw;
+          if (!refusal) refusal = error;
+        }
+  if (problems.empty()) throw *refusal;
+  return problems;
+}
+
+/// The same with every rare size at its example too, for families that serve nothing else; none
+/// where these do not go together.
+std::vector<Problem> rare_problems(const Op& op, ProblemOptions chosen) {
+  for (const SizeField& field : op.sizes())
+    if (field.rare) chosen.sizes.emplace(field.name, std::to_string(field.example));
+  try {
+    return example_problems(op, chosen);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::invalid_input) throw;
+    return {};
+  }
+}
+
+}  // namespace
+
+std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
+                                       const std::string& family, const ProblemOptions& chosen,
+                                       std::size_t sample) {
+  const std::vector<Problem> problems = example_problems(op, chosen);
+  std::vector<CompileUnit> all;
+  const auto take = [&](Units& units) {
+    for (CompileUnit& unit : units.take(sample)) all.push_back(std::move(unit));
+  };
+  for (const Family* each : op.families()) {
+    const std::string name(each->name());
+    if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
+    Units units;
+    const auto add = [&](const std::vector<Problem>& served) {
+      for (const Problem& problem : served) {
+        if (each->refusal(problem, facts)) continue;
+        for (const Config& config : each->space(problem, facts).feasible())
+          units.add(name, Variant{name, config}.id(), problem,
+                    each->program(problem, facts, config));
+      }
+    };
+    add(problems);
+    if (units.empty()) add(rare_problems(op, chosen));
+    take(units);
+  }
+  Units baselines;
+  for (const Problem& problem : problems)
+    if (family.empty())
+      for (Baseline& baseline : op.baselines(problem, facts))
+        baselines.add("baselines", baseline.name, problem, std::move(baseline.program));
+  take(baselines);
+  return all;
+}
+
+namespace {
+
+Json program_json(const std::string& arch, const CompileUnit& unit, const CompileReport& report) {
+  Json kernels = Json::Array();
+  for (const KernelReport& kernel : report.kernels)
+    kernels.push_back({{"name", kernel.name},
+                       {"registers", kernel.registers},
+                       {"spill_bytes", kernel.spill_bytes},
+                       {"static_shared_bytes", kernel.static_shared_bytes},
+                       {"warnings", kernel.warnings}});
+  return {{"arch", arch},
+          {"family", unit.family},
+          {"variant", unit.variant},
+          {"problem", unit.problem},
+          {"dynamic_shared_bytes", unit.dynamic_shared_bytes},
+          {"seconds", report.seconds},
+          {"cached", report.cached},
+          {"failure", report.failure},
+          {"kernels", kernels}};
+}
+
+}  // namespace
+
+CompileSummary::Row& CompileSummary::row(const std::string& arch, const std::string& family) {
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const Row& each) {
+    return each.arch == arch && each.family == family;
+  });
+  if (found != rows_.end()) return *found;
+  rows_.push_back({});
+  rows_.back().arch = arch;
+  rows_.back().family = family;
+  return rows_.back();
+}
+
+void CompileSummary::add(const std::string& arch, const std::vector<CompileUnit>& units,
+                         const std::vector<UnitResult>& results) {
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (!results[i].tried) continue;
+    const CompileUnit& unit = units[i];
+    const CompileReport& report = results[i].report;
+    Row& total = row(arch, unit.family);
+    total.programs += 1;
+    total.kernels += report.kernels.size();
+    total.spilled += report.spill_bytes() > 0 ? 1 : 0;
+    total.cached += report.cached ? 1 : 0;
+    total.seconds += report.seconds;
+    for (const KernelReport& kernel : report.kernels) {
+      total.registers = std::max(total.registers, kernel.registers);
+      total.shared_bytes =
+          std::max(total.shared_bytes, unit.dynamic_shared_bytes +
+                                           static_cast<std::size_t>(kernel.static_shared_bytes));
+      for (const std::string& warning : kernel.warnings)
+        warnings_.push_back(fmt::format("{} {}: {}", arch, unit.variant, warning));
+    }
+    if (!report.failure.empty()) {
+      total.failed += 1;
+      failed_.push_back(
+          fmt::format("{} {} ({}): {}", arch, unit.variant, unit.problem, report.failure));
+    }
+    programs_.push_back(program_json(arch, unit, report));
+  }
+}
+
+void CompileSummary::print(const Output& output) const {
+  TextTable table({{"arch"},
+                   {"family"},
+                   {"programs", Align::right},
+                   {"kernels", Align::right},
+                   {"failed", Align::right},
+                   {"spilled", Align::right},
+                   {"max registers", Align::right},
+                   {"max shared", Align::right},
+                   {"cached", Align::right},
+                   {"seconds", Align::right}});
+  for (const Row& each : rows_)
+    table.row({each.arch,
+               each.family,
+               fmt::format("{}", each.programs),
+               fmt::format("{}", each.kernels),
+               {fmt::format("{}", each.failed), each.failed > 0 ? Style::bad : Style::plain},
+               {fmt::format("{}", each.spilled), each.spilled > 0 ? Style::caution : Style::plain},
+               fmt::format("{}", each.registers),
+               bytes_text(static_cast<double>(each.shared_bytes)),
+               fmt::format("{}", each.cached),
+               fmt::format("{:.1f}", each.seconds)});
+  output.table(table);
+  if (output.verbose())
+    for (const std::string& warning : warnings_) output.line("warning: " + warning);
+  for (const std::string& failure : failed_) output.line("failed: " + failure);
+  output.document({{"failed", failed_.size()}, {"programs", programs_}});
+}
+
+}  // namespace fftune::tool

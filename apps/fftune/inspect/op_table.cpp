@@ -1,0 +1,253 @@
+#include "apps/fftune/inspect/op_table.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "apps/fftune/inspect/ops.hpp"
+#include "apps/fftune/terminal/json.hpp"
+#include "core/error.hpp"
+#include "tuning/measure/statistics.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+/// A field that may decide about buffers, and its values: choices, dtypes, or whether a rare size
+/// is given.
+struct Axis {
+  enum class Kind { dtype, size, option } kind = Kind::option;
+  std::string name;
+  std::vector<std::string> values;
+};
+
+/// The place of each axis' value.
+using Choice = std::vector<std::size_t>;
+
+/// A buffer apart from its place: another dtype or shape is another buffer.
+struct Buffer {
+  std::string name;
+  Role role = Role::input;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+
+  auto operator<=>(const Buffer&) const = default;
+};
+
+struct Sample {
+  Choice choice;
+  Problem problem;
+  std::vector<Buffer> buffers;
+};
+
+std::vector<Axis> axes_of(const Op& op, const std::string& pass) {
+  std::vector<Axis> axes;
+  Axis dtypes{Axis::Kind::dtype, "dtype", {"T"}};
+  for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
+    if (dtype == DType::fp8) dtypes.values.emplace_back(dtype_name(dtype));
+  if (dtypes.values.size() > 1) axes.push_back(std::move(dtypes));
+  // Strides, the sizes that may exceed 32 bits, make views, whose shapes tell nothing.
+  for (const SizeField& field : op.sizes())
+    if (field.rare && field.max <= std::numeric_limits<std::int32_t>::max())
+      axes.push_back({Axis::Kind::size, field.name, {"", "given"}});
+  for (const OptionField& field : options_of(op, pass))
+    if (!field.number && !field.pattern && !field.routing && field.choices.size() > 1)
+      axes.push_back({Axis::Kind::option, field.name, field.choices});
+  return axes;
+}
+
+class Samples {
+ public:
+  Samples(const Op& op, const std::string& pass)
+      : op_(op), usual_(usual_form(op, pass)), axes_(axes_of(op, pass)) {
+    const Choice usual(axes_.size());
+    for (std::size_t i = 0; i < axes_.size(); ++i)
+      for (std::size_t j = 0; j <= i; ++j)
+        for (std::size_t a = 0; a < axes_[i].values.size(); ++a)
+          for (std::size_t b = 0; b < axes_[j].values.size(); ++b) {
+            Choice choice = usual;
+            choice[i] = a;
+            choice[j] = b;
+            add(choice);
+          }
+    constexpr std::size_t random_choices = 3000;
+    std::uint64_t state = 1;
+    for (std::size_t i = 0; i < random_choices; ++i) {
+      Choice choice;
+      for (const Axis& axis : axes_) {
+        // Half of them as usual: most values ask for others beside them.
+        const std::uint64_t drawn = next_random(state);
+        choice.push_back(drawn % 2 == 0 ? 0 : (drawn >> 8) % axis.values.size());
+      }
+      add(choice);
+    }
+  }
+
+  Json buffers() const {
+    Json rows{Json::Array()};
+    for (const Buffer& buffer : in_order()) {
+      const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
+        return std::count(s.buffers.begin(), s.buffers.end(), buffer) > 0;
+      });
+      rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
+                                 dtype_symbol(op_, first.problem, buffer.name),
+                                 symbols(op_, first.problem)[buffer.name], condition(buffer)});
+    }
+    return rows;
+  }
+
+ private:
+  std::optional<Problem> problem_of(const Choice& choice) const {
+    Problem problem = usual_;
+    for (std::size_t i = 0; i < axes_.size(); ++i) {
+      const Axis& axis = axes_[i];
+      const std::string& value = axis.values[choice[i]];
+      if (axis.kind == Axis::Kind::option) problem.options[axis.name] = value;
+      if (axis.kind == Axis::Kind::dtype && value != "T") problem.dtype = DType::fp8;
+      if (axis.kind == Axis::Kind::size && !value.empty())
+        problem = with_rare(op_, std::move(problem), axis.name);
+    }
+    return is_form(op_, problem) ? std::optional(problem) : std::nullopt;
+  }
+
+  void add(const Choice& choice) {
+    if (!seen_.insert(choice).second) return;
+    auto problem = problem_of(choice);
+    if (!problem) return;
+    std::vector<Buffer> buffers;
+    for (const TensorSpec& tensor : op_.tensors(*problem))
+      if (tensor.role != Role::intermediate)
+        buffers.push_back({tensor.name, tensor.role,
+                           tensor.dtype == problem->dtype && problem->dtype != DType::fp8
+                               ? "T"
+                               : std::string(dtype_name(tensor.dtype)),
+                           tensor.shape});
+    samples_.push_back({choice, std::move(*problem), std::move(buffers)});
+  }
+
+  /// Every buffer, in an order that all samples agree with: the usual one's, and each other buffer
+  /// in front of its successor.
+  std::vector<Buffer> in_order() const {
+    std::vector<Buffer> order;
+    for (const Sample& sample : samples_)
+      for (const Buffer& buffer : sample.buffers)
+        if (std::count(order.begin(), order.end(), buffer) == 0) order.push_back(buffer);
+    std::map<std::string, std::set<std::string>> before;  // by name
+    for (const Sample& sample : samples_)
+      for (std::size_t i = 0; i < sample.buffers.size(); ++i)
+        for (std::size_t j = 0; j < i; ++j)
+          before[sample.buffers[i].name].insert(sample.buffers[j].name);
+    std::vector<Buffer> sorted;
+    std::set<std::string> done;
+    while (sorted.size() < order.size()) {
+      const auto next = std::find_if(order.begin(), order.end(), [&](const Buffer& buffer) {
+        const auto& needed = before[buffer.name];
+        return done.count(buffer.name) == 0 &&
+               std::includes(done.begin(), done.end(), needed.begin(), needed.end());
+      });
+      if (next == order.end())
+        throw Error(ErrorKind::internal,
+                    std::string(op_.name()) + ": its buffers have no order of their own");
+      const std::string name = next->name;
+      std::copy_if(order.begin(), order.end(), std::back_inserter(sorted),
+                   [&](const Buffer& buffer) { return buffer.name == name; });
+      done.insert(name);
+    }
+    return sorted;
+  }
+
+  /// The values that axes have where the buffer is, for those axes that decide about it.
+  Json condition(const Buffer& buffer) const {
+    std::vector<std::set<std::size_t>> with(axes_.size());
+    std::vector<bool> has;
+    for (const Sample& sample : samples_) {
+      has.push_back(std::count(sample.buffers.begin(), sample.buffers.end(), buffer) > 0);
+      if (has.back())
+        for (std::size_t i = 0; i < axes_.size(); ++i) with[i].insert(sample.choice[i]);
+    }
+    const auto holds_for = [&](const Sample& sample) {
+      for (std::size_t i = 0; i < axes_.size(); ++i)
+        if (!with[i].empty() && with[i].count(sample.choice[i]) == 0) return false;
+      return true;
+    };
+    const auto is_told = [&] {
+      for (std::size_t i = 0; i < samples_.size(); ++i)
+        if (has[i] != holds_for(samples_[i])) return false;
+      return true;
+    };
+    const bool told = is_told();
+    // The last axes first: those that only come along with others are left out.
+    for (std::size_t i = axes_.size(); told && i-- > 0;) {
+      auto values = std::exchange(with[i], {});
+      if (!is_told()) with[i] = std::move(values);
+    }
+    Json result{Json::Object()};
+    if (!told) result["untold"] = true;
+    for (std::size_t i = 0; i < axes_.size(); ++i)
+      for (const std::size_t value : with[i])
+        result[axes_[i].name].push_back(axes_[i].values[value]);
+    return result;
+  }
+
+  const Op& op_;
+  Problem usual_;
+  std::vector<Axis> axes_;
+  std::set<Choice> seen_;
+  std::vector<Sample> samples_;
+};
+
+/// An option's kind, and its choices if it has any.
+Json option_row(const OptionField& field) {
+  Json row = Json::Array{field.name, field.pass};
+  if (field.number)
+    row.push_back("number");
+  else if (field.pattern || field.routing)
+    row.push_back("pattern");
+  else
+    row.push_back(field.choices);
+  return row;
+}
+
+/// A list with a line for each of its elements.
+std::string lines(const Json& rows, const std::string& indent) {
+  std::string text = "[";
+  for (const Json& row : *rows.get_if<Json::Array>()) {
+    if (text.size() > 1) text += ",";
+    text += "\n" + indent + json_line(row);
+  }
+  return text + "]";
+}
+
+std::string op_text(const Op& op) {
+  Json sizes{Json::Array()};
+  Json options{Json::Array()};
+  for (const SizeField& field : op.sizes()) sizes.push_back(field.name);
+  for (const OptionField& field : op.options()) options.push_back(option_row(field));
+  std::string text =
+      " " + json_line(op.name()) + ": {\n  \"tokens\": " + json_line(op.token_size()) +
+      ",\n  \"sizes\": " + json_line(sizes) + ",\n  \"options\": " + lines(options, "   ");
+  for (const std::string& pass : op.passes())
+    text += ",\n  " + json_line(pass) + ": " + lines(Samples(op, pass).buffers(), "   ");
+  return text + "}";
+}
+
+}  // namespace
+
+std::string op_table(const Catalog& catalog) {
+  std::string text = "{";
+  for (const Op* op : catalog.ops) {
+    // The buffers of an op made of ops are those of its parts.
+    if (!op->parts(usual_form(*op, op->passes().front())).empty()) continue;
+    if (text.size() > 1) text += ",";
+    text += "\n" + op_text(*op);
+  }
+  return text + "\n}\n";
+}
+
+}  // namespace fftune::tool

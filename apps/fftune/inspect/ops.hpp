@@ -1,0 +1,47 @@
+// The buffers of an op for any sizes, derived from the registry's answers for a few, and the header
+// fftune/ops.h that lists them.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "registry/catalog.hpp"
+#include "registry/op.hpp"
+
+namespace fftune::tool {
+
+/// A problem of the pass with every option at its default, rare sizes left out, and sizes of no
+/// meaning.
+Problem usual_form(const Op& op, const std::string& pass);
+
+/// A problem with other buffers than the usual one: "dtype=fp8", "save=preact", "kv-heads".
+struct Form {
+  std::string text;
+  Problem problem;
+};
+
+/// The effect of single dtypes, sizes and options on the names of a pass's buffers, or on their
+/// shapes and element types too; only those that change something are listed.
+enum class Compared { names, everything };
+std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
+
+/// Whether the op has buffers for the problem, and refuses it for no other reason than the usual one.
+bool is_form(const Op& op, const Problem& problem);
+
+/// The form with a rare size too.
+Problem with_rare(const Op& op, Problem form, const std::string& name);
+
+std::vector<std::string> buffer_names(const Op& op, const Problem& problem);
+
+/// The extents of each tensor of a form, by its name, in terms of the problem's sizes: "m",
+/// "h * experts", "ceil(m / 128)". "?" where none is found.
+std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Problem& form);
+
+/// "T" where the element type is the problem's dtype whichever that is, else its name.
+std::string dtype_symbol(const Op& op, const Problem& form, const std::string& tensor);
+
+/// The whole header, which is one comment after another.
+std::string ops_header(const Catalog& catalog);
+
+}  // namespace fftune::tool

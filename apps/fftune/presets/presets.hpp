@@ -1,0 +1,61 @@
+// fftune presets, and the preset files and folders that commands read.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/terminal/json.hpp"
+#include "store/preset_file.hpp"
+#include "store/preset_library.hpp"
+
+namespace fftune::tool {
+
+class CommandLine;
+struct Command;
+
+void add_presets_validate(CommandLine& line, Command& group);
+void add_presets_show(CommandLine& line, Command& group);
+void add_presets_diff(CommandLine& line, Command& group);
+void add_presets_merge(CommandLine& line, Command& group);
+void add_presets_import(CommandLine& line, Command& group);
+void add_presets_install(CommandLine& line, Command& group);
+
+/// The preset files that `paths` name: a file itself, a folder's all. Throws Error(invalid_input)
+/// for a path that is not there, and for a folder that has none.
+std::vector<PresetFile> preset_files(const std::vector<std::string>& paths);
+
+/// The same where one that is damaged would make the result a wrong one: throws
+/// Error(invalid_input) with its first complaint, and that nothing was `done` ("merged").
+std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths,
+                                           const std::string& done);
+
+/// `paths`, or ./presets if there are none.
+std::vector<std::string> or_presets_folder(std::vector<std::string> paths);
+
+/// "ffn/fwd bf16 act=silu d=1024 h=2048" without the op: for a table of one file.
+std::string problem_without_op(const Problem& problem);
+
+void add_presets_option(Command& command, std::string& value);
+
+/// The folder named, which must be there; else ./presets where it is; else the library's folders.
+std::vector<std::filesystem::path> preset_folders(const std::string& value,
+                                                  const Environment& environment);
+
+/// The library's folders; warns of missing folders in FFTUNE_PRESETS.
+std::vector<std::filesystem::path> searched_folders(const Environment& environment);
+
+/// Whether there is a ./presets, which commands read unless --presets names another.
+bool presets_are_here();
+
+/// How the library comes to load what was written to `folder`, for people: nothing where it looks
+/// there, or where every record of it is installed already.
+std::string how_to_install(const std::filesystem::path& folder, const Environment& environment);
+
+/// Loads them, and logs every complaint, and that ./presets is read where the library does not
+/// look.
+PresetLibrary load_presets(const std::string& value, const Session& session);
+PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders);
+
+}  // namespace fftune::tool

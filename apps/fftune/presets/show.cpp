@@ -1,0 +1,91 @@
+// fftune presets show: the records of files as a table.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/presets/presets.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+};
+
+/// Records before version 2 of the format do not say.
+std::string decided_text(const Verdict& verdict) {
+  const std::string decided = !verdict.decided ? "-" : *verdict.decided ? "yes" : "no";
+  return verdict.disturbances.empty() ? decided : decided + ", disturbed";
+}
+
+void print_file(const PresetFile& file, const Output& output) {
+  output.heading(
+      fmt::format("{}: {} ({})", file.path.string(), file.device.name, file.device.arch));
+  TextTable table({{"problem"},
+                   {"winner"},
+                   {"median µs", Align::right},
+                   {"roofline", Align::right},
+                   {"limit"},
+                   {"decided"},
+                   {"vs unfused", Align::right},
+                   {"error", Align::right},
+                   {"date"}});
+  for (const PresetRecord& record : file.records) {
+    const Verdict& verdict = record.verdict;
+    table.row({problem_without_op(record.problem), recipe_text(record.recipe()),
+               microseconds_text(verdict.median_us), limit_share_text(verdict.roofline_fraction),
+               verdict.limit, decided_text(verdict), ratio_cell(verdict.unfused_ratio),
+               error_text(record.error), record.provenance.date.substr(0, 10)});
+  }
+  output.table(table);
+  output.line("");
+}
+
+int run(const Options& options, const Session& session) {
+  const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
+  const bool readable = std::any_of(files.begin(), files.end(), [](const PresetFile& file) {
+    return file.complaints.empty() || !file.records.empty();
+  });
+  if (!readable)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("{}; nothing else is there to show", files.front().complaints.front()));
+  Json document = Json::Array();
+  for (const PresetFile& file : files) {
+    for (const std::string& complaint : file.complaints)
+      spdlog::warn("{}; it is skipped", complaint);
+    if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
+    if (!file.records.empty()) print_file(file, session.output);
+    Json records = Json::Array();
+    for (const PresetRecord& record : file.records) records.push_back(to_json(record));
+    document.push_back({{"path", file.path.string()},
+                        {"device", file.device.name},
+                        {"arch", file.device.arch},
+                        {"op", file.op},
+                        {"records", records},
+                        {"complaints", file.complaints}});
+  }
+  session.output.document(document);
+  const bool whole = std::all_of(files.begin(), files.end(),
+                                 [](const PresetFile& file) { return file.complaints.empty(); });
+  return whole ? exit_good : exit_check_failed;
+}
+
+}  // namespace
+
+void add_presets_show(CommandLine& line, Command& group) {
+  auto options = std::make_shared<Options>();
+  Command& command = line.add(group, "show", "the records of preset files as tables",
+                              [options](const Session& session) { return run(*options, session); });
+  command.option("PATH", options->paths, "preset files or folders (default: presets)");
+}
+
+}  // namespace fftune::tool

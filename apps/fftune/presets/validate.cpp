@@ -1,0 +1,114 @@
+// fftune presets validate: reads the files as the library would, and names all that it would skip.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/presets/presets.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "core/error.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/devices.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+};
+
+// The device that a file is for: itself where it is here, else a typical one of its architecture;
+// none if fftune knows neither, and then only the form of a record can be checked.
+std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& here) {
+  for (const DeviceListing& listing : here.found)
+    if (listing.facts.slug() == device.slug && listing.facts.kind == device.kind)
+      return listing.facts;
+  for (const std::string& arch : known_architectures())
+    if (device.kind == DeviceKind::cuda && arch == device.arch) {
+      DeviceFacts facts = facts_of_architecture(arch);
+      if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
+      return facts;
+    }
+  for (const DeviceListing& listing : here.found)
+    if (device.kind == DeviceKind::cpu && listing.facts.kind == DeviceKind::cpu) {
+      DeviceFacts facts = listing.facts;
+      if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
+      return facts;
+    }
+  return std::nullopt;
+}
+
+struct Findings {
+  std::vector<std::string> faults;
+  std::vector<std::string> notes;
+};
+
+void check_record(const PresetRecord& record, const PresetFile& file,
+                  const std::optional<DeviceFacts>& facts, const Catalog& catalog,
+                  Findings& findings) {
+  const std::string where = fmt::format("{}:{}", file.path.string(), record.problem.text());
+  if (!facts) {
+    findings.notes.push_back(where + ": its device is unknown here: only its form was checked");
+    return;
+  }
+  // A record of a file is a candidate: an error in it is a finding, and the next follows.
+  try {
+    const Op& op = catalog.op(record.problem.op);
+    const std::string illegal = canonical(op, record.problem, facts->kind) == record.problem
+                                    ? record_illegality(op, record.problem, *facts, record)
+                                    : "the problem lacks fields of its op";
+    if (!illegal.empty()) findings.faults.push_back(fmt::format("{}: {}", where, illegal));
+    if (!illegal.empty()) return;
+    for (const std::string& family : stale_families(catalog, op, record))
+      findings.notes.push_back(fmt::format(
+          "{}: stale: the sources of {} have changed since it was tuned; it is still used", where,
+          family));
+    for (const std::string& disturbance : record.verdict.disturbances)
+      findings.notes.push_back(fmt::format("{}: measured while disturbed: {}", where, disturbance));
+  } catch (const Error& error) {
+    findings.faults.push_back(fmt::format("{}: {}", where, error.what()));
+  }
+}
+
+int run(const Options& options, const Session& session) {
+  const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
+  const Devices here = list_devices(session.environment);
+  Findings findings;
+  std::size_t records = 0;
+  for (const PresetFile& file : files) {
+    findings.faults.insert(findings.faults.end(), file.complaints.begin(), file.complaints.end());
+    if (!file.misplaced.empty()) findings.faults.push_back(file.misplaced);
+    const auto facts = facts_for(file.device, here);
+    for (const PresetRecord& record : file.records)
+      check_record(record, file, facts, session.catalog, findings);
+    records += file.records.size();
+  }
+  for (const std::string& fault : findings.faults) session.output.line(fault);
+  if (!session.output.quiet())
+    for (const std::string& note : findings.notes) session.output.line("note: " + note);
+  session.output.line(fmt::format(
+      "{}, {}, {}, {}", counted(files.size(), "file"), counted(records, "readable record"),
+      counted(findings.faults.size(), "fault"), counted(findings.notes.size(), "note")));
+  session.output.document({{"files", files.size()},
+                           {"records", records},
+                           {"faults", findings.faults},
+                           {"notes", findings.notes}});
+  return findings.faults.empty() ? exit_good : exit_check_failed;
+}
+
+}  // namespace
+
+void add_presets_validate(CommandLine& line, Command& group) {
+  auto options = std::make_shared<Options>();
+  Command& command =
+      line.add(group, "validate", "check files and records; exit 1 if any would be skipped",
+               [options](const Session& session) { return run(*options, session); });
+  command.option("PATH", options->paths, "preset files or folders (default: presets)");
+}
+
+}  // namespace fftune::tool

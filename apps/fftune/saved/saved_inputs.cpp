@@ -1,0 +1,653 @@
+#include "apps/fftune/saved/saved_inputs.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "core/error.hpp"
+#include "core/file_access.hpp"
+#include "core/nearest.hpp"
+#include "device/parallel.hpp"
+#include "store/json.hpp"
+
+namespace fftune::tool {
+namespace {
+
+constexpr std::int64_t most_layers = 100'000;
+
+/// The configurations' name of layers with a window.
+constexpr const char* sliding = "sliding_attention";
+
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::invalid_input, fmt::format(format, std::forward<Args>(args)...));
+}
+
+std::string replaced(std::string_view text, char mark, std::int64_t number) {
+  std::string result(text);
+  if (const auto place = result.find(mark); place != result.npos)
+    result.replace(place, 1, fmt::format("{}", number));
+  return result;
+}
+
+/// "w_q" in layer 3 of "layers.3.w_q", as ops of several layers name their inputs.
+std::pair<std::string_view, std::int64_t> split_layer(std::string_view tensor) {
+  constexpr std::string_view start = "layers.";
+  if (!tensor.starts_with(start)) return {tensor, 0};
+  std::int64_t layer = 0;
+  const char* const end = tensor.data() + tensor.size();
+  const auto [rest, error] = std::from_chars(tensor.data() + start.size(), end, layer);
+  if (error != std::errc() || rest == end || *rest != '.') return {tensor, 0};
+  return {{rest + 1, static_cast<std::size_t>(end - rest - 1)}, layer};
+}
+
+std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape) count *= extent;
+  return count;
+}
+
+std::optional<std::int64_t> whole_number(const std::string& text) {
+  std::int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || value < 1) return {};
+  return value;
+}
+
+std::optional<double> real_number(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || !std::isfinite(value)) return {};
+  return value;
+}
+
+std::vector<std::string> factors_of(std::string_view extent) {
+  std::vector<std::string> factors;
+  for (std::size_t begin = 0; begin < extent.size();) {
+    const std::size_t end = std::min(extent.find('*', begin), extent.size());
+    factors.emplace_back(extent.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return factors;
+}
+
+/// Row-major `rows` x `columns` from its transpose.
+void transpose(const std::byte* in, std::byte* out, std::int64_t rows, std::int64_t columns,
+               std::size_t bytes, Parallel& parallel) {
+  const auto width = static_cast<std::size_t>(columns), height = static_cast<std::size_t>(rows);
+  for_each_row(height, width, parallel, [&](std::size_t row) {
+    for (std::size_t column = 0; column < width; ++column)
+      std::memcpy(out + (row * width + column) * bytes, in + (column * height + row) * bytes,
+                  bytes);
+  });
+}
+
+/// Elements of a saved tensor from `first` on, rounded to `dtype`.
+void read_as(const SavedModel& model, const SavedModel::Tensor& tensor, std::int64_t first,
+             DType dtype, std::byte* out, std::int64_t count, Parallel& parallel) {
+  for_each_block(count, 1, parallel, [&](const Block& block) {
+    const auto begin = static_cast<std::size_t>(block.first_row);
+    const std::size_t size = static_cast<std::size_t>(block.last_row) - begin;
+    model.read(tensor, static_cast<std::size_t>(first) + begin, dtype,
+               out + begin * dtype_bytes(dtype), size);
+  });
+}
+
+}  // namespace
+
+void add_weight_options(Command& command, WeightOptions& values) {
+  const char* group = "Saved values";
+  // An option of qkv and rmsnorm is called weights too.
+  const bool taken = command.find("--weights") != nullptr;
+  command.option(taken ? "--saved-weights PATH" : "--weights,--saved-weights PATH", values.weights,
+                 "take the weights, and the sizes that are not given, from a saved model: a "
+                 ".safetensors file, or a folder of them with or without an index",
+                 group);
+  command.option("--layer N", values.layer, "layer of the saved model (default: 0)", group);
+  command.option("--input FILE", values.input,
+                 "take other inputs, such as x, from a .safetensors file that has them by the "
+                 "op's names; its rows repeat where there are more tokens",
+                 group);
+  command.option("--map LIST", values.map,
+                 "the saved tensor of an input, as in w=mlp.up_proj.weight: a whole name, or the "
+                 "part behind the layer's number; with ^T if it is saved as [in, out]",
+                 group);
+}
+
+void check_weight_options(const WeightOptions& values) {
+  if (!values.layer.empty() && values.weights.empty())
+    fail("--layer is of a saved model: give --saved-weights too");
+  if (!values.map.empty() && !values.given())
+    fail("--map is of saved tensors: give --saved-weights or --input too");
+}
+
+SavedInputs::SavedInputs(const Op& op, WeightOptions options)
+    : op_(&op), table_(find_saved_op(op.name())), options_(std::move(options)) {
+  check_weight_options(options_);
+  if (!options_.layer.empty()) layer_ = parse_whole(options_.layer, "--layer", 0, most_layers);
+  if (!options_.input.empty()) input_.emplace(options_.input);
+  if (!options_.weights.empty()) {
+    model_.emplace(options_.weights);
+    find_prefix();
+    read_config();
+  }
+  parse_map(options_.map);
+}
+
+void SavedInputs::find_prefix() {
+  const auto has = [&](const std::string& start) {
+    const auto place = model_->tensors().lower_bound(start);
+    return place != model_->tensors().end() && place->first.starts_with(start);
+  };
+  for (const std::string_view candidate : layer_prefixes()) {
+    if (has(replaced(candidate, '#', layer_))) {
+      prefix_ = candidate;
+      return;
+    }
+  }
+  for (const std::string_view candidate : layer_prefixes()) {
+    std::int64_t count = 0;
+    while (count < most_layers && has(replaced(candidate, '#', count))) ++count;
+    if (count > 0)
+      fail("{} has no layer {}: give --layer from 0 to {}", options_.weights, layer_, count - 1);
+  }
+  if (!options_.layer.empty())
+    fail(
+        "{} has no layers by a name that is known: leave --layer out, and give whole names by "
+        "--map",
+        options_.weights);
+}
+
+void SavedInputs::read_config() {
+  const auto path = model_->folder() / "config.json";
+  std::error_code missing;
+  if (!std::filesystem::exists(path, missing)) return;
+  const JsonValue root = [&] {
+    try {
+      return parse_json(read_whole_file(path));
+    } catch (const Error& error) {
+      throw Error(error.kind(), fmt::format("{}: {}", path.string(), error.what()));
+    }
+  }();
+  const auto take = [&](const JsonValue* object) {
+    const auto* fields = object ? object->get_if<JsonValue::Object>() : nullptr;
+    if (fields == nullptr) return;
+    for (const auto& [key, value] : *fields)
+      if (const auto* text = value.get_if<std::string>())
+        config_.try_emplace(key, *text);
+      else if (const auto* holds = value.get_if<bool>())
+        config_.try_emplace(key, *holds ? "yes" : "no");
+      else if (value.get_if<std::int64_t>() || value.get_if<double>())
+        config_.try_emplace(key, json_line(value));
+  };
+  // In a model with vision, the part for text.
+  for (const JsonValue* const part :
+       {root.find("text_config"), static_cast<const JsonValue*>(&root)}) {
+    if (part == nullptr) continue;
+    take(part);
+    const std::string type = layer_type(*part);
+    const bool slides = type == sliding;
+    // Gemma 3, before each type of layer had angles of its own.
+    const auto local = config_.find("rope_local_base_freq");
+    if (slides && local != config_.end()) config_["rope_theta"] = local->second;
+    for (const char* angles : {"rope_parameters", "rope_scaling"})
+      if (const JsonValue* const all = part->find(angles);
+          all != nullptr && (!slides || local == config_.end())) {
+        const JsonValue* const own = all->find(type);
+        take(own ? own : all);
+      }
+    if (!slides) config_.erase("sliding_window");
+  }
+  const auto number = [&](std::string_view key) {
+    const auto entry = config_.find(key);
+    return entry == config_.end() ? std::nullopt : real_number(entry->second);
+  };
+  for (const auto& [d, n] : {std::pair("hidden_size", "num_attention_heads"), {"n_embd", "n_head"}})
+    if (const auto features = number(d), heads = number(n); features && heads && *heads > 0)
+      config_.try_emplace("head_dim", fmt::format("{:.0f}", *features / *heads));
+  const auto dim = number("head_dim");
+  if (const auto share = number("partial_rotary_factor"); share && dim && *share < 1)
+    config_.try_emplace(std::string(config_rotary),
+                        fmt::format("{:.0f}", std::floor(*dim * *share)));
+  if (const auto scalar = number("query_pre_attn_scalar"); scalar && *scalar > 0)
+    config_.try_emplace(std::string(config_scale), fmt::format("{}", 1 / std::sqrt(*scalar)));
+}
+
+std::string SavedInputs::layer_type(const JsonValue& part) const {
+  const auto word = [&](std::string_view key) {
+    const auto entry = config_.find(key);
+    return entry == config_.end() ? std::string() : entry->second;
+  };
+  const auto type_if = [](bool slides) { return std::string(slides ? sliding : "full_attention"); };
+  if (word("sliding_window").empty()) return type_if(false);
+  const JsonValue* const list = part.find("layer_types");
+  const auto* types = list ? list->get_if<JsonValue::Array>() : nullptr;
+  if (types != nullptr && layer_ < std::ssize(*types))
+    if (const auto* text = (*types)[static_cast<std::size_t>(layer_)].get_if<std::string>())
+      return *text;
+  const std::string model = word("model_type");
+  if (model == "gemma2") return type_if(layer_ % 2 == 0);
+  if (model.starts_with("gemma3"))
+    return type_if((layer_ + 1) % whole_number(word("sliding_window_pattern")).value_or(6) != 0);
+  return type_if(word("use_sliding_window") != "no");
+}
+
+std::optional<std::string> SavedInputs::config(const ConfigField& field) const {
+  for (const std::string_view key : field.keys)
+    if (const auto entry = config_.find(key); entry != config_.end()) {
+      for (const auto& [theirs, ours] : field.words)
+        if (entry->second == theirs) return std::string(ours);
+      return std::string(our_word(entry->second));
+    }
+  return {};
+}
+
+void SavedInputs::parse_map(const std::string& text) {
+  if (text.empty()) return;
+  for (const std::string& pair : parse_words(text, "--map")) {
+    const auto sign = pair.find('=');
+    if (sign == 0 || sign == pair.npos || sign + 1 == pair.size())
+      fail("--map '{}' is not a pair: give INPUT=TENSOR, as in w=mlp.up_proj.weight", pair);
+    if (!map_.emplace(pair.substr(0, sign), pair.substr(sign + 1)).second)
+      fail("--map gives {} twice", pair.substr(0, sign));
+  }
+  for (const auto& [input, name] : map_) mapped(name, layer_);
+}
+
+std::string SavedInputs::prefix(std::int64_t layer) const {
+  return replaced(prefix_, '#', layer);
+}
+
+bool SavedInputs::is_transposed(const SavedTensor& tensor) const {
+  if (is_stack_of_experts(tensor.name)) return model_ && model_->find(tensor.name + "_bias");
+  if (!is_conv1d(tensor.name) || tensor.shape.size() != 2) return false;
+  // GPT-BigCode has plain linear layers by these names: a bias tells which extent is the output.
+  std::string bias = tensor.name;
+  bias.replace(bias.rfind("weight"), 6, "bias");
+  const auto* found = model_ ? model_->find(bias) : nullptr;
+  return found == nullptr || found->saved.shape.empty() || found->saved.shape[0] == tensor.shape[1];
+}
+
+SavedInputs::Source SavedInputs::mapped(const std::string& given, std::int64_t layer) const {
+  constexpr std::string_view mark = "^T";
+  const bool turned = given.ends_with(mark);
+  const std::string name = turned ? given.substr(0, given.size() - mark.size()) : given;
+  if (input_)
+    if (const auto* tensor = input_->find(name))
+      return {.parts = {tensor}, .transposed = turned, .recorded = true};
+  if (!model_) return {.parts = {&input_->at(name)}, .transposed = turned, .recorded = true};
+  const auto* tensor = model_->find(prefix(layer) + name);
+  if (tensor == nullptr) tensor = model_->find(name);
+  // A missing prefix is added, so that the error suggests the nearest full name.
+  if (tensor == nullptr) {
+    const bool whole = name.starts_with(prefix(layer));
+    tensor = &model_->at(whole ? name : prefix(layer) + name);
+  }
+  return {.parts = {tensor}, .transposed = turned || is_transposed(tensor->saved)};
+}
+
+std::optional<SavedInputs::Source> SavedInputs::named(const SavedName& name,
+                                                      std::int64_t layer) const {
+  Source source{.parts = {}, .rows = name.rows};
+  for (const std::string_view each : name.names) {
+    const std::string whole = prefix(layer) + std::string(each);
+    source.experts = whole.find('*') != whole.npos;
+    for (std::int64_t expert = 0;; ++expert) {
+      const auto* tensor = model_->find(source.experts ? replaced(whole, '*', expert) : whole);
+      if (tensor == nullptr) {
+        if (source.experts && model_->find(replaced(whole, '*', expert + 1)))
+          fail("{} has {}, but not {}: its experts are not complete", options_.weights,
+               replaced(whole, '*', expert + 1), replaced(whole, '*', expert));
+        if (source.experts && expert > 0) break;
+        return {};
+      }
+      source.parts.push_back(tensor);
+      if (!source.experts) break;
+    }
+  }
+  source.transposed = is_transposed(source.parts.front()->saved);
+  return source;
+}
+
+std::optional<SavedInputs::Source> SavedInputs::known(const SavedInput& input,
+                                                      std::int64_t layer) const {
+  if (!model_) return {};
+  for (const SavedName& name : input.names)
+    if (auto source = named(name, layer)) return source;
+  if (input.bias_of.empty()) return {};
+  auto source = find(fmt::format("layers.{}.{}", layer - layer_, input.bias_of));
+  if (!source || source->recorded) return {};
+  for (const auto*& part : source->parts) {
+    std::string name = part->saved.name;
+    const auto place = name.rfind(".weight");
+    if (place == name.npos || place + 7 != name.size()) return {};
+    part = model_->find(name.replace(place, 7, ".bias"));
+    if (part == nullptr) return {};
+  }
+  source->transposed = false;
+  return source;
+}
+
+std::optional<SavedInputs::Source> SavedInputs::find(std::string_view tensor) const {
+  const auto [name, layer] = split_layer(tensor);
+  if (const auto entry = map_.find(name); entry != map_.end())
+    return mapped(entry->second, layer_ + layer);
+  if (input_)
+    if (const auto* found = input_->find(tensor)) return Source{.parts = {found}, .recorded = true};
+  const SavedInput* const input = table_ ? find_saved_input(*table_, name) : nullptr;
+  return input ? known(*input, layer_ + layer) : std::nullopt;
+}
+
+bool SavedInputs::tells(std::string_view size) const {
+  if (table_ == nullptr || !model_) return false;
+  for (const SavedInput& input : table_->inputs)
+    for (const std::string_view extent : input.extents) {
+      const auto factors = factors_of(extent);
+      if (std::find(factors.begin(), factors.end(), size) != factors.end()) return true;
+    }
+  return std::any_of(table_->sizes.begin(), table_->sizes.end(),
+                     [&](const ConfigField& field) { return field.field == size; });
+}
+
+bool SavedInputs::has_weights() const {
+  if (table_ == nullptr) return false;
+  if (model_ && !table_->foreign.empty() &&
+      model_->find(prefix(layer_) + std::string(table_->foreign)))
+    return false;
+  // The first is what the op is about.
+  return find(table_->inputs.front().tensor).has_value();
+}
+
+std::vector<std::int64_t> SavedInputs::shape_of(const Source& source) const {
+  std::vector<std::int64_t> shape = source.parts.front()->saved.shape;
+  for (const auto* part : source.parts) {
+    const auto& other = part->saved.shape;
+    const bool stacks = !source.experts && !shape.empty() && shape.size() == other.size() &&
+                        std::equal(shape.begin() + 1, shape.end(), other.begin() + 1);
+    if (!stacks && other != shape)
+      fail("{} is {} and {} is {}: they do not go together", source.name(), shape_text(shape),
+           part->saved.name, shape_text(other));
+    if (stacks && part != source.parts.front()) shape[0] += other[0];
+  }
+  if (source.transposed && shape.size() >= 2) std::swap(shape.back(), shape[shape.size() - 2]);
+  if (source.experts) shape.insert(shape.begin(), std::ssize(source.parts));
+  return shape;
+}
+
+std::int64_t SavedInputs::first_row(const Source& source, const TensorSpec& spec) const {
+  const auto shape = shape_of(source);
+  const auto refuse = [&] {
+    fail("{} of {} is {}, but {} in {} is {}: give other sizes, or none", spec.name, op_->name(),
+         shape_text(spec.shape), source.name(), source.recorded ? options_.input : options_.weights,
+         shape_text(shape));
+  };
+  // A single number may have any number of dimensions.
+  if (spec.elements() == 1 && elements_of(shape) == 1) return 0;
+  const std::int64_t rows = spec.shape.at(0);
+  const auto tail = spec.shape.size() - 1;
+  const bool same_tail =
+      shape.size() >= spec.shape.size() &&
+      std::equal(spec.shape.begin() + 1, spec.shape.end(), shape.end() - static_cast<long>(tail));
+  if (!same_tail) refuse();
+  const std::int64_t row = elements_of({spec.shape.begin() + 1, spec.shape.end()});
+  // Recorded activations are [batch, tokens, features], or of fewer tokens.
+  if (source.recorded) {
+    if (row == 0 || elements_of(shape) < row) refuse();
+    return 0;
+  }
+  if (shape.size() != spec.shape.size()) refuse();
+  const std::int64_t all = shape[0];
+  switch (source.rows) {
+    case SavedRows::all:
+      if (all != rows) refuse();
+      return 0;
+    case SavedRows::first_half:
+    case SavedRows::second_half:
+      if (all != 2 * rows) refuse();
+      return source.rows == SavedRows::first_half ? 0 : rows;
+    case SavedRows::q:
+      if (all < rows) refuse();
+      return 0;
+    case SavedRows::k:
+      if (all < 2 * rows) refuse();
+      return all - 2 * rows;
+    case SavedRows::v:
+      if (all < rows) refuse();
+      return all - rows;
+  }
+  return 0;
+}
+
+bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Parallel& parallel) const {
+  const auto source = find(spec.name);
+  if (!source) return false;
+  const std::int64_t first = first_row(*source, spec);
+  const std::int64_t rows = spec.shape.at(0);
+  const std::int64_t row = spec.elements() / std::max<std::int64_t>(rows, 1);
+  const std::size_t bytes = dtype_bytes(spec.dtype);
+  const auto at = [&](std::int64_t element) { return static_cast<std::size_t>(element); };
+  const auto read = [&](const SavedModel::Tensor& tensor, std::int64_t from, std::int64_t count,
+                        std::byte* to) {
+    read_as(source->recorded ? *input_ : *model_, tensor, from, spec.dtype, to, count, parallel);
+  };
+  if (source->transposed) {
+    const SavedModel::Tensor& tensor = *source->parts.front();
+    const std::int64_t all = tensor.saved.elements();
+    std::vector<std::byte> whole(at(all) * bytes), turned(at(all) * bytes);
+    read(tensor, 0, all, whole.data());
+    // Experts are filled one matrix at a time.
+    const bool stacked = spec.shape.size() == 3;
+    const std::int64_t width = stacked ? spec.shape.back() : row, each = stacked ? all / rows : all;
+    for (std::int64_t first_of = 0; first_of < all; first_of += each)
+      transpose(whole.data() + at(first_of) * bytes, turned.data() + at(first_of) * bytes,
+                each / width, width, bytes, parallel);
+    std::memcpy(out.data(), turned.data() + at(first * row) * bytes, out.size());
+    return true;
+  }
+  // End to end, the parts' elements; of recorded ones again from the first where they end.
+  std::int64_t skipped = first * row;
+  for (std::int64_t done = 0; done < spec.elements();)
+    for (const auto* part : source->parts) {
+      const std::int64_t there = part->saved.elements() / row * row;
+      const std::int64_t begin = std::min(skipped, there);
+      const std::int64_t count = std::min(there - begin, spec.elements() - done);
+      skipped -= begin;
+      read(*part, begin, count, out.data() + at(done) * bytes);
+      done += count;
+    }
+  return true;
+}
+
+void SavedInputs::fail_missing(const SavedInput& input, std::int64_t layer) const {
+  std::vector<std::string> names;
+  for (const SavedName& each : input.names)
+    names.push_back(prefix(layer) + std::string(each.names.front()));
+  if (!input.bias_of.empty()) names.push_back(fmt::format("a bias beside {}", input.bias_of));
+  std::vector<std::string> all;
+  for (const auto& entry : model_->tensors()) all.push_back(entry.first);
+  const std::string near = nearest(names.front(), all);
+  fail("{} has no {}{}: give --map {}=TENSOR", options_.weights, fmt::join(names, " or "),
+       near.empty() ? "" : fmt::format(" (the nearest name is {})", near), input.tensor);
+}
+
+void SavedInputs::require_any() const {
+  if (table_ == nullptr || !model_) return;
+  for (const SavedInput& input : table_->inputs)
+    if (find(input.tensor)) return;
+  fail_missing(table_->inputs.front(), layer_);
+}
+
+void SavedInputs::require_fit(const Problem& problem) const {
+  const auto tensors = op_->tensors(problem);
+  std::set<std::string> used;
+  bool any_recorded = false;
+  for (const TensorSpec& spec : tensors) {
+    if (spec.role != Role::input && spec.role != Role::updated) continue;
+    const auto [name, layer] = split_layer(spec.name);
+    if (const auto source = find(spec.name)) {
+      used.emplace(name);
+      any_recorded |= source->recorded;
+      first_row(*source, spec);
+      continue;
+    }
+    const SavedInput* const input = table_ && model_ ? find_saved_input(*table_, name) : nullptr;
+    if (input != nullptr) fail_missing(*input, layer_ + layer);
+  }
+  std::vector<std::string> inputs;
+  for (const TensorSpec& spec : tensors)
+    if (spec.role == Role::input) inputs.emplace_back(split_layer(spec.name).first);
+  if (input_ && !any_recorded)
+    fail("{} has none of the inputs of {}, {}: name them so in the file, or by --map",
+         options_.input, problem.text(), fmt::join(inputs, ", "));
+  for (const auto& [input, name] : map_)
+    if (!used.contains(input)) {
+      fail("--map names '{}', which is not an input of {}{}: they are {}", input, problem.text(),
+           near_word(input, inputs), fmt::join(inputs, ", "));
+    }
+  require_all_rows_used(problem);
+}
+
+void SavedInputs::require_all_rows_used(const Problem& problem) const {
+  std::map<const SavedModel::Tensor*, std::int64_t> rows;
+  for (const TensorSpec& spec : op_->tensors(problem))
+    if (const auto source = spec.role == Role::input ? find(spec.name) : std::nullopt;
+        source && source->rows != SavedRows::all)
+      rows[source->parts.front()] += spec.shape.at(0);
+  for (const auto& [tensor, used] : rows) {
+    const auto& shape = tensor->saved.shape;
+    const std::int64_t all = is_transposed(tensor->saved) ? shape.back() : shape.at(0);
+    if (used != all)
+      fail("{} has {} rows, of which {} has {}: give other sizes", tensor->saved.name, all,
+           problem.text(), used);
+  }
+}
+
+void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& sizes) const {
+  for (bool found = true; found;) {
+    found = false;
+    for (const SavedInput& input : table_->inputs) {
+      const auto source = find(input.tensor);
+      if (!source || source->recorded) continue;
+      auto shape = shape_of(*source);
+      auto extents = input.extents;
+      // Matrices of a mixture, by the name that a network's have.
+      if (shape.size() == extents.size() + 1) extents.insert(extents.begin(), "experts");
+      if (shape.size() != extents.size()) continue;
+      const bool half =
+          source->rows == SavedRows::first_half || source->rows == SavedRows::second_half;
+      if (half) shape[0] /= 2;
+      // If q, k and v are in one tensor, no extent gives the rows of each.
+      const bool mixed = source->rows != SavedRows::all && !half;
+      for (std::size_t i = mixed ? 1 : 0; i < shape.size(); ++i) {
+        std::int64_t left = shape[i];
+        std::vector<std::string> open;
+        for (const std::string& factor : factors_of(extents[i])) {
+          const auto size = sizes.find(factor);
+          if (size == sizes.end())
+            open.push_back(factor);
+          else
+            left = left % size->second == 0 ? left / size->second : 0;
+        }
+        if (open.size() == 1 && left > 0) found |= sizes.emplace(open.front(), left).second;
+      }
+    }
+  }
+}
+
+ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) const {
+  if (table_ == nullptr || !model_) return given;
+  const auto is_given = [](const std::map<std::string, std::string>& values,
+                           const std::string& name) {
+    const auto entry = values.find(name);
+    return entry != values.end() && !entry->second.empty();
+  };
+  std::map<std::string, std::int64_t, std::less<>> sizes;
+  for (const auto& [name, text] : given.sizes)
+    if (const auto number = whole_number(text)) sizes.emplace(name, *number);
+  infer_sizes(sizes);
+  for (const ConfigField& field : table_->sizes)
+    if (const auto text = config(field))
+      if (const auto number = whole_number(*text)) sizes.emplace(field.field, *number);
+  infer_sizes(sizes);
+  for (const SizeField& field : op_->sizes()) {
+    const auto size = sizes.find(field.name);
+    if (size == sizes.end() || field.name == op_->token_size() || is_given(given.sizes, field.name))
+      continue;
+    // Left out, kv-heads are as many as heads.
+    const bool usual = field.name == "kv-heads" && sizes.contains("heads") &&
+                       sizes.find("heads")->second == size->second;
+    if (!usual) given.sizes[field.name] = fmt::format("{}", size->second);
+  }
+
+  const std::string pass = given.pass.empty() ? op_->passes().at(0) : given.pass;
+  const auto fields = options_of(*op_, pass);
+  const auto set = [&](std::string_view option, const std::string& value) {
+    const std::string name(option);
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&](const OptionField& each) { return each.name == name; });
+    if (field == fields.end() || is_given(given.options, name)) return;
+    const auto& choices = field->choices;
+    if (field->number || std::find(choices.begin(), choices.end(), value) != choices.end())
+      given.options[name] = value;
+  };
+  for (const SavedOption& option : table_->options)
+    if (option.name.empty() ? find(option.tensor).has_value()
+                            : model_->find(prefix(layer_) + std::string(option.name)) != nullptr)
+      set(option.option, std::string(option.value));
+  for (const ConfigField& field : table_->settings) {
+    const std::string needs(field.needs);
+    if (!needs.empty() && (!is_given(given.options, needs) || given.options[needs] == "none" ||
+                           given.options[needs] == "no"))
+      continue;
+    if (const auto value = config(field)) set(field.field, *value);
+  }
+
+  if (!given.dtypes.empty()) return given;
+  if (const auto weight = find(table_->inputs.front().tensor)) {
+    const auto dtype = dtype_of(weight->parts.front()->saved.element);
+    const auto all = op_->dtypes_of_pass(kind, pass);
+    if (dtype && std::find(all.begin(), all.end(), *dtype) != all.end())
+      given.dtypes = dtype_name(*dtype);
+  }
+  return given;
+}
+
+std::string SavedInputs::text() const {
+  std::string text;
+  if (model_)
+    text = prefix_.empty() ? options_.weights
+                           : fmt::format("layer {} of {}", layer_, options_.weights);
+  if (input_) text += (text.empty() ? "" : ", inputs of ") + options_.input;
+  return text;
+}
+
+std::vector<std::string> SavedInputs::words() const {
+  std::vector<std::string> words{"--op", std::string(op_->name())};
+  for (const auto& [name, value] : {std::pair("--saved-weights", options_.weights),
+                                    {"--layer", options_.layer},
+                                    {"--input", options_.input},
+                                    {"--map", options_.map}})
+    if (!value.empty()) words.insert(words.end(), {name, value});
+  return words;
+}
+
+std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
+                                    const SavedInputs* saved, DeviceKind kind) {
+  if (saved == nullptr) return problems_of(op, given, Sizes::required, kind);
+  saved->require_any();
+  const auto problems = problems_of(op, saved->complete(given, kind), Sizes::required, kind);
+  for (const Problem& problem : problems) saved->require_fit(problem);
+  return problems;
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,122 @@
+// Inputs of an op from saved files: the weights of a layer of a model, and recorded activations.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/saved/saved_names.hpp"
+#include "safetensors/model.hpp"
+#include "verify/input_data.hpp"
+
+namespace fftune {
+struct JsonValue;
+}  // namespace fftune
+
+namespace fftune::tool {
+
+struct Command;
+
+struct WeightOptions {
+  std::string weights = {};  // a .safetensors file, an index or a folder
+  std::string layer = {};
+  std::string input = {};  // a .safetensors file
+  std::string map = {};    // "w=model.layers.0.mlp.up_proj.weight,bias=…"
+
+  bool given() const { return !weights.empty() || !input.empty(); }
+};
+
+/// Adds --saved-weights, --layer, --input and --map, after the options of an op: --weights is the
+/// same as --saved-weights where the op has no option of that name. `values` must live as long as
+/// `command` parses.
+void add_weight_options(Command& command, WeightOptions& values);
+/// Throws Error(invalid_input) for --layer or --map without what they are about.
+void check_weight_options(const WeightOptions& values);
+
+class SavedInputs final : public GivenTensors {
+ public:
+  /// Opens the files. Throws Error(io) or Error(invalid_input), one line. `op` must outlive it.
+  SavedInputs(const Op& op, WeightOptions options);
+
+  /// Whether the files have every weight that the table of names knows of the op.
+  bool has_weights() const;
+
+  /// Whether the size is one that weights or a configuration tell, of a model that has them.
+  bool tells(std::string_view size) const;
+
+  /// The given options, completed by the sizes, options and element type that the files give.
+  ProblemOptions complete(ProblemOptions given, DeviceKind kind) const;
+
+  /// Throws Error(invalid_input) if the model has none of the weights that the op is known by.
+  void require_any() const;
+
+  /// Throws Error(invalid_input) if an input that should be saved is missing, or if one that is
+  /// has another shape than the problem says.
+  void require_fit(const Problem& problem) const;
+
+  bool fill(const TensorSpec& spec, std::span<std::byte> out, Parallel& parallel) const override;
+
+  const Op& op() const { return *op_; }
+  /// "layer 3 of DIR", for people.
+  std::string text() const;
+  /// The options for a process that is to have the same inputs.
+  std::vector<std::string> words() const;
+
+ private:
+  /// Where the values of an input are.
+  struct Source {
+    std::vector<const SavedModel::Tensor*> parts;  // stacked, or one for each expert
+    bool experts = false;
+    bool transposed = false;  // [in, out] in the file
+    SavedRows rows = SavedRows::all;
+    bool recorded = false;  // of --input: rows may be tokens
+
+    const std::string& name() const { return parts.front()->saved.name; }
+  };
+
+  void read_config();
+  /// "sliding_attention" or "full_attention": newer configurations have a list, in older ones it
+  /// follows from the kind of model.
+  std::string layer_type(const JsonValue& part) const;
+  void find_prefix();
+  void parse_map(const std::string& text);
+  std::string prefix(std::int64_t layer) const;
+  /// Source of a name of the files that --map gave; throws Error(invalid_input) if there is none.
+  Source mapped(const std::string& name, std::int64_t layer) const;
+  std::optional<Source> known(const SavedInput& input, std::int64_t layer) const;
+  std::optional<Source> find(std::string_view tensor) const;
+  std::optional<Source> named(const SavedName& name, std::int64_t layer) const;
+  bool is_transposed(const SavedTensor& tensor) const;
+
+  /// The tensor in the op's layout: [in, out] is transposed, several tensors are joined.
+  std::vector<std::int64_t> shape_of(const Source& source) const;
+  /// The first row of the source that is the input's; throws Error(invalid_input) if their shapes
+  /// contradict each other.
+  std::int64_t first_row(const Source& source, const TensorSpec& spec) const;
+  [[noreturn]] void fail_missing(const SavedInput& input, std::int64_t layer) const;
+  void require_all_rows_used(const Problem& problem) const;
+  void infer_sizes(std::map<std::string, std::int64_t, std::less<>>& sizes) const;
+  std::optional<std::string> config(const ConfigField& field) const;
+
+  const Op* op_;
+  const SavedOp* table_;
+  WeightOptions options_;
+  std::int64_t layer_ = 0;
+  std::optional<SavedModel> model_;
+  std::optional<SavedModel> input_;
+  std::string_view prefix_;  // with '#' for the layer
+  std::map<std::string, std::string, std::less<>> map_;
+  std::map<std::string, std::string, std::less<>> config_;  // its words and numbers
+};
+
+/// Problems that fit the given options and, if it is not null, the saved model. Throws
+/// Error(invalid_input).
+std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
+                                    const SavedInputs* saved, DeviceKind kind);
+
+}  // namespace fftune::tool

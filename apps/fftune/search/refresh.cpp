@@ -1,0 +1,234 @@
+// fftune refresh: times the variants of stale records again, and keeps or replaces their winners.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/device_option.hpp"
+#include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/search/sweep_device.hpp"
+#include "apps/fftune/search/sweep_report.hpp"
+#include "apps/fftune/terminal/interrupt.hpp"
+#include "apps/fftune/terminal/json.hpp"
+#include "apps/fftune/terminal/progress.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "core/error.hpp"
+#include "tuning/journal/outcome.hpp"
+#include "tuning/journal/quarantine.hpp"
+#include "tuning/tuner.hpp"
+
+namespace fftune::tool {
+namespace {
+
+struct Options {
+  ProblemFilter filter;
+  std::string device;
+  std::string out = "presets";
+  std::string seed = "0";
+  std::string wait = "10s";
+  std::string progress;
+  bool all = false;
+  bool strict = false;
+  bool in_process = false;
+};
+
+/// A record that is to be looked at again.
+struct Stale {
+  PresetRecord record;
+  std::string reason;
+  std::string refusal;  // why it cannot be; empty if it can
+};
+
+/// A file may be older than the op's fields, or written by hand.
+std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
+  try {
+    if (canonical(op, problem, kind) == problem) return "";
+    return "its problem lacks fields of its op: search anew";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::vector<Stale> stale_records(const Op& op, const Options& options, const PresetDevice& device,
+                                 const DeviceFacts& facts, const Session& session) {
+  std::vector<Stale> found;
+  for (const auto& [compared, record] : own_records(options.out, device, op)) {
+    if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
+    const auto changes = changes_since(record, session.catalog, facts);
+    if (changes.empty() && !options.all) continue;
+    found.push_back({record,
+                     changes.empty() ? "asked for" : fmt::format("{}", fmt::join(changes, ", ")),
+                     refusal_of(op, record.problem, facts.kind)});
+  }
+  return found;
+}
+
+struct Refreshed {
+  Stale stale;
+  TuneResult result;
+};
+
+std::string verdict_text(const Refreshed& outcome) {
+  if (!outcome.result.record) {
+    if (!outcome.result.stopped.empty()) return outcome.result.stopped;
+    const auto failure = first_failure(outcome.result.outcomes);
+    return fmt::format("nothing of it works: search anew{}",
+                       failure ? fmt::format("; {}", failure_text(*failure)) : "");
+  }
+  const auto before = recipe_text(outcome.stale.record.recipe());
+  const auto now = recipe_text(outcome.result.record->recipe());
+  return now == before ? "kept" : "demoted for " + now;
+}
+
+void print(const std::vector<Refreshed>& outcomes, const Output& output) {
+  TextTable table({{"problem"},
+                   {"before µs", Align::right},
+                   {"now µs", Align::right},
+                   {"winner"},
+                   {"because of"}});
+  for (const Refreshed& outcome : outcomes) {
+    const auto& record = outcome.result.record;
+    table.row({outcome.stale.record.problem.text(),
+               microseconds_text(outcome.stale.record.verdict.median_us),
+               record ? microseconds_text(record->verdict.median_us) : "-",
+               {verdict_text(outcome), record ? Style::plain : Style::bad},
+               outcome.stale.reason});
+  }
+  output.table(table);
+}
+
+Json outcomes_json(const std::vector<Refreshed>& outcomes) {
+  Json all = Json::Array();
+  for (const Refreshed& outcome : outcomes)
+    all.push_back({{"problem", to_json(outcome.stale.record.problem)},
+                   {"because", outcome.stale.reason},
+                   {"before", to_json(outcome.stale.record)},
+                   {"now", outcome.result.record ? to_json(*outcome.result.record) : Json()},
+                   {"verdict", verdict_text(outcome)},
+                   {"seconds", outcome.result.seconds}});
+  return all;
+}
+
+TuneOptions tune_options(const Options& options) {
+  TuneOptions tuning;
+  // Few are left, and all of them were good once: none is screened out.
+  tuning.strategy = "exhaustive";
+  tuning.seed = parse_seed(options.seed, "--seed");
+  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
+  return tuning;
+}
+
+int run(const Options& options, const Session& session) {
+  TuneOptions tuning = tune_options(options);
+  if (std::error_code error; !std::filesystem::is_directory(options.out, error))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--out {} is not a folder: give one that holds <device>/<op>.json",
+                            options.out));
+  const std::string name = device_named(options.device, session.environment);
+  StatusLine status(progress_mode(options.progress, session.output));
+  SweepDevice device({name}, {.seed = tuning.seed}, options.in_process, session);
+  const DeviceFacts& facts = device.evaluator().facts();
+  const PresetDevice preset = preset_device(facts);
+  Quarantine quarantine(session.environment.state_folder, facts);
+  tuning.quarantine = &quarantine;
+  const Interrupt interrupt;
+  tuning.cancel = &interrupt.requested();
+
+  Recorder recorder(session.catalog, options.out, preset, options.strict,
+                    lock_wait(&interrupt.requested()));
+  std::vector<Refreshed> outcomes;
+  // All files before any measurement: one of them may be damaged.
+  std::vector<std::pair<const Op*, std::vector<Stale>>> of_ops;
+  for (const Op* op : session.catalog.ops) {
+    auto stale = stale_records(*op, options, preset, facts, session);
+    if (stale.empty()) continue;
+    require_out(options.out, preset, std::string(op->name()), lock_wait(&interrupt.requested()));
+    of_ops.emplace_back(op, std::move(stale));
+  }
+  for (const auto& [op, stale] : of_ops) {
+    if (interrupt.requested()) break;
+    SweepProgress progress(status, std::string(op->token_size()));
+    tuning.progress = &progress;
+    std::vector<const Stale*> asked;
+    std::vector<Problem> problems;
+    for (const Stale& each : stale) {
+      if (!each.refusal.empty()) {
+        TuneResult refused;
+        refused.stopped = each.refusal;
+        outcomes.push_back({each, std::move(refused)});
+        continue;
+      }
+      asked.push_back(&each);
+      problems.push_back(each.record.problem);
+      tuning.only[each.record.problem] = stored_variants(each.record);
+    }
+    std::size_t next = 0;
+    tune_all(session.catalog, device.evaluator(), problems, tuning, [&](TuneResult result) {
+      const Stale& before = *asked[next++];
+      if (result.record) {
+        result.record = refreshed(*result.record, before.record);
+        recorder.write(*result.record);
+      }
+      outcomes.push_back({before, std::move(result)});
+    });
+  }
+  status.clear();
+  recorder.finish();
+
+  session.output.heading(fmt::format("refresh on {} ({})", name, facts.name));
+  if (of_ops.empty())
+    session.output.line(fmt::format("no record of it in {} is stale", options.out));
+  else
+    print(outcomes, session.output);
+  for (const std::string& file : recorder.files()) session.output.line("wrote " + file);
+  session.output.document(
+      {{"device", name}, {"records", outcomes_json(outcomes)}, {"files", recorder.files()}});
+  if (!device.evaluator().lost().empty()) {
+    spdlog::error("{}", device.evaluator().lost());
+    return exit_lacking;
+  }
+  if (interrupt.requested()) return exit_interrupted;
+  const bool good = std::all_of(outcomes.begin(), outcomes.end(), [](const Refreshed& outcome) {
+    return outcome.result.record.has_value();
+  });
+  return std::max(good ? exit_good : exit_check_failed, recorder.code());
+}
+
+}  // namespace
+
+void add_refresh(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  Command& command = line.add(
+      line.root(), "refresh",
+      "time the variants of a device's stale records again: winners, ties and runners-up; a "
+      "record is stale when the kernel's sources, the driver or the toolkit are not those that it "
+      "was made with",
+      [options](const Session& session) { return run(*options, session); });
+  add_device_option(command, options->device, false);
+  command.flag("--all", options->all, "records that are not stale as well");
+  command.option("--out DIR", options->out,
+                 "folder of presets that is read and written (default: presets)");
+  command.option("--seed N", options->seed, "seed of the data (default: 0)");
+  command.option("--wait TIME", options->wait,
+                 "for a disturbed device to be left alone, for each problem; 0s: not at all "
+                 "(default: 10s)");
+  command.flag("--strict", options->strict,
+               "write no record that was measured while the device was disturbed");
+  command.flag("--in-process", options->in_process, "run variants in this process");
+  add_progress_option(command, options->progress);
+  add_problem_filter(command, line.catalog().ops, options->filter);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,163 @@
+#include "apps/fftune/search/sweep_device.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/device_option.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/saved/saved_inputs.hpp"
+#include "core/error.hpp"
+#include "runtime/devices.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/remote/remote_evaluator.hpp"
+#include "tuning/worker/serve.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
+
+namespace fftune::tool {
+
+std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData& data) {
+  // This very file, even where it has been replaced or moved since.
+  WorkerCommand command{"/proc/self/exe",         "worker", "--device", name, "--seed",
+                        std::to_string(data.seed)};
+  if (data.saved != nullptr)
+    for (std::string& word : data.saved->words()) command.push_back(std::move(word));
+  return std::make_unique<WorkerEvaluator>(std::move(command));
+}
+
+SweepDevice::SweepDevice(const std::vector<std::string>& names, const SweepData& data,
+                         bool in_process, const Session& session,
+                         std::vector<MultiDeviceEvaluator::Device> others) {
+  if (in_process) {
+    backend_ = open_named(names.front(), session);
+    evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog,
+                                                  InputData(data.seed, data.saved));
+  } else if (names.size() == 1 && others.empty()) {
+    evaluator_ = start_worker(names.front(), data);
+  } else {
+    std::vector<MultiDeviceEvaluator::Device> devices;
+    for (const std::string& name : names) {
+      // One that is named again works beside itself, and is told from itself by its place.
+      const bool again = std::count(names.begin(), names.end(), name) > 1;
+      devices.push_back({again ? fmt::format("{} #{}", name, devices.size() + 1) : name,
+                         [name, data] { return start_worker(name, data); }});
+    }
+    for (auto& other : others) devices.push_back(std::move(other));
+    evaluator_ = std::make_unique<MultiDeviceEvaluator>(std::move(devices));
+  }
+  const DeviceFacts& facts = evaluator_->facts();
+  const auto threads = session.environment.threads;
+  if (facts.kind == DeviceKind::cpu && threads && *threads < facts.multiprocessors)
+    throw Error(
+        ErrorKind::invalid_input,
+        fmt::format("FFTUNE_THREADS is {}, and presets of this CPU are of all its {} cores: "
+                    "unset it, or start this under taskset, which makes it a device of "
+                    "fewer cores with presets of its own",
+                    *threads, facts.multiprocessors));
+}
+
+namespace {
+
+/// All ranks were there when MPI ended, so they call soon.
+constexpr double gathering_seconds = 60;
+
+/// How a rank introduces a device: "3 2 cuda:1" is cuda:1, one of two devices of rank 3.
+std::string introduction(int rank, std::size_t devices, const std::string& name) {
+  return fmt::format("{} {} {}", rank, devices, name);
+}
+
+}  // namespace
+
+std::vector<std::string> part_of_host(const Place& place, const std::vector<std::string>& names) {
+  const auto ranks = static_cast<std::size_t>(place.host_ranks);
+  if (names.size() < ranks) return names;
+  std::vector<std::string> part;
+  for (auto at = static_cast<std::size_t>(place.on_host); at < names.size(); at += ranks)
+    part.push_back(names[at]);
+  return part;
+}
+
+std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int ranks) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::duration<double>(gathering_seconds);
+  std::vector<MultiDeviceEvaluator::Device> devices;
+  std::map<int, int> missing;  // devices, by rank
+  for (int rank = 1; rank < ranks; ++rank) missing[rank] = -1;
+  while (!missing.empty()) {
+    const std::chrono::duration<double> left = until - Clock::now();
+    auto caller = listener.accept(left.count());
+    if (!caller) break;
+    std::istringstream words(caller->name);
+    int rank = 0, count = 0;
+    std::string name;
+    words >> rank >> count >> name;
+    if (!missing.contains(rank)) continue;
+    if (missing[rank] < 0) missing[rank] = count;
+    if (--missing[rank] == 0) missing.erase(rank);
+    name = fmt::format("{} of rank {}", name, rank);
+    // A function can be copied, a channel cannot.
+    auto channel = std::make_shared<std::unique_ptr<LineChannel>>(std::move(caller->channel));
+    devices.push_back({name, [channel, name] {
+                         return std::make_unique<RemoteEvaluator>(std::move(*channel), name);
+                       }});
+  }
+  for (const auto& [rank, left] : missing)
+    spdlog::warn("rank {} did not call within {} s: it takes no part", rank, gathering_seconds);
+  return devices;
+}
+
+void serve_devices(const Place& place, const std::vector<std::string>& names,
+                   const SweepData& data) {
+  std::vector<std::unique_ptr<LineChannel>> channels;
+  for (const std::string& name : names)
+    channels.push_back(connect_to(place.invitation, introduction(place.rank, names.size(), name)));
+  std::vector<std::jthread> serving;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    serving.emplace_back([&channel = *channels[i], &name = names[i], &data] {
+      serve_remote(channel, [&] { return start_worker(name, data); });
+    });
+}
+
+namespace {
+
+struct Options {
+  std::string device;
+  std::string seed = "0";
+  std::string op;  // of the saved values
+  WeightOptions weights;
+};
+
+int run(const Options& options, const Session& session) {
+  std::optional<SavedInputs> saved;
+  if (options.weights.given()) saved.emplace(session.catalog.op(options.op), options.weights);
+  const InputData data(parse_seed(options.seed, "--seed N"), saved ? &*saved : nullptr);
+  return serve_worker(session.catalog, data, [&] {
+    return open_device(options.device, *session.catalog.sources, session.environment);
+  });
+}
+
+}  // namespace
+
+void add_worker(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  Command& command = line.add(line.root(), "worker", "serve a sweep, which starts it",
+                              [options](const Session& session) { return run(*options, session); });
+  command.group = "";  // hidden
+  command.option("--device NAME", options->device, "the device to open").required = true;
+  command.option("--seed N", options->seed, "seed of the data");
+  command.option("--op NAME", options->op, "op of the saved values");
+  add_weight_options(command, options->weights);
+}
+
+}  // namespace fftune::tool

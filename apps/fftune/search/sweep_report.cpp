@@ -1,0 +1,169 @@
+#include "apps/fftune/search/sweep_report.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "apps/fftune/terminal/progress.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "store/preset_file.hpp"
+
+namespace fftune::tool {
+
+std::string progress_text(const Progress& progress, const std::string& token_size) {
+  std::string text = fmt::format("{}={} {} ({}/{})", token_size, progress.problem.size(token_size),
+                                 dtype_name(progress.problem.dtype), progress.problem_index + 1,
+                                 progress.problem_count);
+  if (!progress.group.empty()) text += " " + progress.group;
+  text += fmt::format(" {}", phase_name(progress.phase));
+  if (progress.total > 0)
+    text += fmt::format(" {} {}/{}", bar_text(static_cast<double>(progress.done) / progress.total),
+                        progress.done, progress.total);
+  text += fmt::format(", {} compiled, {} failed", progress.compiled, progress.failed);
+  if (progress.best_us > 0)
+    text += fmt::format(", best {} µs", microseconds_text(progress.best_us));
+  if (progress.best_us > 0 && progress.roofline > 0)
+    text += fmt::format(" (roofline {})", limit_share_text(progress.roofline));
+  if (progress.gain_left >= 0)
+    text += fmt::format(", at most {} to gain", percent_text(progress.gain_left));
+  if (progress.seconds_left > 0)
+    text += fmt::format(", {} left", seconds_text(progress.seconds_left));
+  return text;
+}
+
+void SweepProgress::update(const Progress& progress) {
+  const std::string step =
+      fmt::format("{}/{}/{}", progress.problem_index, progress.group, phase_name(progress.phase));
+  const bool new_step = told_.insert(step).second;
+  if (!new_step && !line_.due()) return;
+  line_.update(progress_text(progress, token_size_), new_step);
+}
+
+namespace {
+
+std::string ties_text(const StageRecord& stage) {
+  return fmt::format("{}/{}", stage.ties.size(), stage.measured);
+}
+
+void add_record(TextTable& table, const std::string& tokens, const std::string& dtype,
+                const PresetRecord& record) {
+  const Verdict& verdict = record.verdict;
+  bool first = true;
+  for (const StageRecord& stage : record.stages) {
+    const std::string name = fmt::format("{}", fmt::join(stage.stages, "+"));
+    if (std::exchange(first, false))
+      table.row({tokens,
+                 dtype,
+                 {microseconds_text(verdict.median_us), Style::bold},
+                 limit_share_text(verdict.roofline_fraction),
+                 verdict.limit,
+                 ratio_cell(verdict.unfused_ratio),
+                 name,
+                 microseconds_text(stage.median_us),
+                 ties_text(stage),
+                 stage.variant.id()});
+    else
+      table.row({"", "", "", "", "", "", name, microseconds_text(stage.median_us), ties_text(stage),
+                 stage.variant.id()});
+  }
+}
+
+/// The reason why a problem has no record.
+std::string why_nothing(const TuneResult& result) {
+  const auto failure = first_failure(result.outcomes);
+  if (!failure) return result.stopped.empty() ? "nothing worked" : result.stopped;
+  return fmt::format("{}: {}", result.stopped.empty() ? "nothing worked" : result.stopped,
+                     failure_text(*failure));
+}
+
+std::map<std::string, int> kinds_of(const TuneResult& result) {
+  std::map<std::string, int> kinds;
+  for (const Outcome& outcome : result.outcomes)
+    ++kinds[std::string(outcome_kind_name(outcome.kind))];
+  return kinds;
+}
+
+/// Each kind of failure with its number and its first reason.
+void say_failures(const TuneResult& result, const std::function<void(const std::string&)>& say) {
+  const auto kinds = kinds_of(result);
+  std::set<OutcomeKind> told;
+  for (const Outcome& outcome : result.outcomes)
+    if (outcome.failed() && told.insert(outcome.kind).second)
+      say(fmt::format("{} of {} variants, such as {}",
+                      kinds.at(std::string(outcome_kind_name(outcome.kind))),
+                      result.outcomes.size(), failure_text(outcome)));
+}
+
+}  // namespace
+
+bool was_refused(const TuneResult& result) {
+  return !result.record && result.outcomes.empty() && !result.cancelled;
+}
+
+void print_sweep(const std::vector<TuneResult>& results, const std::string& token_size,
+                 const Output& output) {
+  TextTable table({{token_size, Align::right},
+                   {"dtype"},
+                   {"median µs", Align::right},
+                   {"roofline", Align::right},
+                   {"limit"},
+                   {"vs unfused", Align::right},
+                   {"stage"},
+                   {"µs", Align::right},
+                   {"ties/ran", Align::right},
+                   {"winner"}});
+  for (const TuneResult& result : results) {
+    const std::string tokens = fmt::format("{}", result.problem.size(token_size));
+    const std::string dtype(dtype_name(result.problem.dtype));
+    if (result.record)
+      add_record(table, tokens, dtype, *result.record);
+    else
+      table.row(
+          {tokens, dtype, "-", "-", "-", "-", "-", "-", "-", {why_nothing(result), Style::bad}});
+  }
+  output.table(table);
+  if (output.quiet()) return;
+  std::set<DType> dtypes;
+  for (const TuneResult& result : results) dtypes.insert(result.problem.dtype);
+  for (const TuneResult& result : results) {
+    const Problem& problem = result.problem;
+    const auto dtype = dtypes.size() > 1 ? fmt::format(" {}", dtype_name(problem.dtype)) : "";
+    const auto say = [&](const std::string& text) {
+      output.line(fmt::format("{}={}{}: {}", token_size, problem.size(token_size), dtype, text));
+    };
+    if (result.record && !result.stopped.empty()) say("ended early: " + result.stopped);
+    for (const std::string& note : result.notes) say(note);
+    if (output.verbose()) say_failures(result, say);
+  }
+}
+
+Json sweep_json(const std::vector<TuneResult>& results) {
+  Json problems = Json::Array();
+  for (const TuneResult& result : results) {
+    const auto failure = first_failure(result.outcomes);
+    Json baselines = Json::Array();
+    for (const Timed& baseline : result.baselines)
+      baselines.push_back({{"name", baseline.id}, {"median_us", baseline.median_us}});
+    problems.push_back({{"problem", to_json(result.problem)},
+                        {"record", result.record ? to_json(*result.record) : Json()},
+                        {"outcomes", kinds_of(result)},
+                        {"first_failure", failure ? Json{{"variant", failure->id},
+                                                         {"kind", outcome_kind_name(failure->kind)},
+                                                         {"reason", failure->reason}}
+                                                  : Json()},
+                        {"baselines", baselines},
+                        {"notes", result.notes},
+                        {"stopped", result.stopped},
+                        {"cancelled", result.cancelled},
+                        {"device_lost", result.device_lost},
+                        {"seconds", result.seconds}});
+  }
+  return problems;
+}
+
+}  // namespace fftune::tool

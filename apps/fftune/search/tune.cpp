@@ -1,0 +1,336 @@
+// fftune OP: searches this device for the op's fastest variants, and writes presets.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/device_option.hpp"
+#include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/presets/presets.hpp"
+#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/search/sweep_device.hpp"
+#include "apps/fftune/search/sweep_report.hpp"
+#include "apps/fftune/terminal/interrupt.hpp"
+#include "apps/fftune/terminal/progress.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "core/error.hpp"
+#include "runtime/choice.hpp"
+#include "tuning/journal/journal.hpp"
+#include "tuning/journal/quarantine.hpp"
+#include "tuning/strategies/strategy.hpp"
+#include "tuning/tuner.hpp"
+
+namespace fftune::tool {
+namespace {
+
+struct Options {
+  ProblemOptions problem;
+  WeightOptions weights;
+  std::string device;
+  std::string strategy;
+  std::string budget;
+  std::string min_gain;
+  std::string out = "presets";
+  std::string seed = "0";
+  std::string max_variants = "0";
+  std::string progress;
+  std::string launcher;
+  bool resume = false;
+  bool in_process = false;
+  bool retry_quarantined = false;
+  std::string wait = "10s";
+  bool same_bits = false;
+  bool strict = false;
+};
+
+struct Sweep {
+  std::string device;
+  std::vector<TuneResult> results;
+  std::set<std::string> files;
+  std::string journal;
+  int code = exit_good;  // of what was written
+};
+
+TuneOptions tune_options(const Options& options) {
+  TuneOptions tuning;
+  tuning.strategy =
+      options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
+  std::vector<std::string> names;
+  for (const Strategy* each : strategies()) names.emplace_back(each->name());
+  check_choice(tuning.strategy, "--strategy", names);
+  if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
+  if (!options.min_gain.empty()) {
+    if (tuning.strategy != "guided")
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--min-gain is of --strategy guided, not {}: leave one of them out",
+                              tuning.strategy));
+    tuning.least_gain = parse_percent(options.min_gain, "--min-gain");
+  }
+  tuning.max_variants =
+      static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
+  tuning.seed = parse_seed(options.seed, "--seed");
+  tuning.retry_quarantined = options.retry_quarantined;
+  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
+  return tuning;
+}
+
+/// The variants that the library's records, and those of earlier searches, name for the parts of an
+/// op made of ops. They are among the first variants that a search of the whole tries.
+Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
+                            const std::string& out, const DeviceFacts& facts,
+                            const Session& session) {
+  if (problems.empty() || op.parts(problems.front()).empty()) return {};
+  auto folders = session.environment.preset_folders;
+  if (std::filesystem::is_directory(out)) folders.insert(folders.begin(), out);
+  const PresetLibrary presets = load_presets(folders);
+  Recipe recipe;
+  for (const Problem& problem : problems)
+    for (Variant& variant : recorded_in_parts(session.catalog, op, problem, facts, presets))
+      recipe.push_back(std::move(variant));
+  return recipe;
+}
+
+void require_winners(const std::map<Problem, Recipe>& on_record, const Op& op,
+                     const std::vector<Problem>& problems, const std::string& out,
+                     const PresetDevice& device) {
+  for (const Problem& problem : problems)
+    if (!on_record.contains(unrepeated(op, problem)))
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--same-bits: {} has no record of {} for {}: tune it without first",
+                              out, problem.text(), device.slug));
+}
+
+/// Identifies the contents of the inputs: outcomes of an earlier search with other inputs do not
+/// apply.
+std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
+  return fmt::format("seed {}{}{}", seed, saved ? " " : "",
+                     fmt::join(saved ? saved->words() : std::vector<std::string>(), " "));
+}
+
+/// Searches one device, or several of one model together, and writes each record as soon as it is
+/// there.
+Sweep sweep(const Op& op, const std::vector<std::string>& devices,
+            const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
+            const SavedInputs* saved, StatusLine& status, const Session& session,
+            std::vector<MultiDeviceEvaluator::Device> others) {
+  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved}, options.in_process, session,
+                     std::move(others));
+  const DeviceFacts& facts = opened.evaluator().facts();
+  const PresetDevice preset = preset_device(facts);
+  const std::string op_name(op.name());
+  // Time of a problem whatever the budget: its data, its reference, and a first variant.
+  constexpr double least_seconds = 0.1;
+  const auto least = least_seconds * static_cast<double>(problems.size());
+  if (tuning.budget_seconds > 0 && least > tuning.budget_seconds)
+    spdlog::warn(
+        "--budget {} is too short for {} problems: each takes {} s or more, so at least "
+        "{:.0f} s together",
+        options.budget, problems.size(), least_seconds, least);
+  const LockWait wait = lock_wait(tuning.cancel);
+  require_out(options.out, preset, op_name, wait);
+  tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
+  tuning.on_record = present_winners(options.out, preset, op, problems);
+  if (options.same_bits) {
+    require_winners(tuning.on_record, op, problems, options.out, preset);
+    tuning.same_bits_as = tuning.on_record;
+  }
+  Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
+                                  data_text(tuning.seed, saved));
+  if (options.resume)
+    spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
+                 journal.path().string(), journal.known_count(), journal.interrupted().size());
+  if (journal.damaged_lines() > 0)
+    spdlog::warn("{}: {} could not be read: what they knew is done again", journal.path().string(),
+                 counted(journal.damaged_lines(), "line"));
+  Quarantine quarantine(session.environment.state_folder, facts);
+  SweepProgress progress(status, std::string(op.token_size()));
+  tuning.progress = &progress;
+  tuning.journal = &journal;
+  tuning.quarantine = &quarantine;
+
+  Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
+  Recorder recorder(session.catalog, options.out, preset, options.strict, wait);
+  tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
+    if (result.record)
+      recorder.write(*result.record);
+    else if (!result.stopped.empty())
+      spdlog::error("{}: {}", result.problem.text(), result.stopped);
+    done.results.push_back(result);
+  });
+  status.clear();
+  recorder.finish();
+  done.files = recorder.files();
+  done.code = recorder.code();
+  return done;
+}
+
+void print(const Sweep& done, const Op& op, const Output& output) {
+  output.heading(fmt::format("{} on {}", op.name(), done.device));
+  print_sweep(done.results, std::string(op.token_size()), output);
+  for (const std::string& file : done.files) output.line("wrote " + file);
+  if (output.verbose()) output.line("journal " + done.journal);
+}
+
+int code_of(const std::vector<TuneResult>& results) {
+  int code = exit_good;
+  for (const TuneResult& result : results) {
+    if (result.device_lost || was_refused(result)) return exit_lacking;
+    if (!result.record && !result.cancelled) code = exit_check_failed;
+  }
+  return code;
+}
+
+/// The devices of the other ranks, on rank 0, which keeps its own part of `devices`; on the other
+/// ranks nothing, once rank 0 has ended.
+std::optional<std::vector<MultiDeviceEvaluator::Device>> other_devices(
+    std::vector<std::string>& devices, const SweepData& data) {
+  std::optional<Listener> listener;
+  const Place place = join_by_mpi([&] { return listener.emplace().invitation(); });
+  devices = part_of_host(place, devices);
+  if (place.rank == 0) return gather_devices(*listener, place.count);
+  serve_devices(place, devices, data);
+  return {};
+}
+
+int run(const Op& op, const Options& options, const Session& session) {
+  TuneOptions tuning = tune_options(options);
+  StatusLine status(progress_mode(options.progress, session.output));
+  std::vector<std::pair<std::vector<std::string>, std::vector<Problem>>> plans;
+  if (!options.launcher.empty()) check_choice(options.launcher, "--launcher", {"mpi"});
+  if (!options.launcher.empty() && options.in_process)
+    throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
+  std::optional<SavedInputs> saved;
+  check_weight_options(options.weights);
+  if (options.weights.given()) saved.emplace(op, options.weights);
+  const std::string named =
+      options.device.empty() && !options.launcher.empty() ? "all" : options.device;
+  for (const auto& devices : devices_by_model(named, session.environment)) {
+    if (options.in_process && devices.size() > 1)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
+                              "give one",
+                              fmt::join(devices, ",")));
+    plans.emplace_back(devices, saved_problems(op, options.problem, saved ? &*saved : nullptr,
+                                               kind_of_device(devices.front())));
+  }
+
+  std::vector<MultiDeviceEvaluator::Device> others;
+  if (!options.launcher.empty()) {
+    if (plans.size() != 1)
+      throw Error(ErrorKind::invalid_input,
+                  "--launcher needs devices of one model: name them by --device");
+    auto gathered = other_devices(plans.front().first,
+                                  {.seed = tuning.seed, .saved = saved ? &*saved : nullptr});
+    if (!gathered) return exit_good;
+    others = std::move(*gathered);
+  }
+
+  const Interrupt interrupt;
+  tuning.cancel = &interrupt.requested();
+  Json document = Json::Array();
+  int code = exit_good;
+  for (const auto& [devices, problems] : plans) {
+    if (interrupt.requested()) break;
+    const Sweep done = sweep(op, devices, problems, options, tuning, saved ? &*saved : nullptr,
+                             status, session, others);
+    print(done, op, session.output);
+    if (!done.files.empty() && !session.output.quiet())
+      if (const auto hint = how_to_install(options.out, session.environment); !hint.empty())
+        session.output.line(hint);
+    document.push_back({{"device", done.device},
+                        {"problems", sweep_json(done.results)},
+                        {"files", done.files},
+                        {"journal", done.journal}});
+    code = std::max({code, code_of(done.results), done.code});
+  }
+  session.output.document(document);
+  if (!interrupt.requested()) return code;
+  spdlog::warn("interrupted: what was known is written; --resume goes on from there");
+  return exit_interrupted;
+}
+
+std::string strategy_help() {
+  std::vector<std::string> lines;
+  for (const Strategy* each : strategies())
+    lines.push_back(fmt::format("{}: {}", each->name(), each->summary()));
+  return fmt::format("{} (default: {})", fmt::join(lines, "; "), strategies().front()->name());
+}
+
+void add_search_options(Command& command, Options& options) {
+  const char* group = "Search";
+  add_device_option(command, options.device, true);
+  command.option("--strategy NAME", options.strategy, strategy_help(), group);
+  command.option("--budget TIME", options.budget,
+                 "time for all problems of a device together, such as 500ms, 60s, 2m (default: by "
+                 "the size of the problems)",
+                 group);
+  command.option("--min-gain PERCENT", options.min_gain,
+                 "guided ends when it expects less than this of the variants it has not tried, or "
+                 "when a tenth of them was tried, twice as much for half the gain "
+                 "(default: 1%)",
+                 group);
+  command.option("--max-variants N", options.max_variants,
+                 "variants of each stage timed at most; 0 is no limit (default: 0)", group);
+  command.option("--seed N", options.seed, "seed of the data and of random choices (default: 0)",
+                 group);
+  command.flag("--resume", options.resume,
+               "go on with the newest journal of this device and op: its outcomes for the same "
+               "data are not measured again",
+               group);
+  command.flag("--retry-quarantined", options.retry_quarantined,
+               "try variants again that killed a worker process in an earlier sweep", group);
+  command.option("--launcher NAME", options.launcher,
+                 "mpi: run by mpirun, as in mpirun --enable-recovery --map-by node; each process "
+                 "gives its host's devices (or its part of them, where several share a host) to "
+                 "the one search of rank 0",
+                 group);
+  command.flag("--in-process", options.in_process,
+               "run variants in this process, for debuggers and profilers: one that crashes or "
+               "hangs takes the sweep with it",
+               group);
+  command.flag("--same-bits", options.same_bits,
+               "only variants that agree bit for bit with the winner on record in --out may win, "
+               "so that "
+               "a faster preset changes no result",
+               group);
+  command.option("--wait TIME", options.wait,
+                 "for a disturbed device to be left alone, for each problem; 0s: not at all "
+                 "(default: 10s)",
+                 group);
+  command.flag("--strict", options.strict,
+               "write no record that was measured while the device was disturbed", group);
+  command.option("--out DIR", options.out,
+                 "folder of presets that <device>/<op>.json is written in (default: presets)");
+  add_progress_option(command, options.progress);
+}
+
+}  // namespace
+
+void add_tune(CommandLine& line) {
+  for (const Op* op : line.catalog().ops) {
+    auto options = std::make_shared<Options>();
+    Command& command =
+        line.add(line.root(), std::string(op->name()), std::string(op->summary()),
+                 [op, options](const Session& session) { return run(*op, *options, session); });
+    command.group = ops_group;
+    add_problem_options(command, *op, Sizes::required, options->problem);
+    add_weight_options(command, options->weights);
+    add_search_options(command, *options);
+  }
+}
+
+}  // namespace fftune::tool
