@@ -12,8 +12,8 @@
 // choice adds nothing. The ids of a token differ from each other. Only the device knows how many
 // tokens an expert has, from none to all.
 //
-// Choices are sorted by expert (core/distribution.hpp): row i of gate, up and hidden belongs to the i-th
-// choice in that order, so that the rows of an expert are neighbours. There are m · (top-k +
+// Choices are sorted by expert (core/distribution.hpp): row i of gate, up and hidden belongs to the
+// i-th choice in that order, so that the rows of an expert are neighbours. There are m · (top-k +
 // shared) rows.
 #pragma once
 
