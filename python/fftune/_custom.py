@@ -22,7 +22,8 @@ _DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
 
 def _digest() -> str:
     folder = Path(__file__).parent
-    files = folder / "_custom.py", folder / "_declare.py", *sorted(folder.glob("_ops/*.py"))
+    files = *(folder / f"_{name}.py" for name in ("custom", "declare", "derived_form",
+                                                  "description")), *sorted(folder.glob("_ops/*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -269,11 +270,11 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
     operations."""
     def decorate(backward):
         own = getattr(OPS, name)
-        op, kernel = own.overload, own.kernel
+        op = own.overload
 
         def forward(ctx, *inputs):
             if _is_plain(inputs, own):
-                output = kernel(*inputs)
+                output = own.kernel(*inputs)
             else:
                 # An outer level of torch.func derives what this one computes.
                 outer = _functorch_level() is not None

@@ -4,7 +4,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from .._checks import expect, flag, int32, several
+from .._checks import flag, int32, several
 from .._custom import OPS, call, gradient, save_gates, wants_gradient
 from .._declare import declare
 from .._library import Error
