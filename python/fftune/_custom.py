@@ -27,7 +27,8 @@ def is_disabled() -> bool:
 
 def _digest() -> str:
     folder = Path(__file__).parent
-    files = folder / "_custom.py", folder / "_declare.py", *sorted(folder.glob("_ops/*.py"))
+    files = *(folder / f"_{name}.py" for name in ("custom", "declare", "derived_form",
+                                                  "description")), *sorted(folder.glob("_ops/*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -274,11 +275,11 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
     operations."""
     def decorate(backward):
         own = getattr(OPS, name)
-        op, kernel = own.overload, own.kernel
+        op = own.overload
 
         def forward(ctx, *inputs):
             if _is_plain(inputs, own):
-                output = kernel(*inputs)
+                output = own.kernel(*inputs)
             else:
                 # An outer level of torch.func derives what this one computes.
                 outer = _functorch_level() is not None

@@ -34,7 +34,7 @@ def imports_of(name: str, path: Path, modules: dict[str, Path]) -> set[str]:
 
 
 def loops(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules each of which leads to all the others."""
+    """Groups of modules that all lead to each other."""
     def reached(start: str) -> set[str]:
         seen, left = set(), [start]
         while left:

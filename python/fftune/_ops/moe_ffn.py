@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._checks import expect, flag, float32, int32, several
 from .._custom import OPS, call, gradient, is_disabled, save_gates, wants_gradient
-from .._declare import declare
+from .._declare import declare, run_into
 from .._library import Error
 from .._run import ready
 from .ffn import expect_both
@@ -136,11 +136,11 @@ def moe_ffn_into(y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: 
     given = (ready(x), ready(_ids(ids, None)), ready(float32("moe-ffn", "weights", weights)),
              w_gate_up, None, w_down)
     if scales is None:
-        _FORWARD.run_into((*given, None, None, act, "halves", "after", 0, ""), (y,))
+        run_into(_FORWARD, (*given, None, None, act, "halves", "after", 0, ""), (y,))
     else:
         x_scale, w_gate_up_scale, w_down_scale = scales
-        _FP8.run_into((*given, x_scale, w_gate_up_scale, None, None, w_down_scale, act, "halves", 0,
-                       ""), (y,))
+        run_into(_FP8, (*given, x_scale, w_gate_up_scale, None, None, w_down_scale, act, "halves", 0,
+                        ""), (y,))
 
 
 def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,

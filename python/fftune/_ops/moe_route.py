@@ -1,7 +1,6 @@
 """moe_route: the router's choice in a mixture of experts."""
 from torch import Tensor
 
-from .._checks import expect
 from .._custom import OPS, call, gradient
 from .._declare import declare
 from .._library import Error
