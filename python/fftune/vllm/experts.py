@@ -2,9 +2,11 @@
 
 vLLM's oracles choose a backend for the experts of a layer, and `backend_to_kernel_cls` gives its
 class. In the place of TritonExperts it gives a subclass, which runs moe-ffn where it can and
-TritonExperts otherwise. Both run in the first call of a kind, which is part of vLLM's profile run: its
-result is TritonExperts', and the other has to agree with it. The weights of both have one layout: w1 [experts, 2h, d], per expert all gate
-rows, then all up rows; w2 [experts, d, h].
+TritonExperts otherwise. Both run in the first call of a kind, which is part of vLLM's profile run:
+its result is TritonExperts', and the other has to agree with it.
+
+The weights of both have one layout: w1 [experts, 2h, d], per expert all gate rows, then all up rows;
+w2 [experts, d, h].
 """
 import functools
 

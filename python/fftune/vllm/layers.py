@@ -202,8 +202,9 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
             or getattr(found, "mm_prefix_range_tensor", None) is not None):
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
-    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds), positions[:rows].to(torch.int32),
-                  found.slot_mapping[:rows], found.seq_lens, found.block_table[:rows], found)
+    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
+                  positions[:rows].to(torch.int32), found.slot_mapping[:rows], found.seq_lens,
+                  found.block_table[:rows], found)
 
 
 # the layers
