@@ -196,14 +196,16 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     if found is None or any(metadata.get(layer.name) is not found for layer in state.model.layers):
         return None
     rows = found.num_actual_tokens
-    if (found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
+    # vLLM writes keys and values by these, not by those of the metadata.
+    slots = context.slot_mapping.get(state.model.layers[0].name)
+    if (slots is None or found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
             or getattr(found, "use_cascade", False) or found.causal is not True
             or getattr(found, "dcp_context_kv_lens", None) is not None
             or getattr(found, "mm_prefix_range_tensor", None) is not None):
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
-                  positions[:rows].to(torch.int32), found.slot_mapping[:rows], found.seq_lens,
+                  positions[:rows].to(torch.int32), slots[:rows], found.seq_lens,
                   found.block_table[:rows], found)
 
 
