@@ -45,9 +45,12 @@ def arguments(triton, tokens=9, d=64, h=48, experts=6, top_k=2, dtype=torch.bflo
 
 
 def expect_same(triton, experts, given, tolerance):
-    """That the subclass itself computes what TritonExperts does in float64."""
+    """That the subclass itself computes what TritonExperts does in float64, from the second call on."""
+    experts.apply(**given)
+    assert experts.calls == 1
+    given["output"].fill_(torch.nan)
     assert experts.apply(**given) is None
-    assert experts.calls == 0, "vLLM's ran"
+    assert experts.calls == 1, "vLLM's ran"
     right = torch.empty(given["output"].shape, dtype=torch.float64)
     triton.TritonExperts(experts.quant_config).apply(**{**given, "output": right})
     error = (given["output"].double() - right).norm() / right.norm()
@@ -169,14 +172,45 @@ def test_errors_are_left_to_vllm(triton, monkeypatch, caplog):
     monkeypatch.setattr(module, "moe_ffn_into", refuses)
     experts = ours(triton)
     left_alone(triton, experts, arguments(triton), "moe-ffn: no family can run it", caplog)
+    ours(triton).apply(**arguments(triton))  # another layer
+    assert len(tries) == 1
+
+
+def test_wrong_results_are_left_to_vllm(triton, monkeypatch, caplog):
+    """Those of the first call; nothing is computed twice after it."""
+    module = importlib.import_module("fftune.vllm.experts")
+    own, runs = module.moe_ffn_into, []
+
+    def wrong(y, *arguments, **options):
+        runs.append(1)
+        own(y, *arguments, **options)
+        y.mul_(1.5)
+
+    monkeypatch.setattr(module, "moe_ffn_into", wrong)
+    experts = ours(triton)
+    left_alone(triton, experts, arguments(triton),
+               "results differ from vLLM's by 0.5 of their norm", caplog)
     experts.apply(**arguments(triton))
-    assert experts.calls == 2 and len(tries) == 1
+    assert experts.calls == 2 and len(runs) == 1
 
 
-def test_one_line_for_all_layers(triton, caplog):
+def test_results_that_say_nothing(triton):
+    """Inputs of zeros are no test."""
+    experts, given = ours(triton), arguments(triton)
+    for _ in range(2):
+        experts.apply(**{**given, "hidden_states": torch.zeros(9, 64).bfloat16()})
+    assert experts.calls == 2
+    expect_same(triton, ours(triton), given, 1e-2)
+
+
+def test_one_test_for_all_layers(triton, caplog):
+    calls = 0
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            ours(triton).apply(**arguments(triton))
+            experts = ours(triton)
+            experts.apply(**arguments(triton))
+            calls += experts.calls
+    assert calls == 1
     assert [record.getMessage() for record in caplog.records] == [
         "fftune: experts of 6 x 48 x 64 in bfloat16 run by moe-ffn"]
 

@@ -206,6 +206,13 @@ def test_embeddings_that_are_given(stand_in):
     expect_right(model, metadata, positions, inputs_embeds=torch.randn(4, 64).bfloat16())
 
 
+def test_slots_are_those_of_the_context(stand_in):
+    model = warm(model_of(stand_in))
+    metadata, positions = batch_of(model)
+    slots = next(iter(metadata.values())).slot_mapping
+    expect_right(model, changed(metadata, slot_mapping=slots * 0, slots_of_context=slots), positions)
+
+
 def test_a_cache_that_is_bound_again(stand_in):
     model = warm(model_of(stand_in))
     for layer in model.layers:

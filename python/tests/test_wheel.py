@@ -1,6 +1,7 @@
 """The installed wheel by itself: in an environment without PyTorch, with an empty environment."""
 import os
 import subprocess
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def test_everything_is_inside():
     # Programs linked to it look for a file of this name.
     version = ".".join(fftune.__version__.split(".")[:2])
     assert library.name == f"libfftune.so.{version}"
+
+
+@needs_wheel
+def test_vllm_finds_its_plugin():
+    own = [point for point in entry_points(group="vllm.general_plugins") if point.name == "fftune"]
+    assert callable(own[0].load())
 
 
 @needs_wheel

@@ -58,7 +58,8 @@ def _found(module: nn.Module) -> tuple[str, str] | None:
     if torch.compiler.is_compiling():
         # Traced code cannot try the activation. SiLU is known by the name of its class.
         usual = (module.has_gate and module.is_concatenated and not module.is_transposed
-                 and not module.has_post_expert_norm and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
+                 and not module.has_post_expert_norm
+                 and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
                  and type(module)._apply_gate.__name__ == "_default_apply_gate")
         return ("silu", "halves") if usual else None
     known = _identify(module)

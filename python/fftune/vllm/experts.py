@@ -2,8 +2,11 @@
 
 vLLM's oracles choose a backend for the experts of a layer, and `backend_to_kernel_cls` gives its
 class. In the place of TritonExperts it gives a subclass, which runs moe-ffn where it can and
-TritonExperts otherwise. The weights of both have one layout: w1 [experts, 2h, d], per expert all gate
-rows, then all up rows; w2 [experts, d, h].
+TritonExperts otherwise. Both run in the first call of a kind, which is part of vLLM's profile run:
+its result is TritonExperts', and the other has to agree with it.
+
+The weights of both have one layout: w1 [experts, 2h, d], per expert all gate rows, then all up rows;
+w2 [experts, d, h].
 """
 import functools
 
@@ -13,8 +16,12 @@ from torch import Tensor
 from .._library import Error
 from .._ops.moe_ffn import moe_ffn_into
 from .logs import log_once
+from .trial import difference, is_capturing
 
 _BLOCK = 128  # rows and columns with one scale
+_ROWS = 64  # of a result that are compared
+_tested: set = set()  # kinds of experts whose results agreed with vLLM's
+_failed: dict = {}  # kinds that stay vLLM's -> the reason
 # vLLM's names of activations with a gate, and fftune's.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu-tanh"}
 
@@ -49,25 +56,39 @@ def experts_class(triton: type) -> type:
                   expert_map: Tensor | None, a1q_scale: Tensor | None, a2_scale: Tensor | None,
                   workspace13: Tensor, workspace2: Tensor, expert_tokens_meta,
                   apply_router_weight_on_input: bool):
-            reason = self.__dict__.get("_fftune_failed") or unfit(
-                self, output, hidden_states, w1, w2, activation, a1q_scale)
-            if reason is None:
+            kind = (w1.shape, w2.shape, w1.dtype, activation, expert_map is None,
+                    apply_router_weight_on_input)
+            reason = _failed.get(kind) or unfit(self, output, hidden_states, w1, w2, activation,
+                                                a1q_scale)
+            mine = None
+            # A stream that is being captured cannot be waited for.
+            if reason is None and (kind in _tested or not is_capturing(output)):
                 try:
                     _run(self, output, hidden_states, w1, w2, topk_weights, topk_ids,
                          _ACTIVATIONS[activation.value], expert_map, a1q_scale,
                          apply_router_weight_on_input)
-                    log_once(f"experts of {_words(w1, w2)} run by moe-ffn")
-                    return None
+                    if kind in _tested:
+                        return None
+                    mine = output[:_ROWS].clone()
                 except Error as error:  # TritonExperts writes all of the output
-                    reason = self._fftune_failed = str(error)
-            log_once(f"experts of {_words(w1, w2)} stay vLLM's: {reason}")
-            return super().apply(
+                    reason = _failed[kind] = str(error)
+            result = super().apply(
                 output=output, hidden_states=hidden_states, w1=w1, w2=w2, topk_weights=topk_weights,
                 topk_ids=topk_ids, activation=activation, global_num_experts=global_num_experts,
                 expert_map=expert_map, a1q_scale=a1q_scale, a2_scale=a2_scale,
                 workspace13=workspace13, workspace2=workspace2,
                 expert_tokens_meta=expert_tokens_meta,
                 apply_router_weight_on_input=apply_router_weight_on_input)
+            if mine is not None:
+                found = difference("results", mine, output[:_ROWS])
+                if found:
+                    reason = _failed[kind] = found
+                elif found is not None:
+                    _tested.add(kind)
+                    log_once(f"experts of {_words(w1, w2)} run by moe-ffn")
+            if reason is not None:
+                log_once(f"experts of {_words(w1, w2)} stay vLLM's: {reason}")
+            return result
 
     FFTuneExperts.__qualname__ = "FFTuneExperts"
     return FFTuneExperts

@@ -19,10 +19,7 @@ from torch import Tensor, nn
 from .. import ops
 from .logs import log, one_line
 from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
-
-# Relative difference of a model's results, in the Euclidean norm, above which they are taken for
-# wrong. Rounding to bfloat16 in some 30 layers stays below a tenth of it.
-_TOLERANCE = 0.25
+from .trial import difference, is_capturing
 
 
 @dataclass
@@ -68,7 +65,7 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict):
     context = _context()
     if not state.tested:
         # A stream that is being captured cannot be waited for.
-        if not (batch.slots.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not is_capturing(batch.slots):
             _test(original, state, model, context, batch)
         return original(model, *arguments, **named)
     # vLLM finds the experts of a layer by how many layers ran before it.
@@ -113,7 +110,7 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
             context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
             results.append(run())
             written.append(torch.stack([cache[0] for cache in caches]))
-        reason = _difference("results", *results) or _difference("keys and values", *written)
+        reason = difference("results", *results) or difference("keys and values", *written)
         if reason:
             raise Unfit(reason)
         state.tested = reason is not None
@@ -149,16 +146,6 @@ def _made_up(batch: "_Batch", block: int) -> "_Batch":
     positions = (places * 7 % 16).to(torch.int32)
     return _Batch(rows, rows, ids, embeddings, positions, metadata.slot_mapping, metadata.seq_lens,
                   metadata.block_table, metadata)
-
-
-def _difference(name: str, mine: Tensor, own: Tensor) -> str | None:
-    """The reason why values are wrong; "" if they are not, None if vLLM's own are no numbers."""
-    size = own.float().norm().item()
-    error = (mine.float() - own.float()).norm().item()
-    if not 0 < size < float("inf"):
-        return None
-    return "" if error <= _TOLERANCE * size else \
-        f"{name} differ from vLLM's by {error / size:.2g} of their norm"
 
 
 def _examine(model: nn.Module) -> _State:
@@ -209,14 +196,17 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     if found is None or any(metadata.get(layer.name) is not found for layer in state.model.layers):
         return None
     rows = found.num_actual_tokens
-    if (found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
+    # vLLM writes keys and values by these, not by those of the metadata.
+    slots = context.slot_mapping.get(state.model.layers[0].name)
+    if (slots is None or found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
             or getattr(found, "use_cascade", False) or found.causal is not True
             or getattr(found, "dcp_context_kv_lens", None) is not None
             or getattr(found, "mm_prefix_range_tensor", None) is not None):
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
-    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds), positions[:rows].to(torch.int32),
-                  found.slot_mapping[:rows], found.seq_lens, found.block_table[:rows], found)
+    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
+                  positions[:rows].to(torch.int32), slots[:rows], found.seq_lens,
+                  found.block_table[:rows], found)
 
 
 # the layers

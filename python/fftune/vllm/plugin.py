@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from .imports import after_import
 from .logs import log, one_line
 
-VERSIONS = ((0, 24), (0, 33))  # major and minor numbers whose sources the patches were written for
 PARTS = ("experts", "layers")
+# The versions whose sources the patches were written for, by major and minor number: the parts.
+VERSIONS = {(0, 24): PARTS, (0, 33): ("experts",)}
 # Compute capabilities, by their major numbers, for which fftune has kernels of tensor cores.
 _MAJORS = (8, 9)
 _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
@@ -24,10 +25,10 @@ _MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
 
 @dataclass(frozen=True)
 class Decision:
-    """The parts that apply to this process, and the reason if none does."""
+    """The parts that apply to this process, and the line that says why others do not."""
 
     parts: tuple[str, ...]
-    reason: str = ""
+    line: str = ""
 
 
 def register() -> None:
@@ -37,8 +38,8 @@ def register() -> None:
         decision = _decide()
         for part in decision.parts:
             _patch(part)
-        if decision.reason:
-            log(f"nothing is replaced: {decision.reason}")
+        if decision.line:
+            log(decision.line)
     except Exception as error:
         try:
             log(f"nothing is replaced: {one_line(error)}")
@@ -55,12 +56,21 @@ def _decide() -> Decision:
     version = _version(vllm.__version__)
     if version not in VERSIONS:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERSIONS)
-        return Decision((), f"this is vLLM {vllm.__version__}: fftune {_own_version()} supports {known}")
+        return _nothing(f"this is vLLM {vllm.__version__}: fftune {_own_version()} supports {known}")
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
-        return Decision((), "VLLM_BATCH_INVARIANT is set: a row's bits may depend on the batch in "
-                            "fftune's kernels")
+        return _nothing("VLLM_BATCH_INVARIANT is set: a row's bits may depend on the batch in "
+                        "fftune's kernels")
     reason = _device_reason()
-    return Decision((), reason) if reason else wanted
+    if reason:
+        return _nothing(reason)
+    parts = tuple(part for part in wanted.parts if part in VERSIONS[version])
+    return Decision(parts, "" if parts == wanted.parts else
+                    f"layers stay vLLM's: vLLM {vllm.__version__} keeps keys and values of a head "
+                    "side by side, for which the ops have no stride")
+
+
+def _nothing(reason: str) -> Decision:
+    return Decision((), f"nothing is replaced: {reason}")
 
 
 def _wanted(given: str | None) -> Decision:
@@ -69,10 +79,10 @@ def _wanted(given: str | None) -> Decision:
         return Decision(PARTS)
     names = [name.strip() for name in given.split(",")]
     if names == ["0"]:
-        return Decision((), "FFTUNE_VLLM=0")
+        return _nothing("FFTUNE_VLLM=0")
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        return Decision((), f"FFTUNE_VLLM={given}: give 0, or some of {', '.join(PARTS)}")
+        return _nothing(f"FFTUNE_VLLM={given}: give 0, or some of {', '.join(PARTS)}")
     return Decision(tuple(part for part in PARTS if part in names))
 
 
