@@ -51,6 +51,27 @@ TEST_CASE("a walk takes every point in the order of distance and index, as sorti
   }
 }
 
+TEST_CASE("equal distances that are rounded in another order are taken by index") {
+  std::vector<NearestPoints::Point> points;
+  for (const auto& point : some_points(400, 5)) {
+    points.emplace_back();
+    for (const double value : point) points.back().push_back(0.1 * value);
+  }
+  const NearestPoints tree(points);
+  const NearestPoints::Point from{0.7, -0.3, 1.1};
+  const auto backwards = [&](std::size_t i) {
+    double sum = 0;
+    for (std::size_t axis = from.size(); axis-- > 0;) sum += std::abs(points[i][axis] - from[axis]);
+    return sum;
+  };
+  std::vector<std::pair<double, std::size_t>> expected, found;
+  for (std::size_t i = 0; i < points.size(); ++i) expected.emplace_back(backwards(i), i);
+  std::sort(expected.begin(), expected.end());
+  NearestPoints::Walk walk(tree, from, backwards);
+  while (const auto near = walk.next()) found.emplace_back(near->distance, near->index);
+  CHECK(found == expected);
+}
+
 TEST_CASE("the nearest of thousands of points is found by looking at few") {
   const auto all = some_points(8000, 1 << 20);
   const std::vector<NearestPoints::Point> points(all.begin(), all.begin() + 4000);
