@@ -84,6 +84,19 @@ TEST_CASE("every link of the pages leads to a file, and to a heading in it") {
   CHECK(links > 50);
 }
 
+TEST_CASE("docs/index.md leads to every page of docs") {
+  const std::string index = text_of(root / "docs/index.md");
+  std::size_t named = 0;
+  for (const auto& entry : fs::directory_iterator(root / "docs")) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() != ".md" || name == "index.md") continue;
+    CAPTURE(name);
+    CHECK(index.find("](" + name) != std::string::npos);
+    ++named;
+  }
+  CHECK(named > 15);
+}
+
 TEST_CASE("every source file that a page names is there") {
   std::string files = "\n";
   for (const char* folder :

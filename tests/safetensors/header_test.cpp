@@ -1,6 +1,7 @@
 // Valid contents of a header, and each invalid one, as one line.
 #include "safetensors/header.hpp"
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -113,6 +114,15 @@ TEST_CASE("a file too short for its header is said to be") {
   CHECK_THAT(complaint(absurd), ContainsSubstring("it is not a safetensors file"));
   const std::string beyond("\x03\0\0\0\0\0\0\0{}", 10);
   CHECK_THAT(complaint(beyond), ContainsSubstring("it is cut short"));
+}
+
+TEST_CASE("a header is as long as the format allows, and no longer") {
+  const auto end_of = [](std::uint64_t length) {
+    return safetensors_header_end(std::as_bytes(std::span(&length, 1)), std::uint64_t{1} << 40);
+  };
+  CHECK(end_of(100'000'000) == 100'000'008);
+  CHECK_THROWS_WITH(end_of(100'000'001),
+                    ContainsSubstring("100000001 bytes, beyond the format's 100000000"));
 }
 
 TEST_CASE("a file cut short anywhere is one complaint") {

@@ -55,13 +55,25 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
 /// How many more folders can be synced; -1: any number.
 std::atomic<int> folder_syncs_before_failure{-1};
 
+/// A file or a folder that was synced: what it is, and how many bytes a file had by then.
+struct Sync {
+  ino_t inode;
+  bool folder;
+  off_t bytes;
+};
+std::vector<Sync> syncs;
+bool watch_syncs = false;
+
 }  // namespace
 
-/// The system's, unless a test has a folder's fail.
+/// The system's, unless a test has a folder's fail; noted where a test asks for it.
 extern "C" int fsync(int descriptor) {
   struct stat status {};
-  if (folder_syncs_before_failure >= 0 && ::fstat(descriptor, &status) == 0 &&
-      S_ISDIR(status.st_mode) && folder_syncs_before_failure-- == 0) {
+  const bool known = ::fstat(descriptor, &status) == 0;
+  if (watch_syncs && known)
+    syncs.push_back({status.st_ino, S_ISDIR(status.st_mode), status.st_size});
+  if (folder_syncs_before_failure >= 0 && known && S_ISDIR(status.st_mode) &&
+      folder_syncs_before_failure-- == 0) {
     errno = EIO;
     return -1;
   }
@@ -355,6 +367,26 @@ TEST_CASE("a folder that cannot be synced leaves every file as it was, the last 
   CHECK(read_whole_file(place / "aa.json") == aa);
   merge_preset_batches(folder.path(), {batch_of("aa", 2), batch_of("bb", 2)});
   CHECK(read_preset_file(place / "aa.json").records.size() == 2);
+}
+
+TEST_CASE("a file is synced whole before it takes its place, and its folder behind it") {
+  const testing::TemporaryFolder folder;
+  for (const char* text : {"new", "replaced by a longer one"}) {
+    const auto path = folder.path() / "file.json";
+    syncs.clear();
+    watch_syncs = true;
+    replace_file(path, text);
+    watch_syncs = false;
+    struct stat file {
+    }, parent{};
+    REQUIRE(::stat(path.c_str(), &file) == 0);
+    REQUIRE(::stat(folder.path().c_str(), &parent) == 0);
+    REQUIRE(syncs.size() == 2);
+    CHECK(syncs[0].inode == file.st_ino);
+    CHECK(syncs[0].bytes == file.st_size);
+    CHECK(syncs[1].folder);
+    CHECK(syncs[1].inode == parent.st_ino);
+  }
 }
 
 TEST_CASE("later batches for one file replace the records of earlier ones") {

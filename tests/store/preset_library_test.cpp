@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "core/pattern.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
@@ -204,6 +205,25 @@ TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
   REQUIRE(other->record->problem.size("m") == 1024);
   REQUIRE(contains(other->reason, "nearest pattern mask=block:0.33"));
   REQUIRE_FALSE(find(library, masked(64, "preact")));
+}
+
+TEST_CASE("a pattern's difference weighs half of a size's, as that of tokens does") {
+  const auto masked = [](std::int64_t m, const char* mask) {
+    auto problem = example::ffn(m);
+    problem.options["mask"] = mask;
+    return problem;
+  };
+  const double shape =
+      pattern_distance(*parse_pattern("random:0.25"), *parse_pattern("block:0.25"));
+  const double share =
+      pattern_distance(*parse_pattern("random:0.25"), *parse_pattern("random:0.5"));
+  REQUIRE(shape > 0);
+  REQUIRE(share > 0);
+  const auto from_random = [&](const Problem& other) {
+    return distance(masked(64, "random:0.25"), other, comparison);
+  };
+  CHECK(std::abs(from_random(masked(64, "block:0.25")) - 0.5 * shape) < 1e-12);
+  CHECK(std::abs(from_random(masked(256, "random:0.5")) - (1 + 0.5 * share)) < 1e-12);
 }
 
 TEST_CASE("a word is a word, though it reads like a pattern or a number") {
