@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "core/pattern.hpp"
+#include "core/distribution.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
@@ -93,6 +93,30 @@ TEST_CASE("the exact shape comes before the nearest, and the nearest before the 
   REQUIRE(nearest->distance == Approx(0.5 * std::log2(1024.0 / 900.0)));
   REQUIRE(nearest->reason == nearest->path.string() + ": exact device, nearest shape m=1024");
   REQUIRE(find(library, example::ffn(20).with_size("d", 4000))->record->problem.size("d") == 4096);
+}
+
+TEST_CASE("records are tried by their distance where roundings alone tell distances apart") {
+  const testing::TemporaryFolder folder;
+  // Sizes whose logarithms have the same sum in another order.
+  std::vector<PresetRecord> records;
+  const std::vector<std::int64_t> factors{3, 5, 7, 11, 13, 15, 21, 33, 35, 39};
+  for (const std::int64_t a : factors)
+    for (const std::int64_t b : factors)
+      records.push_back(
+          example::record(example::ffn(1000).with_size("d", 1000 * a).with_size("h", 3000 * b)));
+  merge_preset_records(folder.path(), example::device(), "ffn", records);
+  const auto library = PresetLibrary::load({folder.path()});
+  const Problem problem = example::ffn(1000).with_size("d", 1000).with_size("h", 3000);
+  std::vector<double> tried;
+  find(library, problem, h200, [&](const PresetRecord& record, const Problem&) {
+    tried.push_back(distance(record.problem, problem, comparison));
+    return "not this one";
+  });
+  CHECK(tried.size() > 50);
+  CHECK(std::is_sorted(tried.begin(), tried.end()));
+  CHECK(std::adjacent_find(tried.begin(), tried.end(), [](double one, double next) {
+          return one < next && next - one < 1e-12;
+        }) != tried.end());
 }
 
 TEST_CASE("records of another op, pass, dtype or options never match") {
