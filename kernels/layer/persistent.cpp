@@ -28,7 +28,6 @@
 namespace fftune::layer {
 namespace {
 
-constexpr std::int64_t most_tokens = 8;
 constexpr std::int64_t reserved_shared_bytes = 1024;  // by the driver, for each block
 constexpr int most_stages = 32;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
@@ -152,9 +151,9 @@ class PersistentLayers final : public RepeatedFamily {
       return "the kernel computes in bf16 and fp16";
     if (size_or(problem, "s", 1) != 1)
       return fmt::format("s={}: the kernel decodes one token of each sequence", problem.size("s"));
-    if (problem.size("batch") > most_tokens)
+    if (problem.size("batch") > most_stream_columns)
       return fmt::format("batch={} exceeds the {} columns of an MMA", problem.size("batch"),
-                         most_tokens);
+                         most_stream_columns);
     if (auto reason = unknown_option(problem)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;

@@ -9,14 +9,15 @@
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
+#include "kernels/moe/decode_config.cuh"
 #include "kernels/moe/moe.hpp"
 
 namespace fftune::moe {
 namespace {
 
 constexpr const char* kernel_file = "moe/decode.cu";
-constexpr std::int64_t most_rows = 1024;           // decode.cu: choices of all tokens
 constexpr std::int64_t most_static_bytes = 48896;  // of shared memory
 
 /// How many experts the tokens can choose, and about how many they do.
@@ -30,51 +31,42 @@ double usually_chosen(const Problem& problem) {
   return std::max(chosen, 1.0);
 }
 
-/// decode.cu's enumerator.
-const char* scales_name(const Problem& problem) {
-  constexpr const char* names[] = {"none", "tensor", "token", "block"};
-  return names[static_cast<std::size_t>(scales_of(problem))];
-}
-
 /// Whether gate_up finds the scales of hidden.
 bool finds_scales(const Problem& problem) {
   return scales_of(problem) == Scales::token || scales_of(problem) == Scales::block;
 }
 
-/// decode.cu's chosen_config.
-struct Block {
+struct Block : chosen_config {
   std::int64_t k_step;  // elements of a row that four threads load at once
-  std::int64_t tokens, rows, warps, unroll, k_parts, l2_prefetch;
 
   Block(const Problem& problem, const Config& config)
-      : k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))),
-        tokens(problem.size("m") <= 8 ? 8 : 16),
-        rows(config.at("rows")),
-        warps(config.at("warps")),
-        unroll(config.at("unroll")),
-        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1),
-        l2_prefetch(config.contains("l2_prefetch") ? config.at("l2_prefetch") : 0) {}
+      : chosen_config{.tokens = stream_tokens(problem.size("m")),
+                      .rows = config.get("rows"),
+                      .warps = config.get("warps"),
+                      .unroll = config.get("unroll"),
+                      .k_parts = config.contains("k_parts") ? config.get("k_parts") : 1,
+                      .l2_prefetch = config.contains("l2_prefetch") ? config.get("l2_prefetch") : 0,
+                      .packed = static_cast<weights_of_both>(packing_of(problem)),
+                      .scaled = static_cast<chosen_scales>(scales_of(problem))},
+        k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))) {}
 
-  std::string template_argument(const Problem& problem) const {
-    const char* packings[] = {"separate", "halves", "interleaved"};
+  std::string template_argument() const {
+    constexpr const char* packings[] = {"separate", "halves", "interleaved"};
+    constexpr const char* scales[] = {"none", "tensor", "token", "block"};
     return fmt::format(
         "fftune::chosen_config{{{}, {}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
         "fftune::chosen_scales::{}}}",
         tokens, rows, warps, unroll, k_parts, l2_prefetch,
-        packings[static_cast<std::size_t>(packing_of(problem))], scales_name(problem));
+        packings[static_cast<std::size_t>(packed)], scales[static_cast<std::size_t>(scaled)]);
   }
-  std::int64_t threads() const { return 32 * warps; }
-  std::int64_t values() const { return tokens / 4; }
-  /// 16-byte loads of weights that a thread has in flight.
-  std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
   /// As compiled by ptxas. In fp8, the fp16 expansion and partial sums come on top, and with two
   /// operands the compiler delays some loads.
-  std::int64_t registers(std::int64_t operands) const {
+  int registers(int operands) const {
     const bool is_fp8 = k_step != 32;
     if (is_fp8 && operands == 2)
-      return std::min<std::int64_t>(128, 46 + rows * (1 + unroll)) + 8 * (tokens / 8 - 1);
-    const std::int64_t of_fp8 = is_fp8 ? 24 + rows / 2 : 0;
-    return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
+      return std::min(128, 46 + rows * (1 + unroll)) + 8 * (tokens / 8 - 1);
+    const int of_fp8 = is_fp8 ? 24 + rows / 2 : 0;
+    return shape(operands).registers() + 48 + of_fp8;
   }
 };
 
@@ -95,9 +87,9 @@ class Decode : public Family {
                          dtype_name(problem.dtype));
     if (is_fp8 && facts.compute_capability < 90)
       return "in fp8 blocks find the scales of hidden in clusters: compute capability 9.0";
-    if (shape.rows() > most_rows)
-      return fmt::format("every block reads all ids, up to {}: m * top-k is {}", most_rows,
-                         shape.rows());
+    if (shape.rows() > chosen_config::most_choices)
+      return fmt::format("every block reads all ids, up to {}: m * top-k is {}",
+                         chosen_config::most_choices, shape.rows());
     const double rows = static_cast<double>(shape.rows()) / usually_chosen(problem);
     if (rows > 12)
       return fmt::format(
@@ -139,28 +131,20 @@ class Decode : public Family {
   }
 
  protected:
-  static void limit_registers(Space& space, const Problem& problem, std::int64_t operands) {
-    space
-        .constraint("the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
-                    [=](const Config& c) {
-                      const Block block(problem, c);
-                      return block.registers(operands) <=
-                             std::min<std::int64_t>(255, 65536 / block.threads());
-                    },
-                    {"rows", "warps", "unroll"})
-        .constraint(
-            "2 to 16 loads in flight: one does not cover the latency of memory, and more "
-            "than 16 only start later",
-            [=](const Config& c) {
-              const std::int64_t loads = Block(problem, c).loads(operands);
-              return loads >= 2 && loads <= 16;
-            },
-            {"rows", "unroll"});
+  static void limit_registers(Space& space, const Problem& problem, int operands) {
+    limit_stream(space,
+                 [=](const Config& c) {
+                   const Block block(problem, c);
+                   return StreamNeeds{.loads = block.shape(operands).loads(),
+                                      .registers = block.registers(operands),
+                                      .threads = block.threads()};
+                 },
+                 {"rows", "warps", "unroll"});
   }
 
   /// Bytes that are read: `rows` rows of `k` elements of each of `operands` weights.
   struct Weights {
-    std::int64_t operands;
+    int operands;
     double rows;
     std::int64_t k;
   };
@@ -192,7 +176,7 @@ class Decode : public Family {
         std::min(1.0, static_cast<double>(weights.k) /
                           static_cast<double>(block.k_step * block.unroll * block.warps));
     const double in_flight =
-        resident * busy * threads * 16 * static_cast<double>(block.loads(weights.operands));
+        resident * busy * threads * 16 * static_cast<double>(block.shape(weights.operands).loads());
     const double waves = std::ceil(blocks / processors) * processors / blocks;
     // Clusters do not fill every GPC, and one that does not fit waits for all of the others.
     const auto of_cluster = static_cast<double>(cluster(problem, block));
@@ -246,10 +230,9 @@ class ChosenGateUp final : public Decode {
         .constraint("the warps' accumulators must fit in 48 KB of shared memory",
                     [=](const Config& c) {
                       const Block block(problem, c);
-                      const std::int64_t accumulators =
-                          block.warps * 2 * block.rows / 8 * 32 * block.values() * 4;
-                      return accumulators + block.warps * block.tokens * 4 +
-                                 block.tokens * block.rows / 2 + 4096 + 128 <=
+                      return block.shape(2).reduction_bytes(block.warps) +
+                                 block.warps * block.tokens * 4 + block.tokens * block.rows / 2 +
+                                 4096 + 128 <=
                              most_static_bytes;
                     },
                     {"rows", "warps"})
@@ -291,7 +274,7 @@ class ChosenGateUp final : public Decode {
         program, kernel_file,
         fmt::format("chosen_gate_up<{}, {}, {}>", element_type(problem.dtype),
                     activation_type(parse_activation(problem.option("act"))),
-                    block.template_argument(problem)),
+                    block.template_argument()),
         {static_cast<std::uint32_t>(quotient_up(shape.h, columns) * columns / block.rows),
          static_cast<std::uint32_t>(most_chosen(shape) + 1)},
         static_cast<std::uint32_t>(block.threads()), std::move(arguments));
@@ -385,12 +368,11 @@ class ChosenDown final : public Decode {
       or_null(scales_of(problem) != Scales::none, name);
     for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
     Program program;
-    KernelLaunch& launch =
-        append_kernel(program, kernel_file,
-                      fmt::format("chosen_down<{}, {}>", element_type(problem.dtype),
-                                  block.template_argument(problem)),
-                      {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
-                      static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    KernelLaunch& launch = append_kernel(
+        program, kernel_file,
+        fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
+        {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
+        static_cast<std::uint32_t>(block.threads()), std::move(arguments));
     launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(problem, block));
     launch.programmatic = facts.compute_capability >= 90;
     return program;

@@ -28,38 +28,17 @@
 #include "common/numerics.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/stream.cuh"
+#include "moe/decode_config.cuh"
 
 namespace fftune {
 
-// How the weights of gate and up lie: as `packing` of gemm/form.cuh.
-enum class weights_of_both { separate, halves, interleaved };
-
-// Granularity of an fp8 scale, as Scales of moe.hpp.
-enum class chosen_scales { none, tensor, token, block };
-
-struct chosen_config {
-  int tokens;  // rows of an expert that a pass over its weights serves: 8 or 16
-  int rows, warps;
-  int unroll;  // 16-byte loads of a row at a time
-  int k_parts;
-  int l2_prefetch;  // 1: of the weights of down
-  weights_of_both packed;
-  chosen_scales scaled;
-
-  constexpr stream_shape shape(int operands) const {
-    return {operands, tokens, rows, unroll, mma_order::by_fragment};
-  }
-};
-
 namespace {
-
-constexpr int most_choices = 1024, most_experts = 1024;
 
 // The choices and the experts among them, in shared memory.
 struct chosen_experts {
   struct storage {
-    int ids[most_choices];
-    u32 marks[most_experts / 32];
+    int ids[chosen_config::most_choices];
+    u32 marks[chosen_config::most_experts / 32];
   };
   storage& shared;
   int choices, top_k, shared_experts;
@@ -79,7 +58,7 @@ struct chosen_experts {
                                                          int choices, int top_k, int shared_experts,
                                                          int experts) {
     const chosen_experts self{shared, choices, top_k, shared_experts};
-    if (threadIdx.x < most_experts / 32) shared.marks[threadIdx.x] = 0;
+    if (threadIdx.x < chosen_config::most_experts / 32) shared.marks[threadIdx.x] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < choices; i += threads) {
       const int place = self.place_of_weight(i);

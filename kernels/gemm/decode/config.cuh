@@ -18,8 +18,8 @@ struct decode_config {
 
   constexpr int threads() const { return warps * 32; }
   constexpr int n_fragments() const { return rows / 8; }  // of 8 rows of B
-  constexpr stream_shape shape(const gemm_form& form) const {
-    return {.operands = form.b_operands(), .tokens = tokens, .rows = rows, .unroll = unroll};
+  constexpr stream_shape shape(int operands) const {
+    return {.operands = operands, .tokens = tokens, .rows = rows, .unroll = unroll};
   }
   /// Blocks that have a head of the epilogue qkv; with a norm of heads they are a cluster.
   constexpr int blocks_of_head(const gemm_form& form) const {
@@ -47,7 +47,7 @@ struct decode_config {
   }
   /// The warps' accumulators, or the split-K reduction of a cluster.
   constexpr int reduction_bytes(const gemm_form& form) const {
-    const int of_warps = shape(form).reduction_bytes(warps);
+    const int of_warps = shape(form.b_operands()).reduction_bytes(warps);
     const int of_splits = form.b_operands() * n_fragments() * 512;
     return of_warps > of_splits ? of_warps : of_splits;
   }

@@ -33,12 +33,9 @@ struct Block : decode_config {
 
   std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows) * split_k; }
   /// 16-byte loads of weights that a thread has in flight.
-  int loads(const GemmProblem& gemm) const { return gemm.b_operands() * rows / 8 * unroll; }
-  /// Registers of a thread: weights and tokens in flight, accumulators, and about 28 for addresses
-  /// and loops.
-  int registers(const GemmProblem& gemm) const {
-    return 4 * loads(gemm) + tokens / 2 * unroll + gemm.b_operands() * rows / 2 + 28;
-  }
+  int loads(const GemmProblem& gemm) const { return shape(gemm.b_operands()).loads(); }
+  /// Registers of a thread, with about 28 for addresses and loops.
+  int registers(const GemmProblem& gemm) const { return shape(gemm.b_operands()).registers() + 28; }
   /// Of weights.
   double bytes(const GemmProblem& gemm) const {
     return 2.0 * static_cast<double>(gemm.b_operands() * rows) * static_cast<double>(gemm.k) /
@@ -121,11 +118,13 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
   };
   add("the reduction over warps gives every group of 8 rows a warp of its own",
       [](const Block& b) { return b.rows / 8 <= b.warps; });
-  add("the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
-      [=](const Block& b) { return b.registers(gemm) <= std::min(255, 65536 / b.threads()); });
-  add("2 to 16 loads in flight: one a thread does not cover the latency of memory, and more than "
-      "16 only start later",
-      [=](const Block& b) { return (b.loads(gemm) >= 2 || gemm.k <= 64) && b.loads(gemm) <= 16; });
+  limit_stream(space, [=](const Config& config) {
+    const Block block(gemm, config);
+    return StreamNeeds{.loads = block.loads(gemm),
+                       .registers = block.registers(gemm),
+                       .threads = block.threads(),
+                       .is_short = gemm.k <= 64};
+  });
   add("every warp needs a share of k, 32 * unroll elements at the least", [=](const Block& b) {
     return (b.warps == 2 && b.unroll == 1 && b.split_k == 1) ||
            gemm.k > std::int64_t{32} * b.unroll * (b.warps * b.split_k - 1);
@@ -231,14 +230,33 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 }  // namespace
 
 int decode_tokens(const GemmProblem& gemm) {
-  return gemm.m <= 8 ? 8 : 16;
+  return stream_tokens(gemm.m);
+}
+
+void limit_stream(Space& space, const std::function<StreamNeeds(const Config&)>& needs,
+                  const std::vector<std::string>& reads) {
+  space
+      .constraint(
+          "the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
+          [needs](const Config& config) {
+            const StreamNeeds stream = needs(config);
+            return stream.registers <= most_registers(stream.threads);
+          },
+          reads)
+      .constraint(
+          "2 to 16 loads in flight: one a thread does not cover the latency of memory, and more "
+          "than 16 only start later",
+          [needs](const Config& config) {
+            const StreamNeeds stream = needs(config);
+            return (stream.loads >= 2 || stream.is_short) && stream.loads <= 16;
+          },
+          reads);
 }
 
 std::optional<std::string> no_decode(const GemmProblem& gemm) {
-  constexpr std::int64_t most_tokens = 16;
-  if (gemm.m > most_tokens)
+  if (gemm.m > most_stream_rows)
     return fmt::format("the kernel holds the tokens in one operand of mma.sync: m={} is over {}",
-                       gemm.m, most_tokens);
+                       gemm.m, most_stream_rows);
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(gemm.dtype));

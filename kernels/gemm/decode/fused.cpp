@@ -42,11 +42,6 @@ fused_decode_config config_of(const GemmChain& chain, const Config& config) {
           .late_down = config.at("late_down") == 1};
 }
 
-/// Registers of a thread when one block has an SM to itself.
-int registers_of_thread(int warps) {
-  return std::min(255, 65536 / (32 * warps));
-}
-
 Space space(const GemmChain& chain, const DeviceFacts& facts) {
   const Extents extents(chain);
   const std::int64_t processors = facts.multiprocessors;
@@ -63,7 +58,7 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .constraint("weights and accumulators must leave a thread 56 of its registers",
                   [=](const Config& c) {
                     const fused_decode_config fused = config_of(chain, c);
-                    return fused.registers() + 56 <= registers_of_thread(fused.warps);
+                    return fused.registers() + 56 <= most_registers(fused.threads());
                   },
                   {"rows", "warps", "poll_first", "late_down"})
       .constraint(fmt::format("the warps' accumulators must fit in the {} bytes of shared memory "

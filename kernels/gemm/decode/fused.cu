@@ -30,11 +30,10 @@ namespace fftune {
 
 // One warp's part of a GEMM: `steps` times 32 elements of k of `groups` times 8 rows of weights,
 // in registers, and the accumulators of up to 16 tokens.
-template <class T, int tokens, int groups, int steps>
+template <class T, stream_shape shape>
 struct weight_slice {
-  using stream =
-      weight_stream<T, T, stream_shape{.tokens = tokens, .rows = 8 * groups, .unroll = steps},
-                    load_path::read_only, stream_bounds::every_load>;
+  using stream = weight_stream<T, T, shape, load_path::read_only, stream_bounds::every_load>;
+  static constexpr int tokens = shape.tokens, groups = shape.n_fragments(), steps = shape.unroll;
 
   vector16 weight[1][groups][steps];
   typename stream::accumulators sum;
@@ -105,8 +104,8 @@ __global__ void __launch_bounds__(config.threads(), 1)
   const int first_row = static_cast<int>(blockIdx.x) * rows;
   const int first_out = static_cast<int>(blockIdx.x) * out_rows;
 
-  weight_slice<T, tokens, 2 * groups, steps> first = {};
-  weight_slice<T, tokens, out_groups, out_steps> second = {};
+  weight_slice<T, config.gate_up()> first = {};
+  weight_slice<T, config.down()> second = {};
 #pragma unroll
   for (int group = 0; group < groups; ++group) {
     first.load(group, w_gate, first_row + group * 8, h, d);

@@ -1,6 +1,7 @@
 // The configuration and parameters of the fused decode engine. Included by host and device code.
 #pragma once
 
+#include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
 #include "gemm/params.cuh"
 
@@ -20,12 +21,20 @@ struct fused_decode_config {
   bool late_down;
 
   constexpr int threads() const { return warps * 32; }
+  /// A warp's weights: gate's rows and then up's, and down's.
+  constexpr stream_shape gate_up() const {
+    return {.tokens = tokens, .rows = 2 * rows, .unroll = steps};
+  }
+  constexpr stream_shape down() const {
+    return {.tokens = tokens, .rows = out_rows, .unroll = out_steps};
+  }
   /// 32-bit registers a thread for its weights and accumulators, which live together.
   constexpr int registers() const {
-    return 2 * rows / 8 * (steps + 1) * 4 + out_rows / 8 * (out_steps + 1) * 4;
+    return gate_up().weight_registers() + down().weight_registers();
   }
   constexpr int shared_bytes() const {
-    return warps * (2 * rows > out_rows ? 2 * rows : out_rows) * tokens * 4;
+    const int first = gate_up().reduction_bytes(warps), second = down().reduction_bytes(warps);
+    return first > second ? first : second;
   }
 };
 

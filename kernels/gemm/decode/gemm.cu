@@ -61,7 +61,7 @@ class decode_kernel {
   static_assert(tokens == 8 || tokens == 16);
   static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
 
-  static constexpr stream_shape shape = config.shape(form);
+  static constexpr stream_shape shape = config.shape(form.b_operands());
   using stream = weight_stream<T, T, shape, load_path::read_only, stream_bounds::last_group>;
   using reduction = warp_reduction<shape, warps>;
   static constexpr int k_group = stream::k_group;

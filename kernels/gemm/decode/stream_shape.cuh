@@ -10,6 +10,13 @@ enum class mma_order {
   by_fragment,  // all of k of one fragment: expanded weights need registers for one fragment alone
 };
 
+/// Tokens of a kernel at most: the 16 rows of A of an MMA, or the 8 columns of B.
+constexpr int most_stream_rows = 16, most_stream_columns = 8;
+/// Rows of tokens in the operand A of `m` tokens.
+constexpr int stream_tokens(long long m) {
+  return m <= 8 ? 8 : most_stream_rows;
+}
+
 struct stream_shape {
   int operands = 1;  // Matrices of weights that are multiplied by the same tokens.
   int tokens = 8;    // Rows of tokens in the operand of an MMA: 8 or 16.

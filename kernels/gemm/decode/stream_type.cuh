@@ -4,9 +4,8 @@
 //   operand          the 16-bit type that the tensor cores multiply
 //   elements         consecutive elements of k in 16 bytes
 //   packed           elements in one object of the type: rows of k elements have k / packed objects
-//   scale            what the 16 bytes need to be expanded, beside themselves: no_scale, or a type
-//                    with load(scales of the row, index of an element), as formats with a scale for
-//                    a group of k have
+//   scale            no_scale, or what expand() needs besides the 16 bytes: a type with
+//                    load(scales of the row, element of k), for a scale of each group of k
 //   expand<Operand>  the 16 bytes as pairs of operands, in the order of k
 #pragma once
 
