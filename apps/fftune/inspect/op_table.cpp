@@ -1,12 +1,12 @@
 #include "apps/fftune/inspect/op_table.hpp"
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,28 +62,25 @@ std::vector<Axis> axes_of(const Op& op, const std::string& pass) {
   return axes;
 }
 
+/// Problems of a pass, from which the condition of each buffer is inferred: every value of every
+/// field, every pair of them, and random choices of the fields that decide about a buffer.
 class Samples {
  public:
   Samples(const Op& op, const std::string& pass)
       : op_(op), usual_(usual_form(op, pass)), axes_(axes_of(op, pass)) {
-    const Choice usual(axes_.size());
     for (std::size_t i = 0; i < axes_.size(); ++i)
       for (std::size_t j = 0; j <= i; ++j)
         for (std::size_t a = 0; a < axes_[i].values.size(); ++a)
-          for (std::size_t b = 0; b < axes_[j].values.size(); ++b) {
-            Choice choice = usual;
-            choice[i] = a;
-            choice[j] = b;
-            add(choice);
-          }
+          for (std::size_t b = 0; b < axes_[j].values.size(); ++b) add(pair(i, a, j, b));
+    find_deciding_axes();
     constexpr std::size_t random_choices = 3000;
     std::uint64_t state = 1;
-    for (std::size_t i = 0; i < random_choices; ++i) {
-      Choice choice;
-      for (const Axis& axis : axes_) {
+    for (std::size_t n = 0; n < random_choices; ++n) {
+      Choice choice(axes_.size());
+      for (std::size_t i = 0; i < axes_.size(); ++i) {
         // Half of them as usual: most values ask for others beside them.
         const std::uint64_t drawn = next_random(state);
-        choice.push_back(drawn % 2 == 0 ? 0 : (drawn >> 8) % axis.values.size());
+        if (deciding_[i] && drawn % 2 == 1) choice[i] = (drawn >> 8) % axes_[i].values.size();
       }
       add(choice);
     }
@@ -103,6 +100,29 @@ class Samples {
   }
 
  private:
+  /// The usual choice but for two axes, or one.
+  Choice pair(std::size_t i, std::size_t a, std::size_t j, std::size_t b) const {
+    Choice choice(axes_.size());
+    choice[j] = b;
+    choice[i] = a;
+    return choice;
+  }
+
+  /// An axis decides if one of its values changes the buffers, by itself or beside another's value.
+  void find_deciding_axes() {
+    std::map<Choice, const Sample*> samples;
+    for (const Sample& sample : samples_) samples[sample.choice] = &sample;
+    deciding_.assign(axes_.size(), false);
+    for (const auto& [choice, sample] : samples)
+      for (std::size_t i = 0; i < axes_.size(); ++i) {
+        Choice usual = choice;
+        usual[i] = 0;
+        const auto other = samples.find(usual);
+        if (other != samples.end() && other->second->buffers != sample->buffers)
+          deciding_[i] = true;
+      }
+  }
+
   std::optional<Problem> problem_of(const Choice& choice) const {
     Problem problem = usual_;
     for (std::size_t i = 0; i < axes_.size(); ++i) {
@@ -169,7 +189,8 @@ class Samples {
     for (const Sample& sample : samples_) {
       has.push_back(std::count(sample.buffers.begin(), sample.buffers.end(), buffer) > 0);
       if (has.back())
-        for (std::size_t i = 0; i < axes_.size(); ++i) with[i].insert(sample.choice[i]);
+        for (std::size_t i = 0; i < axes_.size(); ++i)
+          if (deciding_[i]) with[i].insert(sample.choice[i]);
     }
     const auto holds_for = [&](const Sample& sample) {
       for (std::size_t i = 0; i < axes_.size(); ++i)
@@ -198,6 +219,7 @@ class Samples {
   const Op& op_;
   Problem usual_;
   std::vector<Axis> axes_;
+  std::vector<bool> deciding_;
   std::set<Choice> seen_;
   std::vector<Sample> samples_;
 };
