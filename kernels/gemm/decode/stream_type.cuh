@@ -1,8 +1,8 @@
 // Rows in memory as operands of mma.sync, 16 bytes at a time. A type of weights or tokens is one
 // specialisation of stream_type:
 //
-//   operand          the 16-bit type that the tensor cores multiply
-//   elements         consecutive elements of k in 16 bytes
+//   operand          the 16-bit type that the tensor cores multiply;
+//   elements         consecutive elements of k in 16 bytes;
 //   packed           elements in one object of the type: rows of k elements have k / packed objects
 //   scale            no_scale, or what expand() needs besides the 16 bytes: a type with
 //                    load(scales of the row, element of k), for a scale of each group of k
