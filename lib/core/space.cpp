@@ -21,14 +21,16 @@ std::string Parameter::values_text(std::string_view separator) const {
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::int64_t> values) {
-  parameters_.push_back(
-      {.name = std::move(name), .help = std::move(help), .values = {values.begin(), values.end()}});
+  Parameter added{.name = std::move(name), .help = std::move(help)};
+  added.values.assign(values.begin(), values.end());
+  parameters_.push_back(std::move(added));
   return *this;
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::string> words) {
-  parameters_.push_back(
-      {.name = std::move(name), .help = std::move(help), .values = {words.begin(), words.end()}});
+  Parameter added{.name = std::move(name), .help = std::move(help)};
+  added.values.assign(words.begin(), words.end());
+  parameters_.push_back(std::move(added));
   return *this;
 }
 

@@ -92,8 +92,8 @@ struct TensorSpec {
   double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
-  /// the others (core/distribution.hpp): the pattern of its test data. Row i of the other tensors then
-  /// depends on byte i too. An op has one at most.
+  /// the others (core/distribution.hpp): the pattern of its test data. Row i of the other tensors
+  /// then depends on byte i too. An op has one at most.
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
   bool sorted = false;

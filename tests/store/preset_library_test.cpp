@@ -97,22 +97,20 @@ TEST_CASE("the exact shape comes before the nearest, and the nearest before the 
 
 TEST_CASE("records are tried by their distance where roundings alone tell distances apart") {
   const testing::TemporaryFolder folder;
-  // Sizes whose logarithms have the same sum in another order.
+  // The products of both ratios are one number, whose logarithm is rounded in several ways.
   std::vector<PresetRecord> records;
-  const std::vector<std::int64_t> factors{3, 5, 7, 11, 13, 15, 21, 33, 35, 39};
-  for (const std::int64_t a : factors)
-    for (const std::int64_t b : factors)
-      records.push_back(
-          example::record(example::ffn(1000).with_size("d", 1000 * a).with_size("h", 3000 * b)));
+  for (const std::int64_t a : {10, 12, 14, 15, 20, 21, 28, 30, 35})
+    records.push_back(example::record(
+        example::ffn(1000).with_size("d", 100 * a).with_size("h", 100 * (420 / a))));
   merge_preset_records(folder.path(), example::device(), "ffn", records);
   const auto library = PresetLibrary::load({folder.path()});
-  const Problem problem = example::ffn(1000).with_size("d", 1000).with_size("h", 3000);
+  const Problem problem = example::ffn(1000).with_size("d", 700).with_size("h", 1100);
   std::vector<double> tried;
   find(library, problem, h200, [&](const PresetRecord& record, const Problem&) {
     tried.push_back(distance(record.problem, problem, comparison));
     return "not this one";
   });
-  CHECK(tried.size() > 50);
+  CHECK(tried.size() == records.size());
   CHECK(std::is_sorted(tried.begin(), tried.end()));
   CHECK(std::adjacent_find(tried.begin(), tried.end(), [](double one, double next) {
           return one < next && next - one < 1e-12;
