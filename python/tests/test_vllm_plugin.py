@@ -117,7 +117,7 @@ def test_a_search_for_a_module_is_no_import(vllm):
 
 
 @pytest.mark.parametrize("given, parts", [
-    ("", "experts layers"), ("1", "experts layers"), ("experts", "experts"), ("layers", "layers"),
+    ("", ""), ("1", "experts layers"), ("experts", "experts"), ("layers", "layers"),
     (" layers , experts ", "experts layers"), ("0", ""), ("norms", ""), ("experts,0", "")])
 def test_parts(vllm, monkeypatch, caplog, given, parts):
     monkeypatch.setenv("FFTUNE_VLLM", given)
@@ -125,6 +125,14 @@ def test_parts(vllm, monkeypatch, caplog, given, parts):
         register()
     assert [part for part in ("experts", "layers") if is_patched(part)] == parts.split()
     assert bool(caplog.records) == (not parts)
+
+
+def test_nothing_is_replaced_unasked(vllm, monkeypatch, caplog):
+    monkeypatch.delenv("FFTUNE_VLLM")
+    with caplog.at_level(logging.INFO):
+        register()
+    assert not is_patched("experts") and not is_patched("layers")
+    assert "FFTUNE_VLLM=1 turns" in caplog.text
 
 
 @pytest.mark.parametrize("capability, applies", [

@@ -1,7 +1,10 @@
 // Listings: ops, devices, variants, and compiling them for devices that are not here.
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "registry/catalog.hpp"
 #include "sandbox.hpp"
@@ -60,6 +63,28 @@ TEST_CASE("list tells the feasible variants of a device that is not here, and wh
       explained = explained || constraint.at("alone_rules_out").get<int>() > 0;
   }
   CHECK(explained);
+}
+
+TEST_CASE("list names the architectures that each CUDA family serves") {
+  const Finished done =
+      Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --dtype bf16 --arch sm_80 --json");
+  REQUIRE(done.code == 0);
+  std::map<std::string, std::vector<std::string>> served;
+  const Json document = Json::parse(done.out);
+  for (const Json& family : document.at("problems").at(0).at("families"))
+    served[family.at("family")] = family.at("architectures").get<std::vector<std::string>>();
+  CHECK(served.at("gate_up_sm90") == std::vector<std::string>{"sm_90a"});
+  for (const std::string arch : {"sm_80", "sm_89", "sm_100a", "sm_120a"}) {
+    const auto& sm80 = served.at("gate_up_sm80");
+    CHECK(std::find(sm80.begin(), sm80.end(), arch) != sm80.end());
+  }
+  const std::string text =
+      Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --dtype bf16 --arch sm_80").out;
+  CHECK(text.find("architectures") != std::string::npos);
+  CHECK(text.find("gate_up_sm90  ") != std::string::npos);
+  // A CPU has none.
+  const std::string cpu = Sandbox().fftune("list ffn --d 32 --h 64 --m 4 --device cpu").out;
+  CHECK(cpu.find("architectures") == std::string::npos);
 }
 
 TEST_CASE("list names why a family refuses") {

@@ -1,4 +1,4 @@
-// The report of a search that found nothing.
+// The report of a search that found nothing, and the advice after one on a busy machine.
 #include "apps/fftune/search/sweep_report.hpp"
 
 #include <nlohmann/json.hpp>
@@ -41,4 +41,23 @@ TEST_CASE("a search in which nothing verified has its first failure and the numb
   CHECK(failure_text(result.outcomes[0]) == "cpu_plain/a=1: verify failed: y[3] is 0.5");
   result.outcomes.clear();
   CHECK(parsed(sweep_json({result})).at(0).at("first_failure").is_null());
+}
+
+TEST_CASE("undecided problems of a busy machine have one line that says what to do") {
+  const auto result = [](std::int64_t m, bool decided, double noise, bool disturbed) {
+    TuneResult found;
+    found.problem = {"ffn", "fwd", DType::f32, {{"m", m}, {"d", 32}, {"h", 64}}, {}};
+    found.record.emplace();
+    found.record->verdict.decided = decided;
+    found.record->verdict.noise = noise;
+    if (disturbed) found.record->verdict.disturbances = {"other processes use 1 of its 2 cores"};
+    return found;
+  };
+  CHECK(busy_advice({result(1, true, 0.3, true), result(2, false, 0.001, false)}, "m").empty());
+  const std::string advice =
+      busy_advice({result(64, false, 0.3, false), result(16, false, 0, true), TuneResult(),
+                   result(16, false, 0.3, true), result(1, true, 0, true)},
+                  "m");
+  CHECK(advice.find("--m 16,64,") != std::string::npos);
+  CHECK(advice.find("--wait") != std::string::npos);
 }

@@ -30,7 +30,8 @@ class FakeEvaluator : public Evaluator {
   }
 
   const DeviceFacts& facts() const override { return facts_; }
-  Limits limits(DType) override { return {1e9, 1e12}; }
+  Limits limits(DType) override { return ceilings; }
+  void set_cache(std::size_t bytes) { facts_.l2_bytes = bytes; }
   Setup begin(const Problem& problem) override {
     clock += begin_seconds;
     ++begun[problem.text()];
@@ -121,6 +122,7 @@ class FakeEvaluator : public Evaluator {
   }
 
   double clock = 0;
+  Limits ceilings{1e9, 1e12};
   double begin_seconds = 0.01;
   double compile_seconds = 0.001;
   double restart_seconds = 1;  // of a process that was killed

@@ -263,6 +263,60 @@ TEST_CASE("a search that hardly began says so, and decides nothing") {
 }
 
 TEST_CASE(
+    "a search whose time ended with only a family's default tried says so, and decides nothing") {
+  const auto search = [](double budget, bool fallback) {
+    FakeCatalog fake(1);
+    fake.op.add("early", {"a"}, 300);
+    fake.op.add("late", {"a"}, 3).fallback = fallback;
+    FakeEvaluator evaluator(valley);
+    evaluator.compile_seconds = 0.1;
+    auto options = evaluator.options();
+    options.strategy = "halving";
+    options.budget_seconds = budget;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    REQUIRE(result.record);
+    const auto tried =
+        std::count_if(result.outcomes.begin(), result.outcomes.end(), [](const Outcome& outcome) {
+          return outcome.id.find("late/") == 0 && outcome.kind != OutcomeKind::not_tried;
+        });
+    const bool said =
+        std::any_of(result.notes.begin(), result.notes.end(), [](const std::string& note) {
+          return note.find("undecided: only the default of late was tried before") == 0;
+        });
+    if (said) CHECK(result.record->verdict.decided == false);
+    return std::pair(tried > 1, said);
+  };
+  bool said_once = false;
+  for (const double budget : {1.5, 2.0, 3.0, 4.0, 6.0}) {
+    const auto [tried, said] = search(budget, false);
+    CHECK_FALSE((tried && said));
+    said_once |= said;
+    CHECK_FALSE(search(budget, true).second);  // a fallback is never the fastest
+  }
+  CHECK(said_once);
+  CHECK(search(600, false) == std::pair(true, false));
+}
+
+TEST_CASE("a time below the floor has a note with the reason") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 20);
+  const auto note = [&](std::size_t cache) {
+    FakeEvaluator evaluator([](const Variant&) { return 1.0; });
+    evaluator.ceilings = {1e6, 1e15};  // 800 bytes take 800 µs
+    evaluator.set_cache(cache);
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    REQUIRE(result.record);
+    CHECK(result.record->verdict.roofline_fraction > 1.05);
+    std::string found;
+    for (const auto& text : result.notes)
+      if (text.find("faster than ") == 0) found += text;
+    return found;
+  };
+  CHECK(note(std::size_t{1} << 20).find("stay in the cache (1 MiB)") != std::string::npos);
+  CHECK(note(8).find("search again on a quiet machine") != std::string::npos);
+}
+
+TEST_CASE(
     "preparation does not count as search time, unless the user gave a budget for all of it") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 300);

@@ -1,6 +1,7 @@
 #include "tuning/decide/verdict.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -143,10 +144,13 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
       doubt(fmt::format("{} of the {} beyond the tie band cannot be told from the fastest",
                         ties.unresolved, what));
   };
-  for (const auto& searched : groups)
+  for (const auto& searched : groups) {
+    const std::string advice = "before the time was spent: a longer --budget helps";
     if (searched.group->hardly_begun())
-      doubt(fmt::format("only {} were tried before the time was spent: a longer --budget helps",
-                        searched.group->extent()));
+      doubt(fmt::format("only {} were tried {}", searched.group->extent(), advice));
+    else if (const auto untried = searched.group->untried_families(); !untried.empty())
+      doubt(fmt::format("only the default of {} was tried {}", fmt::join(untried, " or "), advice));
+  }
   const bool in_place = is_tuned_in_place(session);
   for (const auto& searched : groups)
     if (!in_place && !searched.finalists.empty())
@@ -160,6 +164,22 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
     doubt(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
                       100 * verdict.noise, 100 * band));
   return decided;
+}
+
+/// Why the recipe is faster than the limit, for people.
+std::string beyond_limit(const Session& session, const Verdict& verdict) {
+  const double bytes = cost_of(session.op(), session.problem()).bytes;
+  const auto cache = static_cast<double>(session.evaluator().facts().l2_bytes);
+  constexpr double mib = 1 << 20;
+  if (verdict.limit == "memory" && bytes <= cache)
+    return fmt::format(
+        "faster than memory allows, because its tensors ({:.3g} MiB) stay in the cache ({:.3g} "
+        "MiB): the limit holds for data in memory",
+        bytes / mib, cache / mib);
+  return fmt::format(
+      "faster than the measured limit of {}: the limit was measured while the machine was busy or "
+      "its clock low, so search again on a quiet machine",
+      verdict.limit);
 }
 
 }  // namespace
@@ -227,6 +247,8 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   const double floor = session.floor_us(0, stage_count);
   record.verdict.roofline_fraction = floor / record.verdict.median_us;
   record.verdict.limit = session.compute_bound() ? "compute" : "memory";
+  if (record.verdict.roofline_fraction > most_share_of_limit)
+    result.notes.push_back(beyond_limit(session, record.verdict));
   record.verdict.strategy = session.options().strategy;
   record.verdict.decided = is_decided(session, groups, contenders, record, result);
   record.error = winner->verified.error;

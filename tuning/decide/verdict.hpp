@@ -15,6 +15,9 @@
 
 namespace fftune {
 
+/// A share of a limit beyond the noise of two measurements: the limit is not the one that applied.
+constexpr double most_share_of_limit = 1.05;
+
 /// Whether the timed variants cover the op.
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -349,6 +350,24 @@ bool Group::hardly_begun() const {
   constexpr int least = 8;
   return cut_short_ && !enough() && screen_counted_ < least &&
          static_cast<std::size_t>(screen_counted_) < entries_.size();
+}
+
+std::vector<std::string> Group::untried_families() const {
+  if (!cut_short_ || enough()) return {};
+  struct Count {
+    int tried = 0, all = 0;
+  };
+  std::map<std::string, Count> counts;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Count& count = counts[spec_.variants[i].family];
+    count.tried += entries_[i].outcome.kind != OutcomeKind::not_tried;
+    ++count.all;
+  }
+  std::vector<std::string> untried;
+  for (const auto& [family, count] : counts)
+    if (count.tried < std::min(2, count.all) && !family_of(session_.op(), family).is_fallback())
+      untried.push_back(family);
+  return untried;
 }
 
 std::string Group::extent() const {

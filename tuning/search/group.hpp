@@ -40,6 +40,9 @@ class Group : public Search {
   bool was_cut_short() const { return cut_short_; }
   /// Whether its search ended after too few variants to say anything about the others.
   bool hardly_begun() const;
+  /// Families, fallbacks aside, that were tried with no variant but their default where time ended
+  /// the search.
+  std::vector<std::string> untried_families() const;
   /// How many were tried, for people: "26 of 197 variants of gate_up".
   std::string extent() const;
   int count(OutcomeKind kind) const;

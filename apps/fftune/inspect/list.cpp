@@ -127,13 +127,26 @@ Json quarantined_json(const std::vector<Quarantined>& all) {
   return json;
 }
 
+/// The architectures whose typical devices the family serves; none for a CPU's family.
+std::vector<std::string> architectures_of(const Family& family, const Problem& problem) {
+  std::vector<std::string> served;
+  if (family.device_kind() != DeviceKind::cuda) return served;
+  for (const std::string& arch : known_architectures())
+    if (!family.refusal(problem, facts_of_architecture(arch))) served.push_back(arch);
+  return served;
+}
+
 Json section_json(const Section& section) {
   Json json = {{"problem", to_json(section.problem)}, {"families", Json::Array()}};
   for (const FamilyView& view : section.families) {
-    Json family = {{"family", view.family->name()},   {"summary", view.family->summary()},
-                   {"stages", view.family->stages()}, {"fallback", view.family->is_fallback()},
-                   {"refusal", view.refusal},         {"configurations", view.size},
-                   {"feasible", view.feasible.size()}};
+    Json family = {{"family", view.family->name()},
+                   {"summary", view.family->summary()},
+                   {"stages", view.family->stages()},
+                   {"fallback", view.family->is_fallback()},
+                   {"refusal", view.refusal},
+                   {"configurations", view.size},
+                   {"feasible", view.feasible.size()},
+                   {"architectures", architectures_of(*view.family, section.problem)}};
     for (const Parameter& parameter : view.parameters) {
       Json values = Json::Array();
       for (const ParameterValue& value : parameter.values) values.push_back(to_json(value));
@@ -192,6 +205,24 @@ void print_families(const Op& op, const std::vector<Section>& sections, const Ou
         "refused here: {} ({}); --explain says why",
         refused.size() == 1 ? std::string("1 family") : fmt::format("{} families", refused.size()),
         fmt::join(refused, ", ")));
+}
+
+/// Each CUDA family with the architectures that it serves in any of the problems.
+void print_architectures(const Op& op, const std::vector<Section>& sections, const Output& output) {
+  TextTable table({{"family"}, {"architectures"}});
+  for (const Family* family : op.families()) {
+    std::set<std::string> served;
+    for (const Section& section : sections)
+      for (const std::string& arch : architectures_of(*family, section.problem))
+        served.insert(arch);
+    std::vector<std::string> in_order = known_architectures();
+    std::erase_if(in_order, [&](const std::string& arch) { return !served.contains(arch); });
+    if (!in_order.empty())
+      table.row({std::string(family->name()), fmt::format("{}", fmt::join(in_order, ", "))});
+  }
+  if (table.empty()) return;
+  output.line("");
+  output.table(table);
 }
 
 // The parameters of each family where it first serves; values may differ from problem to problem.
@@ -260,6 +291,7 @@ int run(const Op& op, const Options& options, const Session& session) {
   const Output& output = session.output;
   output.heading(fmt::format("{} on {} ({})", op.name(), facts.name, facts.arch));
   print_families(op, sections, output);
+  if (facts.kind == DeviceKind::cuda) print_architectures(op, sections, output);
   print_parameters(sections, output);
   Json document = {{"op", op.name()}, {"device", to_json(facts)}, {"problems", Json::Array()}};
   for (const Section& section : sections) {

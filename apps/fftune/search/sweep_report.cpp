@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -140,6 +141,24 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
     for (const std::string& note : result.notes) say(note);
     if (output.verbose()) say_failures(result, say);
   }
+  if (const std::string advice = busy_advice(results, token_size); !advice.empty())
+    output.line(advice);
+}
+
+std::string busy_advice(const std::vector<TuneResult>& results, const std::string& token_size) {
+  std::set<std::int64_t> busy;
+  for (const TuneResult& result : results) {
+    if (!result.record || result.record->verdict.decided.value_or(true)) continue;
+    const Verdict& verdict = result.record->verdict;
+    if (!verdict.disturbances.empty() || verdict.noise > TuneOptions().tie_band)
+      busy.insert(result.problem.size(token_size));
+  }
+  if (busy.empty()) return "";
+  return fmt::format(
+      "the machine was busy: end what else runs, then search again with --{} {}, or wait longer "
+      "for "
+      "a quiet moment with --wait 60s",
+      token_size, fmt::join(busy, ","));
 }
 
 Json sweep_json(const std::vector<TuneResult>& results) {

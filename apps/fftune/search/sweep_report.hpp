@@ -40,6 +40,10 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
 
 Json sweep_json(const std::vector<TuneResult>& results);
 
+/// One line that says what to do about the problems that are undecided because the machine was
+/// busy; empty if there are none.
+std::string busy_advice(const std::vector<TuneResult>& results, const std::string& token_size);
+
 /// Whether nothing was tried: the problem does not fit, or no family serves it.
 bool was_refused(const TuneResult& result);
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime/environment.hpp"
+#include "tuning/decide/verdict.hpp"
 
 namespace fftune::tool {
 
@@ -165,10 +166,7 @@ std::string percent_text(double fraction) {
 }
 
 std::string limit_share_text(double fraction) {
-  // Beyond the noise of two measurements no share of a limit is possible: the limit is not the one
-  // that applied.
-  constexpr double most = 1.05;
-  return fraction > most ? "above the limit" : percent_text(fraction);
+  return fraction > most_share_of_limit ? "above the limit" : percent_text(fraction);
 }
 
 std::string ratio_text(double ratio) {

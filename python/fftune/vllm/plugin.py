@@ -74,15 +74,18 @@ def _nothing(reason: str) -> Decision:
 
 
 def _wanted(given: str | None) -> Decision:
-    """The parts that FFTUNE_VLLM names; all of them if it is not set."""
-    if given is None or given.strip() in ("", "1"):
+    """The parts that FFTUNE_VLLM names, all of them for 1; none if it is not set."""
+    if given is None or given.strip() == "":
+        # Until it has been measured in the engine, nobody gets it without asking.
+        return _nothing("FFTUNE_VLLM=1 turns fftune's kernels on")
+    if given.strip() == "1":
         return Decision(PARTS)
     names = [name.strip() for name in given.split(",")]
     if names == ["0"]:
         return _nothing("FFTUNE_VLLM=0")
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        return _nothing(f"FFTUNE_VLLM={given}: give 0, or some of {', '.join(PARTS)}")
+        return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(PARTS)}")
     return Decision(tuple(part for part in PARTS if part in names))
 
 
