@@ -40,7 +40,7 @@ def vllm(monkeypatch):
                 del sys.modules[name]
         sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "fftune.vllm.imports"]
 
-    monkeypatch.delenv("FFTUNE_VLLM", raising=False)
+    monkeypatch.setenv("FFTUNE_VLLM", "1")
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
     forget()
