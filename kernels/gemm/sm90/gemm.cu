@@ -65,320 +65,109 @@
 
 namespace fftune {
 
+struct no_operand_prefetch {
+  template <class Kernel>
+  static __device__ __forceinline__ void run(const Kernel&, int) {}
+};
+// While the mask is being loaded: prefetches both groups' B for the expected first tile of this
+// CTA, and its expected rows, to L2. The mask decides which tile and group it is, but
+// some CTA needs all of this data, unless one group has no rows. One in four of the CTAs that
+// share it prefetches it. Dual GEMMs, and programmatic launches that wait for an earlier kernel,
+// do not gain from it. One thread of each of three warps, by number.
 template <class Traits>
-struct gemm_kernel {
+struct operand_prefetch {
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  using loader = tma_loader<Traits>;
+
+  static __device__ __forceinline__ void run(const cta_state<Traits>& cta, int warp) {
+    const tile_raster<Traits> raster(
+        cta.gemm.m + config.bm, rows_scheduler<Traits>::raster_n(cta.gemm.n), cta.gemm.group_m);
+    tile_position at = raster.position(cta.rank);
+    at.n *= config.a_reuse;
+    const bool rows = warp == 1;
+    if (!raster.is_valid() || (rows ? at.n : at.m / config.cluster_m) % 4 != 0) return;
+    const k_range range = k_range_of<Traits>(cta.gemm.k, cta.rank);
+    const int last = smaller(range.last, range.first + config.stages);
+    const u32 share = Traits::splits_k ? 0 : cta.rank;
+    const int row = at.m * config.bm, column = at.n * config.bn + share * loader::b_share;
+    const tensor_map& b = warp == 2 ? cta.params.b[0][0] : cta.params.b[1][0];
+    for (int k_block = range.first; k_block < last; ++k_block) {
+      const int k = k_block * Traits::plan.bk;
+      if (rows) {
+        tma_prefetch(cta.params.a[0], k, row);
+      } else if constexpr (form.b_major == major::mn) {
+#pragma unroll
+        for (int slab = 0; slab < loader::b_share; slab += 64) tma_prefetch(b, column + slab, k);
+      } else {
+        tma_prefetch(b, k, column);
+      }
+    }
+  }
+};
+
+template <class Traits>
+struct gemm_kernel : cta_state<Traits> {
   static constexpr gemm_form form = Traits::form;
   static constexpr sm90_config config = Traits::config;
   static constexpr sm90_plan plan = Traits::plan;
-  static constexpr bool dense = form.groups == grouping::none;
-  static constexpr bool grouped_rows = form.groups == grouping::rows;
-  static constexpr bool reduction = form.groups == grouping::reduction;
-  static constexpr bool routed = !dense && form.source == group_source::routed;
-  static constexpr bool splits_k = config.split_k > 1;
-  // Rows that may have to be gathered: of A, in a grouped reduction of either operand.
-  static constexpr bool gathers =
-      grouped_rows ? !form.a_sorted : reduction && !(form.a_sorted && form.b_sorted);
-  // Whether the index warp has to look for rows: for loads, or for stores to C in the tokens'
-  // order.
-  static constexpr bool finds_rows = gathers || (grouped_rows && !form.c_sorted);
-  // The next launch may take for settled what this one has waited for. So where this one begins
-  // before the groups are sorted, its index warp lets the next one start, when they are.
-  static constexpr bool counts = routed && form.ready == groups_ready::counted;
-  static_assert(!counts || finds_rows);
-  static constexpr bool reuses_a = config.a_reuse > 1;
-  static constexpr bool promotes = form.scales != scaling::none;
-  static constexpr bool scaled = form.scales_k_blocks();
-  static constexpr bool looks_up_in_warps = scaled && grouped_rows;
+  static constexpr bool dense = Traits::dense, grouped_rows = Traits::grouped_rows;
+  static constexpr bool reduction = Traits::reduction, routed = Traits::routed;
+  static constexpr bool gathers = Traits::gathers, reuses_a = Traits::reuses_a;
   static constexpr int mma_threads = config.mma_warpgroups * 128;
   static_assert(dense || sm90_registers_fit(plan, config));
-  static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
+  static_assert(dense || !Traits::promotes ||
+                (grouped_rows && routed && form.c_sorted && !reuses_a));
   static_assert(!grouped_rows || (form.a_major == major::k && form.outputs() == 1));
   static_assert(!grouped_rows || form.a_sorted || (config.cluster_n == 1 && form.k_pairs() == 1));
   static_assert(!reuses_a || (gathers && !form.is_gradient()));
   static_assert(!reduction || (form.a_major == major::mn && form.b_major == major::mn));
   static_assert(form.outputs() == 1 || dense || form.a_sorted);
-
-  using T = element_type<form.ab>;
   using groups_type = typename Traits::groups;
-  using group_tiles = typename Traits::group_tiles;
   static_assert(groups_type::shared_words == (routed ? sm90_offsets_words : sm90_mask_words) ||
                 dense);
+
+  using state = cta_state<Traits>;
+  static constexpr bool splits_k = Traits::splits_k, finds_rows = Traits::finds_rows;
+  static constexpr bool promotes = Traits::promotes;
+
+  // The variants, each a type:
+  using scheduler = typename state::scheduler;  // tile_scheduler.cuh
+  using domain = typename state::domain;        // the groups whose tiles it walks
+  using cluster = cluster_of<Traits>;           // pipeline.cuh: how CTAs meet
+  using row_indices = row_indices_of<Traits>;
+  using roles = roles_of<Traits>;                                     // load.cuh: producer warps
+  using replay_barriers_type = typename replay_of<Traits>::barriers;  // A reuse
+  using epilogue = epilogue_of<Traits>;
+
+  using operands = typename choose_type<grouped_rows && gathers && form.b_operands() == 1 &&
+                                            !routed && !form.stacked,
+                                        operand_prefetch<Traits>, no_operand_prefetch>::type;
   using stages = pipeline<config.stages, plan.stage_bytes>;
-  using loader = tma_loader<Traits>;
   using mma = mma_mainloop<Traits>;
   using accumulators = typename mma::accumulators;
-  using epilogue = epilogue_of<Traits>;
-  using row_indices =
-      typename choose_type<reduction,
-                           row_index_pipeline<sm90_reduction_tokens, sm90_reduction_lookahead>,
-                           row_index_pipeline<config.bm>>::type;
 
-  // Domain of a tile scheduler.
-  struct no_groups {};
-  using walked = typename choose_type<
-      dense, no_groups, typename choose_type<grouped_rows, group_tiles, groups_type>::type>::type;
-  using scheduler =
-      typename choose_type<dense, dense_scheduler<Traits>,
-                           typename choose_type<reduction, reduction_scheduler<Traits>,
-                                                rows_scheduler<Traits>>::type>::type;
+  using state::base, state::gemm, state::params, state::rank, state::schedule;
 
-  // State that every role has.
-  const sm90_params& params;  // Holds the tensor maps.
-  const gemm_params gemm;     // A copy, which the compiler may read again or keep, as it likes.
-  u32 base;                   // Shared memory.
-  u32 rank;                   // Rank in the cluster.
-
-  __device__ __forceinline__ scheduler schedule(const walked& groups) const {
-    if constexpr (dense) {
-      return scheduler(gemm, rank);
-    } else {
-      return scheduler(gemm, groups, rank);
-    }
-  }
-
-  // --- Producer warps ---
-
-  // A group's weights come from memory, and few CTAs share them: a load of them takes longer than
-  // the MMAs of the stages before it. So the first cluster of a group asks for K blocks in L2
-  // before a stage is free. A CTA by itself would run ahead of those that share its B.
-  static constexpr bool prefetches_b =
-      grouped_rows && routed && !promotes && config.bm > 64 && config.cluster_m > 1;
-  static constexpr int prefetched_k_blocks = 4;
-
-  // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
-  // bytes of A too, if these are TMA's in any case, which A's thread may well have begun to load.
-  __device__ __forceinline__ void load_b(const walked& groups, stages pipe, int lane) const {
-    constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
-    const loader load(params, gemm, rank);
-    if constexpr (form.b_depends) wait_for_dependencies();
-    scheduler work = schedule(groups);
-    const auto next = [&](const scheduler& then) {
-      if constexpr (prefetches_b) {
-        work.go(then.here());
-      } else {
-        work.next(1);
-      }
-    };
-    for (scheduler then = work; work.is_valid(); next(then)) {
-      const work_tile tile = work.tile();
-      const int group = work.group(tile);
-      for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-        pipe.wait_empty();
-        if (looks_up_in_warps && lane != 0) continue;
-        barrier_arrive_expect(pipe.full_barrier(), bytes);
-        load.load_b(pipe.buffer(), pipe.full_barrier(), k_block, tile.n * config.bn, group);
-        if constexpr (prefetches_b) {
-          if (k_block == tile.k.first) then.next(1);
-          const int later = k_block + prefetched_k_blocks;
-          if (later < tile.k.last) {
-            if (work.is_first_of_group()) load.prefetch_b(later, tile.n * config.bn, group);
-          } else if (then.is_valid() && then.is_first_of_group()) {
-            const work_tile own = then.tile();
-            load.prefetch_b(own.k.first + later - tile.k.last, own.n * config.bn, then.group(own));
-          }
-        }
-      }
-    }
-    if constexpr (plan.cluster_ctas > 1 && !splits_k) pipe.drain();
-  }
-
-  // One thread: A of every tile. Or a warp, whose lanes copy the scales.
-  __device__ __forceinline__ void load_a(const walked& groups, stages pipe, int lane) const {
-    const loader load(params, gemm, rank);
-    wait_for_dependencies();
-    for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
-      const work_tile tile = work.tile();
-      if constexpr (scaled) {
-        const group_tile own = rows_of(work, tile);
-        const scale_loader<Traits, 32> scales(gemm, static_cast<int>(tile.n) * config.bn, own.group,
-                                              lane, [&](int i) { return scaled_row(own, i); });
-        for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-          pipe.wait_empty();
-          if (lane == 0) {
-            load.load_a(pipe.buffer(), pipe.full_barrier(), k_block, own.first, tile.output);
-          }
-          scales.copy(scales_of(pipe), k_block);
-          barrier_arrive_copied(pipe.full_barrier());
-        }
-      } else {
-        const int row = work.first_row(tile);
-        for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-          pipe.wait_empty();
-          load.load_a(pipe.buffer(), pipe.full_barrier(), k_block, row, tile.output);
-        }
-      }
-    }
-  }
-
-  // The scales in the next stage.
-  __device__ __forceinline__ u32 scales_of(const stages& pipe) const {
-    return base + plan.scales_at + pipe.index * plan.scale_bytes;
-  }
-  // The rows of a tile; dense: from its first row on all that there are.
   __device__ __forceinline__ group_tile rows_of(const scheduler& work,
                                                 const work_tile& tile) const {
-    if constexpr (grouped_rows) {
-      return work.rows(tile);
-    } else {
-      return {0, 0, tile.row, gemm.m - tile.row};
-    }
-  }
-  // The row whose scales apply to row i. Padding uses those of the last row.
-  __device__ __forceinline__ int scaled_row(const group_tile& own, int i) const {
-    const int rank = larger(smaller(i, own.count - 1), 0);
-    const int sorted = smaller(own.first + rank, gemm.m - 1);
-    if constexpr (grouped_rows && !form.a_scales_sorted) return gemm.permutation[sorted];
-    return sorted;
+    return work.rows(tile);
   }
 
-  // The gather warps of grouped rows: A of every tile, which the first of their threads has TMA
-  // load where rows are consecutive. Both warps fill every stage, so that neither is a phase
-  // behind.
-  __device__ __forceinline__ void gather_a(const walked& groups, stages pipe, row_indices indices,
-                                           int thread) const {
-    const replay_barriers replay{base + plan.reuse_barriers_at};
-    bool replays = false;
-    u32 phase = 0;
-    wait_for_dependencies();
-    for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
-      const k_range k = work.tile().k;
-      const tile_rows own = indices.wait();
-      const bool consecutive = own.consecutive();
-      if constexpr (scaled) {
-        gather_scaled(work, own, pipe, thread);
-      } else if (!consecutive && work.first()) {
-        const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
-        for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
-          pipe.wait_empty();
-          gather.template copy<1>(static_cast<const T*>(gemm.a[0]), gemm.k, k_block * plan.bk,
-                                  pipe.buffer());
-          barrier_arrive_copied(pipe.full_barrier());
-        }
-      } else if (thread % 32 == 0) {
-        const tensor_map& a = consecutive || !reuses_a ? params.a[0] : params.reuse;
-        const int row = consecutive ? own.first() : static_cast<int>(work.tile().m) * config.bm;
-        for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
-          pipe.wait_empty();
-          barrier_arrive(pipe.full_barrier(), thread == 0 ? 31 : 32);  // in place of its warp
-          if (thread == 0) {
-            if (replays) replay.wait(k_block, k.last, phase);
-            barrier_arrive_expect(pipe.full_barrier(), plan.a_bytes);
-            tma_load(pipe.buffer(), a, pipe.full_barrier(), k_block * plan.bk, row,
-                     l2_policy::evict_normal);
-          }
-        }
-      } else {
-        pipe.advance(k.count());
-      }
-      __syncwarp();
-      if (replays) phase ^= 1;
-      replays = !consecutive && work.first() && !work.last();
-      if (work.last()) indices.advance();
-    }
-  }
+  // --- Load: the producer warps ---
 
-  // The same of one tile with the scales of its rows, whose places are those of the rows.
-  __device__ __forceinline__ void gather_scaled(const scheduler& work, const tile_rows& own,
-                                                stages& pipe, int thread) const {
-    const work_tile tile = work.tile();
-    const group_tile rows = rows_of(work, tile);
-    const bool consecutive = own.consecutive();
-    const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
-    const scale_loader<Traits, row_gather_threads> scales(
-        gemm, static_cast<int>(tile.n) * config.bn, rows.group, thread,
-        [&](int i) { return rows.count > 0 ? static_cast<int>(own.rows[i]) : 0; });
-    for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-      pipe.wait_empty();
-      if (!consecutive) {
-        gather.template copy<1>(static_cast<const T*>(gemm.a[0]), gemm.k, k_block * plan.bk,
-                                pipe.buffer());
-      } else if (thread == 0) {
-        barrier_expect(pipe.full_barrier(), plan.a_bytes);
-        tma_load(pipe.buffer(), params.a[0], pipe.full_barrier(), k_block * plan.bk, own.first(),
-                 l2_policy::evict_normal);
-      }
-      scales.copy(scales_of(pipe), k_block);
-      barrier_arrive_copied(pipe.full_barrier());
-    }
+  __device__ __forceinline__ void load(const domain& groups, const stages& pipe,
+                                       const row_indices& indices, int thread) const {
+    execute<typename roles::first>(groups, pipe, indices, thread);
+    execute<typename roles::second>(groups, pipe, indices, thread);
+    execute<typename roles::index>(groups, pipe, indices, thread);
+    cluster::finish();
   }
-
-  // The tokens from a K block of a group on, `most` of them; there are none past the group's last.
-  static __device__ __forceinline__ group_tile tokens_of(const groups_type& groups, int group,
-                                                         int k_block, int most) {
-    const int rank = k_block * plan.bk, left = groups.count(group) - rank;
-    return {group, rank, groups.first(group) + rank, smaller(left, most)};
-  }
-
-  // The gather warps of a grouped reduction: both operands of every K block. If TMA loads an
-  // operand, the first thread of one warp issues A and that of another B, and each announces its
-  // bytes.
-  __device__ __forceinline__ void gather_tokens(const groups_type& groups, stages pipe,
-                                                row_indices indices, int thread) const {
-    const bool has_a = thread == 0, has_b = thread == 32;
-    const loader load(params, gemm, rank);
-    for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
-      const work_tile tile = work.tile();
-      const tensor_map& a = form.outputs() == 2 && tile.output == 1 ? params.a[1] : params.a[0];
-      const int row = tile.m * config.bm, column = tile.n * config.bn;
-      for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-        const int sorted = tokens_of(groups, tile.group, k_block, plan.bk).first;
-        const int in_stage = (k_block - tile.k.first) % sm90_reduction_lookahead;
-        const tile_rows tokens = gathers ? indices.wait(in_stage) : indices.unread();
-        const row_gather<sm90_reduction_tokens, config.gather_warps * 32> gather(tokens.rows,
-                                                                                 thread);
-        if (gathers && (in_stage == sm90_reduction_lookahead - 1 || k_block == tile.k.last - 1)) {
-          indices.release();
-          indices.advance();
-        }
-        const bool consecutive = !gathers || tokens.consecutive();
-        pipe.wait_empty();
-        if (has_a && (form.a_sorted || consecutive)) {
-          barrier_expect(pipe.full_barrier(), plan.a_bytes);
-          loader::template load_share<config.cluster_n, major::mn, loader::a_share>(
-              pipe.buffer() + load.j * loader::a_share * loader::row_bytes, a, pipe.full_barrier(),
-              form.a_sorted ? sorted : tokens.first(), row + load.j * loader::a_share,
-              load.row_ctas, l2_policy::evict_normal);
-        }
-        if (has_b && (form.b_sorted || consecutive)) {
-          barrier_expect(pipe.full_barrier(), plan.b_bytes);
-          loader::template load_share<config.cluster_m, major::mn, loader::b_share>(
-              pipe.buffer() + plan.a_bytes + load.i * loader::b_share * loader::row_bytes,
-              params.b[0][0], pipe.full_barrier(), form.b_sorted ? sorted : tokens.first(),
-              column + load.i * loader::b_share, load.column_ctas, l2_policy::evict_normal);
-        }
-        __syncwarp();
-        if (consecutive) {
-          if (thread % 32 == 0) barrier_arrive(pipe.full_barrier(), 32);  // in place of its warp
-          continue;
-        }
-        if constexpr (!form.a_sorted) {
-          gather.template copy<config.bm / 64>(static_cast<const T*>(gemm.a[0]), gemm.m, row,
-                                               pipe.buffer());
-        }
-        if constexpr (!form.b_sorted) {
-          gather.template copy<config.bn / 64>(static_cast<const T*>(gemm.b[0][0]), gemm.n, column,
-                                               pipe.buffer() + plan.a_bytes);
-        }
-        barrier_arrive_copied(pipe.full_barrier());
-      }
-    }
-    if constexpr (plan.cluster_ctas > 1 && !splits_k) pipe.drain();
-  }
-
-  // The index warp: which rows, or tokens, the tiles have.
-  __device__ __forceinline__ void find_rows(const walked& groups, row_indices indices) const {
-    if constexpr (grouped_rows) {
-      for (scheduler work = schedule(groups); work.is_valid(); work.next_rows()) {
-        indices.fill(groups.groups(), work.rows(work.tile()));
-      }
-    } else {
-      for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
-        const work_tile tile = work.tile();
-        for (int k_block = tile.k.first; k_block < tile.k.last;
-             k_block += sm90_reduction_lookahead) {
-          indices.fill(groups, tokens_of(groups, tile.group, k_block, row_indices::rows));
-        }
-      }
+  template <class Role>
+  __device__ __forceinline__ void execute(const domain& groups, const stages& pipe,
+                                          const row_indices& indices, int thread) const {
+    if (thread >= Role::first_thread && thread < Role::first_thread + Role::threads) {
+      Role::run(*this, groups, pipe, indices, thread - Role::first_thread);
     }
   }
 
@@ -551,7 +340,7 @@ struct gemm_kernel {
   }
 
   // The work of an MMA warpgroup.
-  __device__ __forceinline__ void compute(const walked& groups, stages pipe, row_indices indices,
+  __device__ __forceinline__ void compute(const domain& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
     const int first_row = config.pingpong() ? 0 : warpgroup * plan.warpgroup_rows;
     epilogue out(params, gemm, base, warpgroup);
@@ -682,32 +471,30 @@ struct gemm_kernel {
     if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
   }
 
-  // --- All threads ---
+  // --- Start: all threads ---
 
   // One thread: all barriers of the CTA.
   __device__ __forceinline__ void init_barriers(const stages& pipe,
                                                 const row_indices& indices) const {
     // Arrivals that fill a stage.
-    constexpr u32 arrivals = reduction ? config.gather_warps * 32
-                             : gathers ? 1 + row_gather_threads
-                             : scaled  ? 1 + 32
-                                       : 1;
-    if constexpr (!dense) {
+    constexpr u32 arrivals = reduction        ? config.gather_warps * 32
+                             : gathers        ? 1 + row_gather_threads
+                             : Traits::scaled ? 1 + 32
+                                              : 1;
+    if (!dense)
       indices.init(reduction           ? config.gather_warps
                    : config.pingpong() ? 4
                                        : 4 * config.mma_warpgroups);
-    }
-    if constexpr (reuses_a) replay_barriers{base + plan.reuse_barriers_at}.init();
+    replay_barriers_type{base + plan.reuse_barriers_at}.init();
     for (int stage = 0; stage < config.stages; ++stage) {
       barrier_init(pipe.full + stage * 8, arrivals);
       barrier_init(pipe.empty + stage * 8, mma::releases *
                                                (config.pingpong() ? 1 : config.mma_warpgroups) *
                                                (config.cluster_m + config.cluster_n - 1));
     }
-    if constexpr (form.adds_source || form.is_gradient()) {
-      for (int stage = 0; stage < plan.epilogue_barriers; ++stage) {
-        barrier_init(base + plan.epilogue_barriers_at + stage * 8, 1);
-      }
+    for (int stage = 0;
+         stage < (form.adds_source || form.is_gradient() ? plan.epilogue_barriers : 0); ++stage) {
+      barrier_init(base + plan.epilogue_barriers_at + stage * 8, 1);
     }
     if constexpr (splits_k) {
       barrier_init(base + plan.reduction_barrier_at, 1);
@@ -721,115 +508,39 @@ struct gemm_kernel {
   // One thread.
   __device__ __forceinline__ void prefetch_maps() const {
     constexpr bool two_groups = grouped_rows && !form.stacked;
+    constexpr bool two_operands =
+        form.b_operands() * form.k_pairs() == 2 && form.b_packing == packing::separate;
+    constexpr bool three_parts = form.is_qkv() && form.qkv.separate;
     tma_prefetch(params.b[0][0]);
-    if constexpr (two_groups) tma_prefetch(params.b[1][0]);
-    if constexpr (form.b_operands() * form.k_pairs() == 2 && form.b_packing == packing::separate) {
-      tma_prefetch(params.b[0][1]);
-      if constexpr (two_groups) tma_prefetch(params.b[1][1]);
-    }
-    if constexpr (form.is_qkv() && form.qkv.separate) {
+    if (two_groups) tma_prefetch(params.b[1][0]);
+    if (two_operands) tma_prefetch(params.b[0][1]);
+    if (two_operands && two_groups) tma_prefetch(params.b[1][1]);
+    if (three_parts) {
       tma_prefetch(params.b[0][1]);
       tma_prefetch(params.b[1][0]);
     }
     tma_prefetch(params.a[0]);
     tma_prefetch(form.is_gradient() ? params.source[0] : params.out[0]);
-    if constexpr (reduction && !form.stacked) {
-      tma_prefetch(params.out[sm90_out_index(form, 0, 0, 1)]);
-    }
-  }
-
-  // While the mask is being loaded: prefetches both groups' B for the expected first tile of this
-  // CTA, and its expected rows, to L2. The mask decides which tile and group it is, but
-  // some CTA needs all of this data, unless one group has no rows. One in four of the CTAs that
-  // share it prefetches it. Dual GEMMs, and programmatic launches that wait for an earlier kernel,
-  // do not gain from it. One thread of each of three warps, by number.
-  static constexpr bool prefetches_operands =
-      grouped_rows && gathers && form.b_operands() == 1 && !routed && !form.stacked;
-  __device__ __forceinline__ void prefetch_operands(int warp) const {
-    const tile_raster<Traits> raster(gemm.m + config.bm, rows_scheduler<Traits>::raster_n(gemm.n),
-                                     gemm.group_m);
-    tile_position at = raster.position(rank);
-    if constexpr (reuses_a) at.n *= config.a_reuse;
-    const bool rows = warp == 1;
-    if (!raster.is_valid() || (rows ? at.n : at.m / config.cluster_m) % 4 != 0) return;
-    const k_range range = k_range_of<Traits>(gemm.k, rank);
-    const int last = smaller(range.last, range.first + config.stages);
-    const u32 share = splits_k ? 0 : rank;
-    const int row = at.m * config.bm, column = at.n * config.bn + share * loader::b_share;
-    const tensor_map& b = warp == 2 ? params.b[0][0] : params.b[1][0];
-    for (int k_block = range.first; k_block < last; ++k_block) {
-      const int k = k_block * plan.bk;
-      if (rows) {
-        tma_prefetch(params.a[0], k, row);
-      } else if constexpr (form.b_major == major::mn) {
-#pragma unroll
-        for (int slab = 0; slab < loader::b_share; slab += 64) tma_prefetch(b, column + slab, k);
-      } else {
-        tma_prefetch(b, k, column);
-      }
-    }
+    if (reduction && !form.stacked) tma_prefetch(params.out[sm90_out_index(form, 0, 0, 1)]);
   }
 
   // The groups, once the block has them; all threads. A mask is older than the kernel before this
   // one, so it is read without a wait; routed groups may be written by that kernel (groups_ready).
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
-    if constexpr (routed && form.ready == groups_ready::awaited) wait_for_dependencies();
+    if (routed && form.ready == groups_ready::awaited) wait_for_dependencies();
     const int rows = reduction ? gemm.k : gemm.m;
     return groups_type::template scan<plan.threads>(
         gemm, rows, reinterpret_cast<u32*>(memory + plan.groups_at));
   }
 
-  // Where the threads of the producer warps begin that each have a part of their own.
-  static constexpr int b_thread = 0, a_thread = 32;
-  static constexpr int gather_thread = reduction && config.gather_warps == 4 ? 0 : 32;
-  static constexpr int gather_threads = reduction ? config.gather_warps * 32 : row_gather_threads;
-  static constexpr int index_thread = gather_thread + gather_threads;
-  static_assert(index_thread + 32 <= plan.producer_warpgroups * 128);
-
-  __device__ __forceinline__ void produce(const walked& groups, const stages& pipe,
-                                          const row_indices& indices, int thread) const {
-    if constexpr (reduction) {
-      if (thread >= gather_thread && thread < index_thread) {
-        gather_tokens(groups, pipe, indices, thread - gather_thread);
-      }
-    } else {
-      if (thread >= b_thread && thread < b_thread + (looks_up_in_warps ? 32 : 1)) {
-        load_b(groups, pipe, thread - b_thread);
-      }
-      if constexpr (gathers) {
-        if (thread >= gather_thread && thread < index_thread) {
-          gather_a(groups, pipe, indices, thread - gather_thread);
-        }
-      } else {
-        if (thread >= a_thread && thread < a_thread + (scaled ? 32 : 1)) {
-          load_a(groups, pipe, thread - a_thread);
-        }
-      }
-    }
-    if constexpr (!dense) {
-      if (thread >= index_thread && thread < index_thread + 32) {
-        sync(named_barrier::groups, plan.threads);
-        if constexpr (finds_rows) {
-          if constexpr (routed) wait_for_dependencies();
-          if constexpr (counts) launch_dependents();
-          find_rows(groups, indices);
-        }
-      }
-    }
-    // Completes the cluster_arrive() at the start, as the MMA warpgroups do before they reduce.
-    if constexpr (splits_k) {
-      __syncwarp();
-      cluster_wait();
-    }
-  }
-
-  __device__ __forceinline__ void specialise(const walked& groups, const stages& pipe,
+  // The MMA warpgroups compute while the producer warps load. Registers move from these to those.
+  __device__ __forceinline__ void specialise(const domain& groups, const stages& pipe,
                                              const row_indices& indices) const {
     const int producer = static_cast<int>(threadIdx.x) - mma_threads;  // negative: an MMA thread
     if (producer >= 0) {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{plan.producer_registers}));
-      produce(groups, pipe, indices, producer);
+      load(groups, pipe, indices, producer);
     } else {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));
@@ -841,42 +552,37 @@ struct gemm_kernel {
     const u32 start = shared_address(memory);
     const u32 base = (start + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
     unsigned char* const aligned = memory + (base - start);
-    const gemm_kernel self{params, params.gemm, base, plan.cluster_ctas == 1 ? 0 : cluster_rank()};
+    const gemm_kernel self{
+        {params, params.gemm, base, plan.cluster_ctas == 1 ? 0 : cluster_rank()}};
     const stages pipe{base, base + plan.full_barriers_at, base + plan.empty_barriers_at};
     const row_indices indices(aligned + plan.row_indices_at, base + plan.row_indices_at);
     const int producer = static_cast<int>(threadIdx.x) - mma_threads;
     if constexpr (dense) {
       if (producer == 64) self.prefetch_maps();
       if (threadIdx.x == 0) self.init_barriers(pipe, indices);
-      // A split's CTAs need each other only for the reduction: they wait there.
-      if constexpr (splits_k) {
-        __syncthreads();
-        cluster_arrive();
-      } else if constexpr (plan.cluster_ctas > 1) {
-        cluster_barrier();
-      } else {
-        __syncthreads();
-      }
+      cluster::start();
       launch_dependents();
       self.specialise({}, pipe, indices);
     } else {
+      using index = typename roles::index;
       if (producer > 0 && producer % 32 == 0) {
         if (producer == 64) self.prefetch_maps();
-        if constexpr (prefetches_operands) self.prefetch_operands(producer / 32);
+        operands::run(self, producer / 32);
       }
       if (producer == 0) self.init_barriers(pipe, indices);
       __syncwarp();
-      if constexpr (plan.cluster_ctas > 1) cluster_arrive();
+      cluster::arrive();
       const groups_type groups = self.build_groups(aligned);
-      if constexpr (plan.cluster_ctas > 1 && !splits_k) cluster_wait();
-      if constexpr (!counts) launch_dependents();
-      const bool finds = producer >= index_thread && producer < index_thread + 32;
+      cluster::wait();
+      if (!index::counts) launch_dependents();
+      const bool finds =
+          producer >= index::first_thread && producer < index::first_thread + index::threads;
       if (!finds) arrive(named_barrier::groups, plan.threads);
       if constexpr (reduction) {
         wait_for_dependencies();  // all operands may be an earlier kernel's work
         self.specialise(groups, pipe, indices);
       } else {
-        const group_tiles tiles(groups, reinterpret_cast<u32*>(aligned + plan.group_tiles_at));
+        const domain tiles(groups, reinterpret_cast<u32*>(aligned + plan.group_tiles_at));
         self.specialise(tiles, pipe, indices);
       }
     }

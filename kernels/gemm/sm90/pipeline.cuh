@@ -5,6 +5,7 @@
 
 #include "common/async.cuh"
 #include "gemm/groups.cuh"
+#include "gemm/sm90/config.cuh"
 
 namespace fftune {
 
@@ -25,6 +26,46 @@ __device__ __forceinline__ void sync(named_barrier barrier, int threads, int off
 __device__ __forceinline__ void arrive(named_barrier barrier, int threads, int offset = 0) {
   named_barrier_arrive(static_cast<int>(barrier) + offset, threads);
 }
+
+// How the CTAs of a cluster meet. start() or arrive() and wait(): each CTA's barriers are there
+// before another CTA signals them. finish(), for the producers: no CTA exits while another still
+// accesses its shared memory.
+struct single_cta {
+  static __device__ __forceinline__ void start() { __syncthreads(); }
+  static __device__ __forceinline__ void arrive() {}
+  static __device__ __forceinline__ void wait() {}
+  template <class Pipeline>
+  static __device__ __forceinline__ void drain(Pipeline&) {}
+  static __device__ __forceinline__ void finish() {}
+};
+// CTAs that multicast operands to each other.
+struct multicast_cluster : single_cta {
+  static __device__ __forceinline__ void start() { cluster_barrier(); }
+  static __device__ __forceinline__ void arrive() { cluster_arrive(); }
+  static __device__ __forceinline__ void wait() { cluster_wait(); }
+  template <class Pipeline>
+  static __device__ __forceinline__ void drain(Pipeline& pipe) {
+    pipe.drain();
+  }
+};
+// CTAs that share the k of a tile need each other only for the reduction: the MMA warpgroups wait
+// there, and the producers at their end.
+struct split_k_cluster : single_cta {
+  static __device__ __forceinline__ void start() {
+    __syncthreads();
+    cluster_arrive();
+  }
+  static __device__ __forceinline__ void arrive() { cluster_arrive(); }
+  static __device__ __forceinline__ void finish() {
+    __syncwarp();
+    cluster_wait();
+  }
+};
+template <class Traits>
+using cluster_of =
+    typename choose_type<Traits::splits_k, split_k_cluster,
+                         typename choose_type<(Traits::plan.cluster_ctas > 1), multicast_cluster,
+                                              single_cta>::type>::type;
 
 // The rows of A (of tokens, in a grouped reduction) of one tile.
 struct tile_rows {
@@ -111,5 +152,11 @@ class row_index_pipeline {
   // All lanes of a warp.
   __device__ __forceinline__ void release() const { barrier_arrive(state_.empty_barrier()); }
 };
+
+template <class Traits>
+using row_indices_of =
+    typename choose_type<Traits::reduction,
+                         row_index_pipeline<sm90_reduction_tokens, sm90_reduction_lookahead>,
+                         row_index_pipeline<Traits::config.bm>>::type;
 
 }  // namespace fftune

@@ -8,6 +8,7 @@
 //   is_valid()           there is a tile; next(n) goes to the n-th after it
 //   tile()               the work tile
 //   group(tile)          whose B it takes; first_row(tile): its first row of A
+//   rows(tile)           the rows of A and C that it has
 #pragma once
 
 #include "gemm/groups.cuh"
@@ -23,10 +24,27 @@ struct sm90_traits {
   static constexpr gemm_form form = form_;
   static constexpr sm90_config config = config_;
   static constexpr sm90_plan plan = sm90_plan_of(form_, config_);
+  static constexpr bool dense = form.groups == grouping::none;
+  static constexpr bool grouped_rows = form.groups == grouping::rows;
+  static constexpr bool reduction = form.groups == grouping::reduction;
+  static constexpr bool routed = !dense && form.source == group_source::routed;
+  static constexpr bool splits_k = config.split_k > 1;
+  // Rows that may have to be gathered: of A, in a grouped reduction of either operand.
+  static constexpr bool gathers =
+      grouped_rows ? !form.a_sorted : reduction && !(form.a_sorted && form.b_sorted);
+  // Whether the index warp has to look for rows: for loads, or for stores to C in the tokens'
+  // order.
+  static constexpr bool finds_rows = gathers || (grouped_rows && !form.c_sorted);
+  static constexpr bool reuses_a = config.a_reuse > 1;
+  static constexpr bool promotes = form.scales != scaling::none;
+  static constexpr bool scaled = form.scales_k_blocks();  // The producers copy scales too.
   using groups = groups_of<form_.source, form_.ready>;
   using group_tiles = fftune::group_tiles<groups, group_tiling{config_.bm, config_.cluster_m,
                                                                sm90_levels_tiles(form_, config_)}>;
 };
+
+// The groups of a dense GEMM.
+struct no_groups {};
 
 // The K blocks [first, last) of a CTA.
 struct k_range {
@@ -159,7 +177,7 @@ class dense_scheduler {
   }
 
  public:
-  __device__ __forceinline__ dense_scheduler(const gemm_params& params, u32 rank)
+  __device__ __forceinline__ dense_scheduler(const gemm_params& params, const no_groups&, u32 rank)
       : params_(params), rank_(rank), raster_(raster_m(params.m), params.n, params.group_m) {}
 
   __device__ __forceinline__ bool is_valid() const { return raster_.is_valid(); }
@@ -177,7 +195,11 @@ class dense_scheduler {
     return {at.m, at.n, row, k_range_of<Traits>(params_.k, rank_), 0, output, 0, 0};
   }
   __device__ __forceinline__ int group(const work_tile&) const { return 0; }
+  __device__ __forceinline__ bool is_first_of_group() const { return false; }
   __device__ __forceinline__ int first_row(const work_tile& tile) const { return tile.row; }
+  __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
+    return {0, 0, tile.row, params_.m - tile.row};
+  }
 };
 
 // A tile's rows lie at first_row(tile) in the sorted order. With A reuse a CTA takes a_reuse tiles
@@ -292,7 +314,7 @@ class reduction_scheduler {
   static constexpr int outputs = form.outputs();
   static constexpr bool shares = config.split_k > 1;
   static constexpr u32 ctas = config.split_k;
-  static constexpr int tokens = sm90_reduction_tokens;  // of a K block
+  static constexpr int tokens_of_k_block = sm90_reduction_tokens;
   static_assert(!shares || by_mask);
   using groups_type = typename Traits::groups;
   const gemm_params& params_;
@@ -306,7 +328,7 @@ class reduction_scheduler {
            config.cluster_m;
   }
   __device__ __forceinline__ int k_blocks_of(int group) const {
-    return ceil_div(groups_.count(group), tokens);
+    return ceil_div(groups_.count(group), tokens_of_k_block);
   }
   __device__ __forceinline__ int longer_group() const {
     if constexpr (!by_mask) return 0;
@@ -365,6 +387,37 @@ class reduction_scheduler {
     if (rank_ == own.reducer && own.k.count() == 0) own.k = {k_blocks, k_blocks + 1};
     return own;
   }
+  __device__ __forceinline__ void update(work_tile& own) const {
+    own = tile();
+  }
+  __device__ __forceinline__ bool first() const {
+    return true;
+  }
+  __device__ __forceinline__ bool last() const {
+    return true;
+  }
+  // Up to `most` tokens of a group from K block `k_block` on; none past the group's last.
+  __device__ __forceinline__ group_tile tokens(int group, int k_block, int most) const {
+    const int rank = k_block * tokens_of_k_block, left = groups_.count(group) - rank;
+    return {group, rank, groups_.first(group) + rank, smaller(left, most)};
+  }
+};
+
+// The scheduler of a form, and the groups whose tiles it walks.
+template <class Traits, grouping groups = Traits::form.groups>
+struct scheduler_of {
+  using type = dense_scheduler<Traits>;
+  using domain = no_groups;
+};
+template <class Traits>
+struct scheduler_of<Traits, grouping::rows> {
+  using type = rows_scheduler<Traits>;
+  using domain = typename Traits::group_tiles;
+};
+template <class Traits>
+struct scheduler_of<Traits, grouping::reduction> {
+  using type = reduction_scheduler<Traits>;
+  using domain = typename Traits::groups;
 };
 
 }  // namespace fftune
