@@ -4,7 +4,7 @@
 //
 // Every block computes `rows` hidden features and `out_rows` features of y, 8 to a group; its warps
 // split k. The intermediate goes from block to block through L2 in words that contain a flag beside
-// the data (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are there.
+// the data (common/async.cuh), so the second GEMM starts as soon as its operands are there.
 // All blocks must be resident at once: the launch is cooperative. Weights stay in registers, as
 // operands of the MMAs of decode/stream.cuh.
 //
