@@ -62,6 +62,9 @@ class DerivedForm:
         given = dict(zip(self.places, inputs))
         dtype = given[self.typed].dtype
         named = [(self.arguments[i].name, given.get(i)) for i in sorted(self.places)]
+        for i in self.places:
+            if given.get(i) is None and not self.arguments[i].optional:
+                raise Error(f"{self.label}: {self.arguments[i].name} is None: give a tensor")
         check_tensors(self.label, self.kinds, named, dtype)
         fields = {self.arguments[i].library[0]: self._field(self.arguments[i], value)
                   for i, value in zip(self.fields, options)}

@@ -351,3 +351,21 @@ TEST_CASE("few tokens take the decode kernels untuned, in fp8 only where there i
     CHECK(families("sm_120a", DType::fp8, {{"scales", scales}}) == decode);
   }
 }
+
+TEST_CASE("the decode kernels refuse what they cannot run, and nothing else") {
+  const DeviceFacts facts = facts_of_architecture("sm_80");
+  for (const char* name : {"gate_up_decode", "down_decode"}) {
+    const Family& family = family_of(moe_ffn_op(), name);
+    for (const std::int64_t m : {1, 2, 16, 17, 64, 128}) {
+      const Problem problem = moe_problem({m, 512, 256, 256, 8}, DType::bf16, DeviceKind::cuda, {});
+      CAPTURE(name, m);
+      CHECK(family.refusal(problem, facts).value_or("") == "");
+    }
+    const Problem more = moe_problem({129, 512, 256, 256, 8}, DType::bf16, DeviceKind::cuda, {});
+    CHECK(family.refusal(more, facts).value_or("") ==
+          "every block reads all ids, up to 1024: m * top-k is 1032");
+    const Problem crowded = moe_problem({64, 512, 256, 16, 8}, DType::bf16, DeviceKind::cuda, {});
+    CHECK(family.refusal(crowded, facts).value_or("").find("read again for every 16") !=
+          std::string::npos);
+  }
+}

@@ -10,15 +10,15 @@ declare("bias_gelu", "bias-gelu", "x, bias:row, act", "y", by_row=True)
 declare("bias_gelu_backward", "bias-gelu", "dy, x, bias:row, act", "dx, dbias:bias", back=True)
 
 
-def _expect_even(gate_up, **_):
-    if gate_up.shape[-1] % 2:
-        raise Error(f"act-mul: gate is {list(gate_up.shape)}: give [..., 2h], or up beside it")
+def _expect_even(gate, **_):
+    if gate.shape[-1] % 2:
+        raise Error(f"act-mul: gate is {list(gate.shape)}: give [..., 2h], or up beside it")
 
 
 declare("act_mul", "act-mul", "gate, up, act", "y=out", by_row=True)
 declare("act_mul_backward", "act-mul", "dy=dout, gate, up, act", "dgate, dup", back=True)
-declare("act_mul_packed", "act-mul", "gate_up, act", "y=out", check=_expect_even, by_row=True)
-declare("act_mul_packed_backward", "act-mul", "dy=dout, gate_up, act", "dgate_up", back=True,
+declare("act_mul_packed", "act-mul", "gate=gate_up, act", "y=out", check=_expect_even, by_row=True)
+declare("act_mul_packed_backward", "act-mul", "dy=dout, gate=gate_up, act", "dgate_up", back=True,
         check=_expect_even)
 
 

@@ -7,7 +7,7 @@ from .._library import Error
 
 
 def _expect_choices(top_k, **_):
-    if top_k < 1:
+    if isinstance(top_k, int) and top_k < 1:
         raise Error(f"moe-route: top_k is {top_k}: give 1 or more")
 
 
@@ -45,6 +45,7 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
     `scale`, which otherwise only multiplies them.
     """
+    _expect_choices(top_k)  # results have an extent of it
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,
                         top_groups, group_score, renormalise, scale)
     return ids, weights
