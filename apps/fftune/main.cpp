@@ -16,7 +16,6 @@
 
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/commands.hpp"
-#include "apps/fftune/inspect/op_table.hpp"
 #include "apps/fftune/inspect/ops.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/output.hpp"

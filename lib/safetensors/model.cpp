@@ -130,14 +130,11 @@ void SavedModel::add_quantised() {
   try {
     std::map<std::string, SavedTensor, std::less<>> saved;
     for (const auto& [name, tensor] : tensors_) saved.emplace(name, tensor.saved);
-    const auto weights = find_quantised_weights(
-        parse_json(read_whole_file(path)), saved, [&](std::string_view name) {
-          const Tensor& tensor = at(name);
-          std::vector<std::byte> bytes(tensor.saved.end - tensor.saved.begin);
-          read_bytes(tensor, 0, bytes);
-          return bytes;
-        });
-    if (!weights.empty()) packed_ = tensors_;
+    packed_ = tensors_;
+    const auto weights =
+        find_quantised_weights(parse_json(read_whole_file(path)), saved,
+                               [this](std::string_view name) { return read_packed(name); });
+    if (weights.empty()) packed_.clear();
     for (const auto& weight : weights) {
       Tensor& tensor = tensors_[weight->dense().name];
       // One number an element stays as it is saved, so that an op that knows scales can take it.
@@ -161,18 +158,19 @@ void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std:
   }
   std::vector<double> values(count);
   try {
-    tensor.quantised->decode(
-        [&](std::string_view name) {
-          const Tensor& part = packed_.find(name)->second;
-          std::vector<std::byte> bytes(part.saved.end - part.saved.begin);
-          read_bytes(part, 0, bytes);
-          return bytes;
-        },
-        first, values);
+    tensor.quantised->decode([this](std::string_view name) { return read_packed(name); }, first,
+                             values);
   } catch (const Error& error) {
     throw Error(error.kind(), fmt::format("{}: {}", path_.string(), error.what()));
   }
   encode(dtype, std::span<const double>(values), out);
+}
+
+std::vector<std::byte> SavedModel::read_packed(std::string_view name) const {
+  const Tensor& tensor = packed_.find(name)->second;
+  std::vector<std::byte> bytes(tensor.saved.end - tensor.saved.begin);
+  read_bytes(tensor, 0, bytes);
+  return bytes;
 }
 
 void SavedModel::read_bytes(const Tensor& tensor, std::size_t first,

@@ -50,6 +50,7 @@ class SavedModel {
 
  private:
   void add_quantised();
+  std::vector<std::byte> read_packed(std::string_view name) const;
   void read_bytes(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
   void add(const std::filesystem::path& file);
   void add_index(const std::filesystem::path& index);

@@ -3,9 +3,8 @@
 // Formats, with n output and k input features, groups of g input features and G = ceil(k / g):
 //
 //   GPTQ, AWQ             w = (q - z) * s, integers of 4 bits, s [G, n] and z [G, n]
-//   compressed-tensors    the same with s [n, G]; or int8 and fp8 with a scale of each row, tensor
-//   or
-//                         block; or the two of 4-bit floats below
+//   compressed-tensors    the same with s [n, G]; int8 and fp8 with a scale of each row, tensor or
+//                         block; the two of 4-bit floats below
 //   mxfp4                 w = e2m1 * 2^(byte - 127) for each 32 input features
 //   nvfp4                 w = e2m1 * e4m3 for each 16, times or through one scale of the tensor
 //   fp8, bitsandbytes     fp8 or int8 with a scale of each block or row

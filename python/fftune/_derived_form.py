@@ -12,8 +12,8 @@ from ._library import Error
 
 
 class DerivedForm:
-    """What Form of fftune._run is for other ops: the sizes follow from the tensors' extents, and the
-    options from the tensors that are there, their types and the results.
+    """A Form as in fftune._run, without code for each op: the sizes follow from the tensors' extents,
+    and the options from the tensors that are there, their types and the results.
 
     The options of run() are the values of the arguments that are no tensors, and the places of the
     results that the call has.

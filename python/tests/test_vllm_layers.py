@@ -501,7 +501,7 @@ def test_subclasses(stand_in):
 
 
 def test_compilation(stand_in, monkeypatch):
-    """What is traced is vLLM's own call."""
+    """A trace holds vLLM's own call."""
     model = warm(model_of(stand_in))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     step(model, *batch_of(model))

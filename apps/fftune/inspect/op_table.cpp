@@ -1,4 +1,4 @@
-#include "apps/fftune/inspect/op_table.hpp"
+#include "apps/fftune/inspect/ops.hpp"
 
 #include <algorithm>
 #include <compare>
@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/fftune/inspect/ops.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "core/error.hpp"
 #include "tuning/measure/statistics.hpp"

@@ -1,5 +1,5 @@
-// The buffers of an op for any sizes, derived from the registry's answers for a few, and the header
-// fftune/ops.h that lists them.
+// The buffers of an op for any sizes, derived from the registry's answers for a few, and what lists
+// them: the header fftune/ops.h, and a table for the Python package.
 #pragma once
 
 #include <map>
@@ -44,5 +44,13 @@ std::string dtype_symbol(const Op& op, const Problem& form, const std::string& t
 
 /// The whole header, which is one comment after another.
 std::string ops_header(const Catalog& catalog);
+
+/// A JSON document, from which the Python package derives its ops. Each op that is not made of
+/// others has its fields, and for each pass every buffer that a problem may have, in the order of
+/// the buffers. A buffer is [name, role, dtype, extents, condition]: dtype and extents as in
+/// fftune/ops.h, and the condition names the values that options, "dtype" and rare sizes ("given"
+/// or "") have where the buffer is. A buffer whose dtype or extents depend on an option is there
+/// once for each.
+std::string op_table(const Catalog& catalog);
 
 }  // namespace fftune::tool

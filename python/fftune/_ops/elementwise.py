@@ -27,7 +27,6 @@ def _save_inputs(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-
 @gradient("bias_gelu", _save_inputs)
 def _(ctx, dy):
     return *call(OPS.bias_gelu_backward, dy, *ctx.saved_tensors, ctx.act), None
@@ -55,11 +54,9 @@ def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     return call(OPS.bias_gelu, x, bias, act)
 
 
-
 def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
     """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
     [..., h]. act: silu, gelu, gelu-tanh or relu."""
     if up is None:
         return call(OPS.act_mul_packed, gate, act)
     return call(OPS.act_mul, gate, up, act)
-

@@ -79,7 +79,6 @@ def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
     return d_gate @ w_gate + d_up @ w_up
 
 
-
 @gradient("ffn", _save_ffn)
 def _(ctx, dy, *_unused):
     if dy is None:
@@ -101,7 +100,6 @@ gradient("ffn_preact", _save_ffn)(_)
 def _save_block(ctx, inputs, output):
     *tensors, ctx.act, ctx.convention, ctx.eps = inputs
     ctx.save_for_backward(*tensors)
-
 
 
 @gradient("ffn_block", _save_block)
@@ -177,7 +175,6 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
                  w_up_scale, hidden_scale, w_down_scale, act)
 
 
-
 # mlp: ffn without a gate
 
 def _expect_biases(b_up, b_down, **_):
@@ -192,7 +189,6 @@ declare("mlp", "ffn", "x, w_up, w_down, b_up?, b_down?, residual?, act", "y", la
 def _save_mlp(ctx, inputs, output):
     *tensors, _, ctx.act = inputs
     ctx.save_for_backward(*tensors)
-
 
 
 @gradient("mlp", _save_mlp)
@@ -217,4 +213,3 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
     """
     return call(OPS.mlp, x, w_up, w_down, b_up, b_down, residual, act)
-

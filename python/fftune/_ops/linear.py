@@ -20,7 +20,6 @@ def _save_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-
 @gradient("linear", _save_linear, twice=True)
 def _(ctx, dy):
     x, w = ctx.saved_tensors
@@ -57,4 +56,3 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
         return (dx, dw, dbias) if bias else (dx, dw)
     into = several("linear", "into", into, 1 + bias, "dw, and with bias dbias")
     return call(OPS.linear_backward_into, dy, x, w, into[0], into[1] if bias else None), *into
-

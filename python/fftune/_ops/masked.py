@@ -39,7 +39,6 @@ def _save_masked_linear(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-
 @gradient("masked_linear", _save_masked_linear)
 def _(ctx, dy):
     dx, d_true, d_false = call(OPS.masked_linear_backward, dy, *ctx.saved_tensors, ctx.pattern)
@@ -49,7 +48,6 @@ def _(ctx, dy):
 def _save_masked_ffn(ctx, inputs, output):
     *tensors, ctx.act, ctx.pattern = inputs
     save_gates(ctx, tensors, output)
-
 
 
 @gradient("masked_ffn", _save_masked_ffn)
@@ -126,4 +124,3 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     into = several("masked-ffn", "into", into, 6, "tensors like the six weights")
     return call(OPS.masked_ffn_backward_into, *arguments, *into, *weights, act,
                 _or_empty(pattern)), *into
-

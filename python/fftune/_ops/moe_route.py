@@ -25,7 +25,6 @@ def _save_route(ctx, inputs, output):
     ctx.save_for_backward(logits, ids)
 
 
-
 @gradient("moe_route", _save_route)
 def _(ctx, d_weights, _):
     return call(OPS.moe_route_backward, d_weights, *ctx.saved_tensors, *ctx.options), *(None,) * 9
@@ -49,4 +48,3 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,
                         top_groups, group_score, renormalise, scale)
     return ids, weights
-

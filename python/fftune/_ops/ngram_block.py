@@ -33,7 +33,6 @@ def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
             None if padding == -1 else float(padding))
 
 
-
 @define("ngram_block", "ngram-block", "ids, logits!, n:int, padding:int, lengths:ints?, prefix?, "
         "prefix_lengths:ints?, ns=n:ints?", "Tensor",
         shapes={"ids": "[rows, length]", "logits": "[rows, vocabulary]", "prefix": "[prefixes, length]",
@@ -80,4 +79,3 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
     ns = n if isinstance(n, Tensor) else None
     return call(OPS.ngram_block, ids, logits, 1 if ns is not None else n, padding,
                  lengths, prefix, prefix_lengths, ns)
-

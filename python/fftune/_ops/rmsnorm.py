@@ -28,7 +28,6 @@ def _save_norm(ctx, inputs, output):
     ctx.save_for_backward(x, w, rstd)
 
 
-
 @gradient("rmsnorm", _save_norm)
 def _(ctx, dy, *_unused):
     if dy is None:
@@ -48,7 +47,6 @@ def _save_add_norm(ctx, inputs, output):
         ctx.mark_non_differentiable(rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(total, w, rstd)
-
 
 
 @gradient("add_rmsnorm", _save_add_norm)
@@ -99,4 +97,3 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
     results = call(OPS.rmsnorm_quantised, x, residual, w, eps, convention,
                     dtype == torch.int8)
     return results[:2] if residual is None else results
-

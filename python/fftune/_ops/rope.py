@@ -44,7 +44,6 @@ def _stride_values(x: Tensor, packed: bool) -> tuple:
     return x.stride(1), x.stride(0), x.stride(2)
 
 
-
 def _values(options, q, k, angles, offsets, starts):
     strides, rotation, rotary, rule, numbers = options
     packed = offsets is not None
@@ -84,7 +83,6 @@ def _run(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
     return results
 
 
-
 def _define(name: str, of_two: bool, back: bool) -> None:
     tensors = ", ".join(f"{'d' * back}{t}:data" for t in ("q", "k")[:1 + of_two])
     returns = "(Tensor, Tensor)" if of_two else "Tensor"
@@ -113,7 +111,6 @@ def _save_rope(ctx, inputs, output):
     *_, angles, starts, offsets, rotation, rotary, rule, numbers = inputs
     ctx.save_for_backward(angles, starts, offsets)
     ctx.others = rotation, rotary, rule, list(numbers)
-
 
 
 @gradient("rope", _save_rope)
@@ -150,4 +147,3 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     if k is None:
         return call(OPS.rope, q, *arguments)
     return call(OPS.rope_qk, q, k, *arguments)
-

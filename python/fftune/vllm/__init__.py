@@ -2,8 +2,8 @@
 
 vLLM loads `register` by the entry point "vllm.general_plugins" in each of its processes. Experts of
 mixtures run by moe-ffn behind vLLM's modular kernels, and batches of pure decoding run through whole
-decoder layers of fftune's ops. What cannot be replaced stays vLLM's. FFTUNE_VLLM=0 turns the plugin
-off; FFTUNE_VLLM=experts or layers chooses a part.
+decoder layers of fftune's ops. All other calls stay vLLM's. FFTUNE_VLLM=1 turns the plugin on;
+FFTUNE_VLLM=experts or layers chooses a part.
 """
 from .plugin import register
 

@@ -46,7 +46,7 @@ def patch_model(cls: type) -> None:
 
     @functools.wraps(original)
     def __call__(self, *arguments, **named):
-        # A subclass may compute something else. What is traced is vLLM's.
+        # A subclass may compute something else. Traces hold vLLM's own call.
         if type(self) is not cls or torch.compiler.is_compiling():
             return original(self, *arguments, **named)
         return _call(original, self, arguments, named)

@@ -65,7 +65,7 @@ class Layer:
 
     @property
     def b_o(self) -> Tensor | None:
-        """Of the first rank alone, whose product is one summand of the whole."""
+        """The bias on the first rank, None on others: the ranks' products are summed."""
         return None if self.out.bias is None or self.out.tp_rank > 0 else self.out.bias.data
 
     @property

@@ -1,3 +1,3 @@
 def tensor_model_parallel_all_reduce(x):
-    """Of two ranks that have the same slice of weights."""
+    """The sum over two ranks with the same slice of weights."""
     return x + x
