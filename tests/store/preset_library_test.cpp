@@ -96,25 +96,30 @@ TEST_CASE("the exact shape comes before the nearest, and the nearest before the 
 }
 
 TEST_CASE("records are tried by their distance where roundings alone tell distances apart") {
-  const testing::TemporaryFolder folder;
-  // The products of both ratios are one number, whose logarithm is rounded in several ways.
-  std::vector<PresetRecord> records;
-  for (const std::int64_t a : {10, 12, 14, 15, 20, 21, 28, 30, 35})
-    records.push_back(example::record(
-        example::ffn(1000).with_size("d", 100 * a).with_size("h", 100 * (420 / a))));
-  merge_preset_records(folder.path(), example::device(), "ffn", records);
-  const auto library = PresetLibrary::load({folder.path()});
-  const Problem problem = example::ffn(1000).with_size("d", 700).with_size("h", 1100);
-  std::vector<double> tried;
-  find(library, problem, h200, [&](const PresetRecord& record, const Problem&) {
-    tried.push_back(distance(record.problem, problem, comparison));
-    return "not this one";
-  });
-  CHECK(tried.size() == records.size());
-  CHECK(std::is_sorted(tried.begin(), tried.end()));
-  CHECK(std::adjacent_find(tried.begin(), tried.end(), [](double one, double next) {
-          return one < next && next - one < 1e-12;
-        }) != tried.end());
+  std::size_t near_ties = 0;
+  for (std::int64_t scale = 100; scale < 160; ++scale) {
+    const testing::TemporaryFolder folder;
+    // The products of both ratios are one number, whose logarithm is rounded in several ways.
+    std::vector<PresetRecord> records;
+    for (const std::int64_t a : {10, 12, 14, 15, 20, 21, 28, 30, 35})
+      records.push_back(example::record(
+          example::ffn(1000).with_size("d", scale * a).with_size("h", scale * (420 / a))));
+    merge_preset_records(folder.path(), example::device(), "ffn", records);
+    const auto library = PresetLibrary::load({folder.path()});
+    const Problem problem =
+        example::ffn(1000 + scale).with_size("d", 7 * scale).with_size("h", 11 * scale);
+    std::vector<double> tried;
+    find(library, problem, h200, [&](const PresetRecord& record, const Problem&) {
+      tried.push_back(distance(record.problem, problem, comparison));
+      return "not this one";
+    });
+    CAPTURE(scale);
+    CHECK(tried.size() == records.size());
+    CHECK(std::is_sorted(tried.begin(), tried.end()));
+    for (std::size_t i = 1; i < tried.size(); ++i)
+      near_ties += tried[i - 1] < tried[i] && tried[i] - tried[i - 1] < 1e-12;
+  }
+  CHECK(near_ties > 10);
 }
 
 TEST_CASE("records of another op, pass, dtype or options never match") {
