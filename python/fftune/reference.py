@@ -641,18 +641,19 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, weights, caches, form):
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         if found.constants:
             own = with_constants(found, own, x)
-        x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
+        x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
+                       found)
     return x
 
 
-def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
+def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     eps = form.get("eps")
 
     def norm(t, name):
@@ -691,9 +692,13 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     if norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
-    keys, values = (cache.transpose(1, 2) for cache in caches)
+    keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+    if pages is not None:
+        exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
+        keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
+                        .flatten(1, 2) for cache in (keys, values))
     # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
     places = torch.arange(keys.shape[1], device=x.device)
     last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)
