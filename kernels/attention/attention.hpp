@@ -44,6 +44,7 @@
 // Xiao et al. 2023 (arXiv 2309.17453) in the form of gpt-oss.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -120,6 +121,12 @@ struct Layer {
   }
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t pages_of_sequence() const { return (kv + page - 1) / page; }
+  /// The most keys that a sequence of test data has: kv, or where sequences of that length do not
+  /// fit in the pages together, its share of those.
+  std::int64_t usual_kv() const {
+    if (page == 0 || !lengths) return kv;
+    return std::min(kv, std::max<std::int64_t>(pages * page / b, 1));
+  }
   std::int64_t mask_heads() const { return mask_of_head ? heads : 1; }
   bool masked() const { return mask == Mask::boolean || mask == Mask::packed; }
   /// The first element of a bias matrix [s, kv].

@@ -113,7 +113,9 @@ void add_rules(const Layer& layer, TensorList& list) {
         };
   if (layer.lengths)
     list.add({"lengths", DType::i32, {layer.b}}).draw =
-        [most = layer.kv](std::uint64_t, std::span<double> values) { draw_lengths(most, values); };
+        [most = layer.usual_kv()](std::uint64_t, std::span<double> values) {
+          draw_lengths(most, values);
+        };
   if (layer.sinks) list.add({"sinks", DType::f32, {layer.heads}, Role::input, 1});
 }
 
@@ -164,7 +166,7 @@ Pairs pairs_of(const Layer& layer) {
   const double sequences = static_cast<double>(layer.b);
   const std::int64_t queries = packed ? (layer.s + layer.b - 1) / layer.b : layer.s;
   const std::int64_t keys =
-      packed && layer.page == 0 ? (layer.kv + layer.b - 1) / layer.b : layer.kv;
+      packed && layer.page == 0 ? (layer.kv + layer.b - 1) / layer.b : layer.usual_kv();
   Pairs pairs;
   double squares = 0, fourth_powers = 0;  // of the weights
   for (std::int64_t i = 0; i < queries; ++i) {
@@ -232,7 +234,9 @@ class Attention final : public Op {
                   "is zeros; contiguous if left out",
                   256, 64),
         {.name = "pages",
-         .help = "pages in memory; what the sequences take if left out",
+         .help =
+             "pages in memory; what the sequences take if left out. With fewer and lengths=yes, "
+             "test data have shorter sequences",
          .max = most_tokens,
          .example = 4096,
          .rare = true,

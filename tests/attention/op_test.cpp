@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -182,4 +183,24 @@ TEST_CASE("weights whose rounding errors average count by their sizes") {
   const Problem with_bias = problem_of("fwd", {{"s", 65}, {"kv", 63}}, {{"bias", "yes"}});
   CHECK(attention_op().stages(with_bias).front().inner_values ==
         Approx(8 * 65 * 63 * std::exp(-4.0)));
+}
+
+TEST_CASE("sequences of test data fit in the pages together") {
+  const auto longest = [](std::int64_t pages) {
+    Problem problem{"attention",
+                    "fwd",
+                    DType::bf16,
+                    {{"s", 1}, {"b", 8}, {"heads", 1}, {"dim", 16}, {"kv", 1000}, {"page", 16}},
+                    {{"lengths", "yes"}}};
+    if (pages > 0) problem.sizes["pages"] = pages;
+    problem = canonical(attention_op(), problem, DeviceKind::cuda);
+    const auto tensors = attention_op().tensors(problem);
+    std::vector<double> lengths(8);
+    tensors[tensor_index(tensors, "lengths")].draw(1, lengths);
+    return *std::max_element(lengths.begin(), lengths.end());
+  };
+  CHECK(longest(0) == 1000);
+  CHECK(longest(4096) == 1000);
+  CHECK(longest(20) == 40);
+  CHECK(longest(1) == 2);
 }

@@ -715,7 +715,8 @@
  *                                               two; one that is not in memory is zeros; contiguous
  *                                               if left out
  *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
- *                                               out
+ *                                               out. With fewer and lengths=yes, test data have
+ *                                               shorter sequences
  *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
  *                                               a part of a packed row; heads * dim if left out
  *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out

@@ -66,7 +66,7 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
         expect("qkv", "slots", slots, x.shape[:-1])
     if not m:
         return None
-    return (m, d, heads, dim, kv_heads, rotary or None if rotates else None,
+    return (m, d, heads, dim, kv_heads, rotary if rotates and rotary not in (0, dim) else None,
             None if angles is None else angles.shape[0], rows, "packed" if packed else "separate",
             yes(b_q), yes(q_norm), float(eps) if q_norm is not None else None,
             rotation if rotates else None, rule if rotates else None,
