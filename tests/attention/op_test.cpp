@@ -74,6 +74,11 @@ TEST_CASE("fields of attention that do not go together are refused") {
   CHECK(refusal({{"kv-heads", 3}}) == "attention: kv-heads=3 do not divide heads=4");
   CHECK(refusal({{"dim", 11}}) == "attention: dim=11 is odd");
   CHECK(refusal({{"page", 24}}) == "attention: page=24 is not 16, 32, 64, 128 or 256");
+  CHECK(refusal({{"kv-head", 24}}) == "attention: kv-head=24 is no multiple of dim=16");
+  CHECK(refusal({{"kv-head", 32}}, {}, "bwd") ==
+        "attention: kv-head in pass bwd: gradients are of heads that follow each other");
+  CHECK(refusal({{"kv-head", 32}, {"k-row", 64}}) ==
+        "attention: k-row=64 is less than its heads * dim = 112");
   CHECK(refusal({{"pages", 24}}) == "attention: pages without page: k and v are contiguous");
   CHECK(refusal({{"page", 16}}, {}, "bwd") ==
         "attention: page in pass bwd: gradients are of contiguous keys");

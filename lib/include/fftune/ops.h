@@ -625,6 +625,8 @@
  *                                                  all if left out
  *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
  *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
+ *   cache-head   1 to 1048576, rare                elements from a head of the caches to the next
+ *                                                  one, a multiple of dim; dim if left out
  *   weights      separate, packed, grouped         one weight (and bias) each of q, k and v, or all
  *                                                  rows in one; grouped: of each head of k the rows
  *                                                  of its heads of q, then its own, then those of v
@@ -721,6 +723,8 @@
  *                                               a part of a packed row; heads * dim if left out
  *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out
  *   v-row           1 to 17179869184, rare      the same of v; kv-heads * dim if left out
+ *   kv-head         1 to 17179869184, rare      elements from a head of k, and of v, to the next
+ *                                               one, a multiple of dim; dim if left out
  *   mask            none, causal, bool, packed  keys that a query may see: all, those up to its
  *                                               position, or by a mask of bytes or of bits
  *   layout          bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
@@ -764,6 +768,9 @@
  *   1  k  input  T  [b, s, k-row]
  * with v-row: q, k, v, out
  *   2  v  input  T  [b, s, v-row]
+ * with kv-head: q, k, v, out
+ *   1  k  input  T  [b, s, heads, kv-head]
+ *   2  v  input  T  [b, s, heads, kv-head]
  * with layout=thd: q, k, v, offsets, out
  *   0  q        input   T    [s, heads, dim]
  *   1  k        input   T    [s, heads, dim]
@@ -811,6 +818,11 @@
  *   2  k  input  T  [b, s, k-row]
  * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
  *   3  v  input  T  [b, s, v-row]
+ * with kv-head: d_out, q, k, v, out, lse, dq, dk, dv
+ *   2  k   input   T  [b, s, heads, kv-head]
+ *   3  v   input   T  [b, s, heads, kv-head]
+ *   7  dk  output  T  [b, s, dim * heads]
+ *   8  dv  output  T  [b, s, dim * heads]
  * with layout=thd: d_out, q, k, v, out, lse, offsets, dq, dk, dv
  *   0  d_out    input   T    [s, heads, dim]
  *   1  q        input   T    [s, heads, dim]

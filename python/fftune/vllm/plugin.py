@@ -12,8 +12,8 @@ from .imports import after_import
 from .logs import log, one_line
 
 PARTS = ("experts", "layers")
-# The versions whose sources the patches were written for, by major and minor number: the parts.
-VERSIONS = {(0, 24): PARTS, (0, 33): ("experts",)}
+# The versions whose sources the patches were written for, by major and minor number.
+VERSIONS = ((0, 24), (0, 33))
 # Compute capabilities, by their major numbers, for which fftune has kernels of tensor cores.
 _MAJORS = (8, 9)
 _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
@@ -63,10 +63,7 @@ def _decide() -> Decision:
     reason = _device_reason()
     if reason:
         return _nothing(reason)
-    parts = tuple(part for part in wanted.parts if part in VERSIONS[version])
-    return Decision(parts, "" if parts == wanted.parts else
-                    f"layers stay vLLM's: vLLM {vllm.__version__} keeps keys and values of a head "
-                    "side by side, for which the ops have no stride")
+    return wanted
 
 
 def _nothing(reason: str) -> Decision:
