@@ -199,6 +199,8 @@ struct GemmProblem {
   Quantisation quantisation = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.
   bool follows = false;
+  /// A row of C has the same bits whatever m is.
+  bool batch_invariant = false;
   /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
   bool b_depends = false;
 

@@ -209,7 +209,8 @@ class Qkv final : public Op {
          .help = "element type of the slots",
          .choices = {"i32", "i64"},
          .rare = true,
-         .performance_neutral = true}};
+         .performance_neutral = true},
+        batch_invariant_option()};
     const auto angles = angle_options();
     fields.insert(fields.end(), angles.begin(), angles.end());
     return fields;
