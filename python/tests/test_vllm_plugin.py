@@ -156,12 +156,13 @@ def test_without_nvml(vllm, monkeypatch, caplog):
     assert not is_patched("experts") and "NVML is not there" in caplog.text
 
 
-def test_batch_invariance(vllm, monkeypatch, caplog):
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"])
+def test_batch_invariance(vllm, monkeypatch, caplog, name):
+    monkeypatch.setenv(name, "1")
     with caplog.at_level(logging.INFO):
         register()
-    assert not is_patched("experts") and not is_patched("layers")
-    assert "VLLM_BATCH_INVARIANT" in caplog.text
+    assert is_patched("experts") and not is_patched("layers")
+    assert f"layers stay vLLM's: {name} is set" in caplog.text
 
 
 def test_errors_inside(vllm, monkeypatch, caplog):

@@ -25,7 +25,7 @@ constexpr const char* mixture = R"({"architectures": ["Qwen3MoeForCausalLM"], "h
     "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
     "max_position_embeddings": 40960, "mlp_only_layers": []})";
 
-/// The configuration with more fields, of which the last of a name counts.
+/// The configuration with more fields. The first field of a name counts.
 std::string with(std::string_view config, const std::string& fields) {
   return "{" + fields + "," + std::string(config.substr(1));
 }
@@ -124,6 +124,14 @@ TEST_CASE("fp8 with block scales is for the experts alone") {
   REQUIRE(found.ops.size() == 1);
   CHECK(has(found, "moe-ffn/fwd fp8 act=silu gate-up=halves routing=uniform scales=block"));
   CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: quantised weights"});
+}
+
+TEST_CASE("with batch invariance only experts are vLLM's no longer") {
+  const auto found = problems_of(mixture, {.tokens = {4}, .batch_invariant = true});
+  CHECK(texts(found) ==
+        std::vector<std::string>{"moe-ffn/fwd bf16 act=silu batch-invariant=yes gate-up=halves "
+                                 "routing=uniform d=2048 experts=128 h=768 m=4 top-k=8"});
+  CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: batch invariance"});
 }
 
 TEST_CASE("a model that stays vLLM's is an error with the reason") {

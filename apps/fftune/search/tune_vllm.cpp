@@ -29,6 +29,7 @@ struct Options {
   std::string tokens;
   std::string parts = "experts,layers";
   bool every_graph = false;
+  bool batch_invariant = false;
   bool list = false;
   SearchOptions search;
 };
@@ -48,6 +49,7 @@ VllmServing serving_of(const Options& options) {
   serving.max_num_seqs = parse_whole(options.max_num_seqs, "--max-num-seqs", 1, most);
   if (!options.tokens.empty()) serving.tokens = parse_whole_list(options.tokens, "--m", 1, most);
   serving.every_graph = options.every_graph;
+  serving.batch_invariant = options.batch_invariant;
   serving.experts = serving.layers = false;
   for (const std::string& part : parse_words(options.parts, "--parts")) {
     check_choice(part, "--parts", {"experts", "layers"});
@@ -122,6 +124,8 @@ void add_tune_vllm(CommandLine& line) {
       .excludes = "--m";
   command.option("--parts LIST", options->parts,
                  "parts that FFTUNE_VLLM turns on (default: experts,layers)", group);
+  command.flag("--batch-invariant", options->batch_invariant,
+               "what it runs with VLLM_BATCH_INVARIANT=1", group);
   command.flag("--list", options->list, "print the problems, and search nothing", group);
   add_search_options(command, options->search, false);
 }

@@ -227,6 +227,7 @@ void add_experts(const Config& config, const Quantisation& quantisation, const E
                  const VllmServing& serving, Problems& problems) {
   Options options{{"act", activation_of(config)}, {"gate-up", "halves"}};
   if (quantisation.any) options["scales"] = "block";
+  if (serving.batch_invariant) options["batch-invariant"] = "yes";
   problems.add("moe-ffn", quantisation.any ? DType::fp8 : DType::bf16,
                {{"d", config.whole({"hidden_size"})},
                 {"h", slice("features of an expert", experts.h, serving.tensor_parallel)},
@@ -327,7 +328,8 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
       result.left_alone.push_back(fmt::format("{} stay vLLM's: {}", part, why));
   };
   if (serving.layers)
-    unless("layers", why_not_layers(root, quantisation),
+    unless("layers",
+           serving.batch_invariant ? "batch invariance" : why_not_layers(root, quantisation),
            [&] { add_layers(model, experts, serving, problems); });
   if (serving.experts && experts)
     unless("experts", why_not_experts(model, quantisation, *experts, serving.tensor_parallel),

@@ -57,12 +57,14 @@ def _decide() -> Decision:
     if version not in VERSIONS:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERSIONS)
         return _nothing(f"this is vLLM {vllm.__version__}: fftune {_own_version()} supports {known}")
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
-        return _nothing("VLLM_BATCH_INVARIANT is set: a row's bits may depend on the batch in "
-                        "fftune's kernels")
     reason = _device_reason()
     if reason:
         return _nothing(reason)
+    for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
+        if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts:
+            return Decision(tuple(part for part in wanted.parts if part != "layers"),
+                            f"layers stay vLLM's: {name} is set, and batches with prompts run by "
+                            "vLLM's kernels, which give other bits")
     return wanted
 
 
