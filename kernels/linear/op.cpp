@@ -47,6 +47,7 @@ class Linear final : public Op {
              .choices = {"same", "f32"},
              .rare = true,
              .pass = "fwd"},
+            batch_invariant_option(),
             accumulate_option("w and bias")};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }

@@ -202,7 +202,8 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     if (slots is None or found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
             or getattr(found, "use_cascade", False) or found.causal is not True
             or getattr(found, "dcp_context_kv_lens", None) is not None
-            or getattr(found, "mm_prefix_range_tensor", None) is not None):
+            or getattr(found, "mm_prefix_range_tensor", None) is not None
+            or getattr(found, "mm_prefix_query_range_tensor", None) is not None):  # of 0.33
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
