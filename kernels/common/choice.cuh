@@ -7,7 +7,7 @@
 
 namespace fftune {
 
-// A float of which every operation rounds by itself: no multiply-add.
+// A float whose operations each round by themselves: no multiply-add.
 struct rounded {
   float value;
 
@@ -148,7 +148,7 @@ struct row_scores {
     if (!draws()) return {};
     return noise_words(seed, step, quad);
   }
-  // Of a capped logit.
+  // The score of a capped logit.
   __device__ __forceinline__ float score(float logit, u32 word) const {
     return draws() ? score_of<rounded>(logit, reciprocal, word) : logit;
   }

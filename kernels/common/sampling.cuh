@@ -1,7 +1,7 @@
 // The arithmetic of sampling, which has the same bits on every device: pseudo-random numbers by a
 // counter, logarithm, exponential and hyperbolic tangent. Plain C++, included by host and device.
 //
-// `Real` is a float of which every operation rounds by itself. On the host that is float, where the
+// `Real` is a float whose operations each round by themselves. On the host that is float, where the
 // file is compiled without contraction; on the device the wrapper of common/choice.cuh, because a
 // compiler would turn a product and a sum into one multiply-add.
 //
@@ -140,7 +140,7 @@ constexpr float reciprocal_temperature(float temperature) {
   return float_of(Real(1.0f) / Real(temperature));
 }
 
-// An id's score, of which the largest is drawn.
+// The score of an id. The id with the largest score is drawn.
 template <class Real>
 constexpr float score_of(float logit, float reciprocal, u32 word) {
   return float_of(Real(logit) * Real(reciprocal) - log_of(exponential_variate<Real>(word)));
@@ -176,13 +176,14 @@ constexpr u32 key_of(float value) {
 
 // --- The ids that a filter keeps: those whose keys are at least a threshold ---
 //
-// An id stays with top-k if fewer than k ids are better; with top-p if the probability of all
-// better ids, of those that top-k keeps, is below p; with min-p if its probability is at least
-// min-p times that of the best. So each keeps all ids of equal logits, or none.
+//   top-k   an id stays if fewer than k ids are better
+//   top-p   an id stays if the ids that are better, and that top-k keeps, have a probability below
+//   p min-p   an id stays if its probability is at least min-p times that of the best
 //
-// The threshold is found in three passes over digits of the keys, the highest first: each adds up
-// what the ids weigh (1, or their mass) by the digit, and finds the digit in which the sum of all
-// better ids passes the limit.
+// So each keeps all ids of equal logits, or none. The threshold of top-k and of top-p is found in
+// three passes over digits of the keys, the highest digit first. A pass adds up the weights of the
+// ids (1, or their mass) by the digit. Then it finds the digit in which the sum of all better ids
+// passes the limit.
 constexpr int key_digits = 3;
 constexpr int digit_bits(int digit) {
   return digit == 0 ? 10 : 11;

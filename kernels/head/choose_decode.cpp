@@ -32,7 +32,7 @@ struct Stream {
         warps(config.get("warps")),
         blocks(config.get("blocks")) {}
 
-  /// Of a thread: beside the stream's, addresses and loops, and the best of each of its tokens.
+  /// Registers of a thread: the stream's, addresses and loops, and the best id of each token.
   int registers(const Problem& problem) const {
     const int of_token =
         3 + (problem.has("logprobs", "yes") ? 2 : 0) + (problem.has("choose", "sample") ? 4 : 0);

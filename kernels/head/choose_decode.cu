@@ -1,10 +1,9 @@
 // The logits of a vocabulary and the best id of each token, for up to 16 tokens, sm_80 and newer,
 // at the speed of reading the weights once: gemm/decode/stream.cuh. No logit reaches memory.
 //
-//   warp           `rows` rows of w at a time, over all of k, then the next ones of its own: row
-//                  tiles go round all warps of the grid. Between tiles it adds its logits to the
-//                  best ids and the sums of its tokens; while it does, other warps have loads in
-//                  flight
+//   warp           `rows` rows of w at a time, over all of k. Tiles of rows go round all warps of
+//                  the grid. Between tiles a warp adds its logits to the best ids and the sums of
+//                  its tokens, and other warps have loads in flight.
 //   lane           tokens lane / 4 (and 8 further), ids 2 (lane % 4) and the next of each 8 rows
 //   parts          each warp writes a part for each token (common/choice.cuh); choose_finish of
 //                  sample/choose.cu takes the best of them

@@ -162,7 +162,7 @@ __device__ __forceinline__ u32 find_threshold(filter_memory& memory, int vocab, 
 }  // namespace
 
 template <class T, choice_form form>
-__global__ void __launch_bounds__(filter_threads)
+__global__ void __launch_bounds__(filter_threads, 1)
     choose_filtered(const T* logits, const float* temperature, const i64* seeds, const int* steps,
                     const int* top_k_of_rows, const float* top_p_of_rows,
                     const float* min_p_of_rows, int* ids, float* out_logits, float* logprobs,

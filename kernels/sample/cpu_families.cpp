@@ -51,7 +51,7 @@ struct Best {
   }
 };
 
-/// What decides about a row beside its logits.
+/// Parameters of a row beside its logits.
 struct RowDraw {
   draw_of_row draw;
   std::int64_t top_k = 0;

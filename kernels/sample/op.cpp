@@ -17,7 +17,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// What a row's choice depends on beside the logits, in the order of the tensors.
+/// Parameters of a row beside its logits, in the order of the tensors.
 struct Row {
   double temperature = 0;
   std::int64_t seed = 0, step = 0;

@@ -4,13 +4,13 @@
 //   argmax   the id of the largest l_i; of equal ones the first. NaN is above every number, as in
 //            PyTorch's argmax
 //   sample   id i with the probability softmax(l / temperature)_i: the largest of
-//            l_i / temperature - log E_i, where E_i are exponential variates by a counter: Philox,
-//            keyed with the sequence's seed, counts ids and the sequence's steps. A temperature of
-//            0 or less takes the best id
-//   filtered leaves ids out before that: top_k keeps those of which fewer than k are better; top_p
-//            those for which the probability of all better ones that top_k keeps is below p; min_p
-//            those with at least min_p times the best one's probability. So ids of equal logits
-//            stay together. top_k <= 0, top_p >= 1 and min_p <= 0 keep all
+//            l_i / temperature - log E_i, where E_i are exponential variates. Their generator is
+//            Philox, keyed with the sequence's seed; it counts ids and the sequence's steps. With a
+//            temperature that is not above 0, the best id is taken
+//   filtered the same of the ids that three filters keep. top_k keeps an id if fewer than k ids are
+//            better. top_p keeps it if the better ids that top_k keeps have a probability below p.
+//            min_p keeps it if it has at least min_p times the best one's probability. So ids of
+//            equal logits stay together. top_k <= 0, top_p >= 1 and min_p <= 0 keep all
 //   logit    l of the chosen id; logprob: its log_softmax, without temperature and filter
 //
 // The arithmetic of a draw has the same bits on every device (common/sampling.cuh), so the same

@@ -35,7 +35,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
   return problem_of(kind, draw.of(sample_op().dtypes(kind)), m, vocab, options);
 }
 
-/// What the ids of a call are, on the CPU.
+/// The tensors of a call on the CPU.
 struct Call {
   std::vector<float> logits, temperature, top_p, min_p;
   std::vector<std::int64_t> seeds;
@@ -90,7 +90,7 @@ double chi_square_tail(double value, double degrees) {
   return 0.5 * std::erfc(z / std::sqrt(2.0));
 }
 
-/// Of 10^6 draws with the probabilities, those of zero never drawn.
+/// Counts of ids have the expected distribution; ids with a probability of 0 are never drawn.
 void check_distribution(const std::vector<std::int32_t>& ids, const std::vector<double>& expected) {
   std::vector<double> counts(expected.size());
   for (const std::int32_t id : ids) ++counts.at(static_cast<std::size_t>(id));
