@@ -45,6 +45,7 @@ _HOMES = {
     "patch": "patching",
     "unpatch": "patching",
     "PatchReport": "patching",
+    "generate": "patching.decoding",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
     "tune": "tuning",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .patching.experts_interface import register_experts
     from .masked import MaskedFFN, MaskedLinear
     from .patching import PatchReport, patch, unpatch
+    from .patching.decoding import generate
     from .tuning import check, explain, tune
 
 __all__ = ["Error", *_HOMES]

@@ -1167,4 +1167,79 @@
  *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   2  angles  input  f32  [4096, dim] */
 
+/* sample: the next id of each sequence from its logits: the best, or a sample by temperature,
+ *   top-k, top-p and min-p
+ *
+ *   m         1 to 2147483647             sequences (any number)
+ *   vocab     1 to 524288                 ids to choose from
+ *   choose    argmax, sample, filtered    the best id; a sample by temperature; or filtered: a
+ *                                         sample of the ids that top-k, top-p and min-p keep
+ *   softcap   a number from 0 to 1000000  soft cap c of the logits, c tanh(x / c); 0: none
+ *   logprobs  no, yes                     whether the log-probability of the chosen id is written
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  logits  input   T    [m, vocab]
+ *   1  ids     output  i32  [m]
+ *   2  logit   output  f32  [m]
+ * with choose=sample: logits, temperature, seeds, steps, ids, logit
+ *   1  temperature  input  f32  [m]
+ *   2  seeds        input  i64  [m]
+ *   3  steps        input  i32  [m]
+ * with choose=filtered: logits, temperature, seeds, steps, top_k, top_p, min_p, ids, logit
+ *   1  temperature  input  f32  [m]
+ *   2  seeds        input  i64  [m]
+ *   3  steps        input  i32  [m]
+ *   4  top_k        input  i32  [m]
+ *   5  top_p        input  f32  [m]
+ *   6  min_p        input  f32  [m]
+ * with logprobs=yes: logits, ids, logit, logprob
+ *   3  logprob  output  f32  [m] */
+
+/* head: head of a language model: norm, logits of the vocabulary, and the next ids
+ *
+ *   m           1 to 2147483647                 tokens (any number)
+ *   d           1 to 65536                      features of a token
+ *   vocab       1 to 524288                     ids to choose from
+ *   choose      argmax, sample, filtered, none  the best id; a sample by temperature; or filtered:
+ *                                               a sample of the ids that top-k, top-p and min-p
+ *                                               keep; none: the logits are the result
+ *   softcap     a number from 0 to 1000000      soft cap c of the logits, c tanh(x / c); 0: none
+ *   logprobs    no, yes                         whether the log-probability of the chosen id is
+ *                                               written
+ *   norm        rms, layer, none                the norm of x: by the root mean square, layer
+ *                                               normalisation, or none
+ *   logits      same, f32                       element type of the logits, to which they are
+ *                                               rounded before ids are chosen: that of x, or f32
+ *   convention  llama, gemma, t5                where norm=rms rounds, and whether its weights are
+ *                                               kept as their distance from 1
+ *   eps         a number from 0 to 1            added to the norm's mean square
+ *   bias        no, yes                         whether the product has a bias
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       input   T    [m, d]
+ *   1  w_norm  input   T    [d]
+ *   2  w       input   T    [vocab, d]
+ *   3  ids     output  i32  [m]
+ *   4  logit   output  f32  [m]
+ * with choose=sample: x, w_norm, w, temperature, seeds, steps, ids, logit
+ *   3  temperature  input  f32  [m]
+ *   4  seeds        input  i64  [m]
+ *   5  steps        input  i32  [m]
+ * with choose=filtered: x, w_norm, w, temperature, seeds, steps, top_k, top_p, min_p, ids, logit
+ *   3  temperature  input  f32  [m]
+ *   4  seeds        input  i64  [m]
+ *   5  steps        input  i32  [m]
+ *   6  top_k        input  i32  [m]
+ *   7  top_p        input  f32  [m]
+ *   8  min_p        input  f32  [m]
+ * with choose=none: x, w_norm, w, logits
+ *   3  logits  output  T  [m, vocab]
+ * with logprobs=yes: x, w_norm, w, ids, logit, logprob
+ *   5  logprob  output  f32  [m]
+ * with norm=layer: x, w_norm, b_norm, w, ids, logit
+ *   2  b_norm  input  T  [d]
+ * with norm=none: x, w, ids, logit
+ * with bias=yes: x, w_norm, w, bias, ids, logit
+ *   3  bias  input  T  [vocab] */
+
 #endif
