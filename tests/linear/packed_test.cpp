@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "kernels/linear/linear.hpp"
+#include "runtime/plan.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
@@ -205,6 +206,23 @@ TEST_CASE("more tokens than the kernel for packed weights has registers for are 
   };
   CHECK(recipe_of(64) == std::vector<std::string>{"packed_decode"});
   CHECK(recipe_of(65) == std::vector<std::string>{"expand", "product_sm90"});
+}
+
+TEST_CASE("a plan has no memory for an expanded weight that its kernel does not need") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const auto workspace_of = [&](std::int64_t m) {
+    const Problem problem =
+        canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
+    TensorLayout layout(linear_op(), problem, facts);
+    std::vector<bool> used(layout.tensors().size());
+    for (const Variant& variant : default_recipe(linear_op(), problem, facts))
+      mark_used(family_of(linear_op(), variant.family).program(problem, facts, variant.config),
+                used);
+    layout.leave_out_unused(used);
+    return layout.workspace_bytes(0);
+  };
+  CHECK(workspace_of(64) == 0);
+  CHECK(workspace_of(65) == 2 * 4096 * 4096);
 }
 
 TEST_CASE("linear's baseline with packed weights writes the same") {
