@@ -136,7 +136,10 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
   constexpr double latency_us = 1.2;
   const double wanted = latency_us * bytes_per_us / processors;
   const double in_flight = resident * block.threads() * 16 * block.loads(gemm);
-  const double starved = std::pow(std::max(1.0, wanted / in_flight), 0.5);
+  // Expanding takes a warp some 250 clocks for 512 bytes.
+  constexpr double wanted_warps = 12;
+  const double starved = std::pow(std::max(1.0, wanted / in_flight), 0.5) *
+                         std::pow(std::max(1.0, wanted_warps / (resident * block.warps())), 0.5);
   const double stream = weights / bytes_per_us * std::pow(imbalance, 0.6) * std::pow(padding, 0.5) *
                         tokens_read * fragments_read * starved;
   const double split = block.split_k > 1 ? 1.0 + 0.1 * block.split_k : 0.0;
