@@ -20,7 +20,7 @@ struct PackedFormat {
 /// One packed weight [n, k], by the names of the op's tensors.
 struct PackedWeight {
   std::string_view codes, scales, zeros;  // zeros may be empty
-  std::string_view dense;                 // the expanded weight
+  std::string_view dense = {};            // the expanded weight
   std::int64_t n = 0, k = 0;
   PackedFormat format = {};
   DType dtype = DType::bf16;  // of the scales and the expanded weight
