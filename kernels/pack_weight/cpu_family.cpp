@@ -67,12 +67,13 @@ class CpuPackWeight final : public StageFamily {
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const TensorPlaces places(pack_weight_op().tensors(problem));
     const auto at = [&](const char* name) { return places.at(name); };
+    const PlainNames names = plain_names(problem);
     Program program;
     program.host_tensors = places.count();
     program.steps.emplace_back(
-        HostFunction([weight = weight_of(problem), back = unpacks(problem), codes = at("codes"),
-                      w = at("w"), scale = at("scale"), w_scale = at("w_scale"), zero = at("zero"),
-                      w_zero = at("w_zero")](const HostCall& call) {
+        HostFunction([weight = weight_of(problem), back = unpacks(problem), codes = at(names.codes),
+                      w = at("w"), scale = at(names.scale), w_scale = at("w_scale"),
+                      zero = at(names.zero), w_zero = at("w_zero")](const HostCall& call) {
           const auto place = [&](std::size_t tensor) {
             return static_cast<std::byte*>(address_of(call, tensor));
           };

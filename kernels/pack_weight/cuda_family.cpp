@@ -26,6 +26,7 @@ class CudaPackWeight final : public StageFamily {
     const TensorPlaces places(pack_weight_op().tensors(problem));
     const PackedWeight weight = weight_of(problem);
     const auto at = [&](const char* name) { return tensor_or_null(places, name); };
+    const PlainNames names = plain_names(problem);
     Program program;
     KernelLaunch& launch = append_kernel(
         program, file,
@@ -33,8 +34,8 @@ class CudaPackWeight final : public StageFamily {
                     weight.dtype == DType::f32 ? "fftune::u32" : "fftune::u16", unpacks(problem)),
         {static_cast<std::uint32_t>(quotient_up(packed_blocks(weight.n, weight.k) - 1, warps))},
         32 * warps,
-        {at("codes"), at("scale"), at("zero"), at("w"), at("w_scale"), at("w_zero"), weight.n,
-         weight.k, weight.format.groups(weight.k)});
+        {at(names.codes), at(names.scale), at(names.zero), at("w"), at("w_scale"), at("w_zero"),
+         weight.n, weight.k, weight.format.groups(weight.k)});
     launch.programmatic = facts.compute_capability >= 90;
     return program;
   }

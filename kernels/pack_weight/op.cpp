@@ -16,16 +16,17 @@ namespace pack_weight {
 namespace {
 
 /// The plain side, with `role`.
-std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, Role role) {
+std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, const PlainNames& names,
+                                      Role role) {
   const std::int64_t n = weight.n, k = weight.k, groups = weight.format.groups(k);
-  TensorSpec codes{"codes", DType::u8, {n, (k + 1) / 2}, role};
+  TensorSpec codes{names.codes, DType::u8, {n, (k + 1) / 2}, role};
   codes.draw = [](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 56);
   };
-  std::vector<TensorSpec> tensors{codes, {"scale", weight.dtype, {n, groups}, role, 0.25, 1}};
+  std::vector<TensorSpec> tensors{codes, {names.scale, weight.dtype, {n, groups}, role, 0.25, 1}};
   if (weight.zeros.empty()) return tensors;
-  TensorSpec zeros{"zero", DType::u8, {n, groups}, role};
+  TensorSpec zeros{names.zero, DType::u8, {n, groups}, role};
   zeros.draw = [](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 60);
@@ -78,8 +79,10 @@ class PackWeight final : public Op {
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const PackedWeight weight = weight_of(problem);
     const bool back = unpacks(problem);
-    auto inputs = back ? packed_tensors(weight, 1) : plain_tensors(weight, Role::input);
-    auto outputs = back ? plain_tensors(weight, Role::output) : packed_tensors(weight, 1);
+    auto inputs =
+        back ? packed_tensors(weight, 1) : plain_tensors(weight, plain_names(problem), Role::input);
+    auto outputs = back ? plain_tensors(weight, plain_names(problem), Role::output)
+                        : packed_tensors(weight, 1);
     for (TensorSpec& output : outputs) {
       output.role = Role::output;
       output.draw = {};
@@ -108,7 +111,8 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
           large_vector<double>(static_cast<std::size_t>(tensor.elements()), parallel);
   const std::int64_t n = weight.n, k = weight.k, width = (k + 1) / 2;
   const std::int64_t groups = weight.format.groups(k);
-  auto& codes = tensors["codes"];
+  const PlainNames names = plain_names(problem);
+  auto& codes = tensors[names.codes];
   auto& packed = tensors["w"];
   for (std::int64_t row = 0; row < n; ++row)
     for (std::int64_t i = 0; i < k; ++i) {
@@ -133,8 +137,8 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
         (back ? plain : other) = back ? other : plain;
       }
   };
-  move("scale", "w_scale");
-  if (!weight.zeros.empty()) move("zero", "w_zero");
+  move(names.scale, "w_scale");
+  if (!weight.zeros.empty()) move(names.zero, "w_zero");
   if (back) return;
   const std::uint32_t header[] = {packed_magic, packed_version, static_cast<std::uint32_t>(n),
                                   static_cast<std::uint32_t>(k)};
@@ -146,6 +150,11 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
 
 bool unpacks(const Problem& problem) {
   return problem.has("direction", "unpack");
+}
+
+PlainNames plain_names(const Problem& problem) {
+  if (unpacks(problem)) return {"unpacked", "unpacked_scale", "unpacked_zero"};
+  return {"codes", "scale", "zero"};
 }
 
 PackedWeight weight_of(const Problem& problem) {

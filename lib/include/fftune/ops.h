@@ -1137,4 +1137,36 @@
  *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   2  angles  input  f32  [4096, dim] */
 
+/* pack-weight: codes of 4 bits with scales, in the order in which kernels read them, and back
+ *
+ *   n          1 to 2147483647   output features (any number)
+ *   k          1 to 2147483647   input features
+ *   direction  pack, unpack      pack: to the order of kernels; unpack: back
+ *   weights    int4              format of the weights: integers of 4 bits
+ *   group      128, 64, 32, row  weights=int4: elements of a row of the weight that share a scale
+ *   zeros      no, yes           weights=int4: whether each group has a zero point, instead of 8
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16, fp16 on the CPU
+ *   0  codes    input   u8  [n, ceil(k / 2)]
+ *   1  scale    input   T   [n, ceil(k / 128)]
+ *   2  w        output  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   3  w_scale  output  T   [ceil(n / 16), ceil(k / 128), 16]
+ * with direction=unpack: w, w_scale, unpacked, unpacked_scale
+ *   0  w               input   u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   1  w_scale         input   T   [ceil(n / 16), ceil(k / 128), 16]
+ *   2  unpacked        output  u8  [n, ceil(k / 2)]
+ *   3  unpacked_scale  output  T   [n, ceil(k / 128)]
+ * with group=64: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 64)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
+ * with group=32: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 32)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 32), 16]
+ * with group=row: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, 1]
+ *   3  w_scale  output  T  [ceil(n / 16), 1, 16]
+ * with zeros=yes: codes, scale, zero, w, w_scale, w_zero
+ *   2  zero    input   u8  [n, ceil(k / 128)]
+ *   5  w_zero  output  u8  [ceil(n / 16), ceil(k / 128), 16] */
+
 #endif
