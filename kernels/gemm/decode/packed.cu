@@ -9,8 +9,7 @@
 //        k ->        |      stage 0       |      stage 1       | ...    64 * unroll of k each:
 //   rows of B        | k warp 0 | k warp 1| k warp 0 | k warp 1|        a run
 //
-//   registers        a warp's next run of codes and scales, in flight while the present one is
-//                    multiplied: each block of 64 of k makes room for the one of the next run
+//   registers        a warp's next run of codes and scales, in flight while this one is multiplied
 //   shared memory    tokens [stages][blocks of k][tokens][128 bytes], chunks of 16 bytes swizzled;
 //                    then the accumulators of the k warps, and those of split-K
 //   barriers         one __syncthreads a stage: the tokens of it are there, and those of the stage

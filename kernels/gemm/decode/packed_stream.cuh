@@ -1,8 +1,8 @@
-// A stream of packed weights (gemm/packed/layout.cuh) as the operand A of mma.sync m16n8k16, for up
-// to 64 tokens, which are B: a block of 16 rows and 64 elements of k is one 16-byte load of each
-// lane, and a word of it expands straight into the registers of one MMA.
+// A stream of packed weights (gemm/packed/layout.cuh) as the operand A of mma.sync m16n8k16. Up to
+// 64 tokens are B. A block of 16 rows and 64 elements of k is one 16-byte load of each lane, and a
+// word of it expands straight into the registers of one MMA.
 //
-//   packed_codes<T>   a word as pairs of T: exact integers, then scaled where operands are
+//   packed_codes<T>   a word as pairs of T: exact integers, and these scaled
 //   packed_stream     a warp's loads in flight, scales and MMAs
 #pragma once
 
@@ -47,14 +47,14 @@ __device__ __forceinline__ u32 load_packed_zeros(const void* address, bool valid
 }
 
 // Integers of 4 bits as pairs of T. The bits of a code below those of a constant make the constant
-// plus the code, exactly; subtracting the constant and the zero point is exact too. (Multiplying
-// first would round the zero point times the scale: q = z would not be zero.)
+// plus the code, exactly, and subtracting the constant and the zero point is exact too. Multiplying
+// first would round the zero point times the scale, so that q = z would not be zero.
 template <class T>
 struct packed_codes;
 
 template <>
 struct packed_codes<bf16> {
-  // What is subtracted from both codes of a pair, as a negative number: 128 and the zero point.
+  // The addend of both codes of a pair: -(128 + zero point).
   template <int i>
   static __device__ __forceinline__ u32 offset(u32 zero) {
     return (0xc300u | zero) * 0x10001u;

@@ -17,11 +17,11 @@ _GROUPS = {128: "128", 64: "64", 32: "32", 0: "row"}
 # The shapes of the results depend on the group: an op for each.
 for _word in _GROUPS.values():
     declare(f"pack_weight_{_word}", "pack-weight", "codes, scale, zero?, k",
-            "w, w_scale, w_zero?zero", label="pack_weight",
+            "w, w_scale, w_zero?zero", label="pack-weight",
             fixed={"weights": "int4", "direction": "pack", "group": _word})
     declare(f"unpack_weight_{_word}", "pack-weight", "w, scale=w_scale, zero=w_zero?, n, k",
             "codes=unpacked, plain=unpacked_scale, plain_zero=unpacked_zero?zero",
-            label="unpack_weight",
+            label="pack-weight",
             fixed={"weights": "int4", "direction": "unpack", "group": _word})
 
 
@@ -64,9 +64,9 @@ def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: 
     `codes` uint8 [n, ceil(k / 2)]: two neighbouring elements of a row in a byte, the first in its
     low bits. `scale` [n, groups of k]; `zero` uint8 of the same shape. k is even unless given.
     """
-    word = group_word("pack_weight", group)
+    word = group_word("pack-weight", group)
     if not isinstance(codes, Tensor) or codes.dim() != 2:
-        raise Error(f"pack_weight: codes is {named(codes)}: give a tensor [n, ceil(k / 2)]")
+        raise Error(f"pack-weight: codes is {named(codes)}: give a tensor [n, ceil(k / 2)]")
     k = 2 * codes.shape[1] if k is None else k
     w, w_scale, w_zero = call(getattr(OPS, f"pack_weight_{word}"), codes, scale, zero, k)
     return PackedWeight(w, w_scale, None if zero is None else w_zero, codes.shape[0], k, group)
@@ -75,9 +75,9 @@ def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: 
 def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
     """(codes, scale, zero) as `pack_weight` took them."""
     if not isinstance(packed, PackedWeight):
-        raise Error(f"unpack_weight: packed is {named(packed)}: give what pack_weight gave")
+        raise Error(f"pack-weight: packed is {named(packed)}: give what pack_weight gave")
     w, scale, zero, n, k, group = packed
-    op = getattr(OPS, f"unpack_weight_{group_word('unpack_weight', group)}")
+    op = getattr(OPS, f"unpack_weight_{group_word('pack-weight', group)}")
     codes, plain, plain_zero = call(op, w, scale, zero, n, k)
     return codes, plain, None if zero is None else plain_zero
 
