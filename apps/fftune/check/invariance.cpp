@@ -167,9 +167,8 @@ InvarianceResult check_invariance(const Catalog& catalog, Backend& backend,
     recipes[at] = choose(catalog, op, of(count), backend.facts(), presets).recipe;
   });
   InvarianceResult result;
-  std::map<Recipe, std::int64_t> distinct;  // each with a number of tokens
-  for (std::size_t i = 0; i < recipes.size(); ++i)
-    distinct.emplace(recipes[i], i < counts.size() ? counts[i] : most);
+  std::map<Recipe, std::int64_t> distinct{{recipes.back(), most}};  // each with a number of tokens
+  for (std::size_t i = 0; i < counts.size(); ++i) distinct.emplace(recipes[i], counts[i]);
   result.recipes = static_cast<int>(distinct.size());
   // Their kernels are compiled side by side; the runs find them compiled.
   const std::vector<std::pair<Recipe, std::int64_t>> each(distinct.begin(), distinct.end());
