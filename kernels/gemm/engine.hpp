@@ -53,6 +53,9 @@ const Engine& sm80_engine();
 /// one launch.
 const Engine& decode_engine();
 const Engine& fused_decode_engine();
+/// The same for packed weights and up to 64 rows of A; a chain of the stage that would expand them
+/// and the product.
+const Engine& packed_decode_engine();
 /// simt/: any size, alignment and type on any CUDA device: the fallback.
 const Engine& simt_engine();
 /// cpu/: blocks over OpenBLAS; plain loops, the fallback; and for chains of both ffn stages one

@@ -261,9 +261,9 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
 }
 
 bool waits_for_dependencies(const KernelSource& kernel) {
-  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu", "gemm/sm80/gemm.cu",
-                                        "gemm/decode/gemm.cu", "gemm/decode/fused.cu",
-                                        "gemm/head_sines.cu"};
+  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu",     "gemm/sm80/gemm.cu",
+                                        "gemm/decode/gemm.cu",   "gemm/decode/fused.cu",
+                                        "gemm/decode/packed.cu", "gemm/head_sines.cu"};
   return std::find(std::begin(files), std::end(files), kernel.file) != std::end(files);
 }
 

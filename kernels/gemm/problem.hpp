@@ -17,6 +17,7 @@
 #include "core/dtype.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/form.cuh"
+#include "kernels/gemm/packed/weight.hpp"
 #include "kernels/gemm/row_broadcast.cuh"
 
 namespace fftune {
@@ -197,6 +198,8 @@ struct GemmProblem {
   NormOfA norm_of_a = {};
   Epilogue epilogue = {};
   Quantisation quantisation = {};
+  /// Not empty: each of b is the codes of one of these packed weights, instead of a matrix.
+  std::vector<PackedWeight> packed = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.
   bool follows = false;
   /// A row of C has the same bits whatever m is.

@@ -13,7 +13,8 @@ from typing import Mapping, Sequence
 from ._checks import DATA, FP8, KINDS, Kind
 
 _TABLE = json.loads((Path(__file__).parent / "_op_table.json").read_text())
-_EXACT = {"T": DATA, "fp8": FP8, "f32": KINDS["f32"], "i32": KINDS["i32"], "u8": KINDS["u8"]}
+_EXACT = {"T": DATA, "fp8": FP8, "f32": KINDS["f32"], "i32": KINDS["i32"], "i64": KINDS["i64"],
+          "u8": KINDS["u8"]}
 _VALUES = ("str", "bool", "int", "float", "float[]")
 _ARGUMENT = re.compile(r"(\w+)(?:=([\w|-]+))?(?::([\w\[\]]+))?(\??)(!?)")
 _RESULT = re.compile(r"(\w+)(?:=([\w|-]+))?(?::(\w+))?(?:\?(\w+))?")

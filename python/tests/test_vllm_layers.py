@@ -299,11 +299,19 @@ def unmasked(attention, q, k, v, *, lengths, **options):
     ("ffn_block", lambda ffn, x, r, n, gate, up, down, **o: ffn(x, r, n, up, gate, down, **o),
      "results differ"),
     ("rmsnorm", lambda norm, *a, **o: -norm(*a, **o), "results differ"),
-    ("linear", lambda linear, x, w, b, r: linear(x, w, b), "results differ")])
+    ("linear", lambda linear, x, w, b, r: linear(x, w, b), "results differ"),
+    ("layer", lambda layer, x, w, caches, *a, **o:
+     layer(x, w, [pair[::-1] for pair in caches], *a, **o), "results differ"),
+    ("layer", lambda layer, *a, **o: layer(*a, **{**o, "positions": o["positions"] + 3}),
+     "keys and values differ"),
+    ("layer", lambda layer, *a, **o: layer(*a, **{**o, "slots": o["slots"] + 1}),
+     "keys and values differ")])
 def test_wrong_computations_are_found(stand_in, monkeypatch, caplog, name, change, reason):
     ops = importlib.import_module("fftune.ops")
     own = getattr(ops, name)
     monkeypatch.setattr(ops, name, lambda *a, **o: change(own, *a, **o))
+    if name != "layer":
+        monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
     model = model_of(stand_in)
     for layer in model.layers:
         layer.self_attn.attn.kv_cache.zero_()
@@ -330,10 +338,26 @@ def test_results_that_say_nothing(stand_in):
     expect_right(warm(model), *batch_of(model))
 
 
+def test_an_error_of_all_layers_is_left_to_vllm(stand_in, monkeypatch, caplog):
+    model = warm(model_of(stand_in))
+
+    def fails(*_, **__):
+        raise Error("layer: no kernel")
+
+    monkeypatch.setattr(importlib.import_module("fftune.ops"), "layer", fails)
+    metadata, positions = batch_of(model)
+    with caplog.at_level(logging.INFO):
+        step(model, metadata, positions)
+    step(model, metadata, positions)
+    assert model.calls == 2
+    assert caplog.text.count("stay vLLM's: Error: layer: no kernel") == 1
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_errors_are_left_to_vllm(stand_in, monkeypatch, caplog, kind):
     """Those of a later layer too: the counter of vLLM's experts begins anew."""
     ops = importlib.import_module("fftune.ops")
+    monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
     model = warm(model_of(stand_in, kind))
     attention, calls = ops.attention, []
 

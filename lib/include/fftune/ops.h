@@ -113,18 +113,22 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m                1 to 2147483647  tokens (any number)
- *   k                1 to 2147483647  input features
- *   n                1 to 2147483647  output features
- *   bias             no, yes          whether y has a bias, and the backward pass its gradient
- *   y-scale          no, yes          pass fwd: whether columns of y are multiplied by a factor
- *                                     each, before a residual is added
- *   residual         no, yes          pass fwd: whether y is added to a residual of its size
- *   output           same, f32        pass fwd: element type of y: that of x and w, or f32
- *   batch-invariant  no, yes          pass fwd: whether the bits of a row are the same whatever
- *                                     other rows there are
- *   accumulate       no, yes          pass bwd: whether the gradients of w and bias are added to
- *                                     others, which may be the same buffers
+ *   m           1 to 2147483647   tokens (any number)
+ *   k           1 to 2147483647   input features
+ *   n           1 to 2147483647   output features
+ *   bias        no, yes           whether y has a bias, and the backward pass its gradient
+ *   y-scale     no, yes           pass fwd: whether columns of y are multiplied by a factor each,
+ *                                 before a residual is added
+ *   residual    no, yes           pass fwd: whether y is added to a residual of its size
+ *   output      same, f32         pass fwd: element type of y: that of x and w, or f32
+ *   accumulate  no, yes           pass bwd: whether the gradients of w and bias are added to
+ *                                 others, which may be the same buffers
+ *   weights     dense, int4       pass fwd: format of the weights: those of x, or packed integers
+ *                                 of 4 bits with scales
+ *   group       128, 64, 32, row  pass fwd: weights=int4: elements of a row of the weight that
+ *                                 share a scale
+ *   zeros       no, yes           pass fwd: weights=int4: whether each group has a zero point,
+ *                                 instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -136,6 +140,9 @@
  *   2  y_scale  input  f32  [n]
  * with residual=yes: x, w, residual, y
  *   2  residual  input  T  [m, n]
+ * with weights=int4: x, w, w_scale, y
+ *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  T   [ceil(n / 16), ceil(k / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -1166,5 +1173,112 @@
  * with angles=table: x, positions, angles, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
  *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   2  angles  input  f32  [4096, dim] */
+
+/* sample: the next id of each sequence from its logits: the best, or a sample by temperature,
+ *   top-k, top-p and min-p
+ *
+ *   m         1 to 2147483647             sequences (any number)
+ *   vocab     1 to 524288                 ids to choose from
+ *   choose    argmax, sample, filtered    the best id; a sample by temperature; or filtered: a
+ *                                         sample of the ids that top-k, top-p and min-p keep
+ *   softcap   a number from 0 to 1000000  soft cap c of the logits, c tanh(x / c); 0: none
+ *   logprobs  no, yes                     whether the log-probability of the chosen id is written
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  logits  input   T    [m, vocab]
+ *   1  ids     output  i32  [m]
+ *   2  logit   output  f32  [m]
+ * with choose=sample: logits, temperature, seeds, steps, ids, logit
+ *   1  temperature  input  f32  [m]
+ *   2  seeds        input  i64  [m]
+ *   3  steps        input  i32  [m]
+ * with choose=filtered: logits, temperature, seeds, steps, top_k, top_p, min_p, ids, logit
+ *   1  temperature  input  f32  [m]
+ *   2  seeds        input  i64  [m]
+ *   3  steps        input  i32  [m]
+ *   4  top_k        input  i32  [m]
+ *   5  top_p        input  f32  [m]
+ *   6  min_p        input  f32  [m]
+ * with logprobs=yes: logits, ids, logit, logprob
+ *   3  logprob  output  f32  [m] */
+
+/* head: head of a language model: norm, logits of the vocabulary, and the next ids
+ *
+ *   m           1 to 2147483647                 tokens (any number)
+ *   d           1 to 65536                      features of a token
+ *   vocab       1 to 524288                     ids to choose from
+ *   choose      argmax, sample, filtered, none  the best id; a sample by temperature; or filtered:
+ *                                               a sample of the ids that top-k, top-p and min-p
+ *                                               keep; none: the logits are the result
+ *   softcap     a number from 0 to 1000000      soft cap c of the logits, c tanh(x / c); 0: none
+ *   logprobs    no, yes                         whether the log-probability of the chosen id is
+ *                                               written
+ *   norm        rms, layer, none                the norm of x: by the root mean square, layer
+ *                                               normalisation, or none
+ *   logits      same, f32                       element type of the logits, to which they are
+ *                                               rounded before ids are chosen: that of x, or f32
+ *   convention  llama, gemma, t5                where norm=rms rounds, and whether its weights are
+ *                                               kept as their distance from 1
+ *   eps         a number from 0 to 1            added to the norm's mean square
+ *   bias        no, yes                         whether the product has a bias
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       input   T    [m, d]
+ *   1  w_norm  input   T    [d]
+ *   2  w       input   T    [vocab, d]
+ *   3  ids     output  i32  [m]
+ *   4  logit   output  f32  [m]
+ * with choose=sample: x, w_norm, w, temperature, seeds, steps, ids, logit
+ *   3  temperature  input  f32  [m]
+ *   4  seeds        input  i64  [m]
+ *   5  steps        input  i32  [m]
+ * with choose=filtered: x, w_norm, w, temperature, seeds, steps, top_k, top_p, min_p, ids, logit
+ *   3  temperature  input  f32  [m]
+ *   4  seeds        input  i64  [m]
+ *   5  steps        input  i32  [m]
+ *   6  top_k        input  i32  [m]
+ *   7  top_p        input  f32  [m]
+ *   8  min_p        input  f32  [m]
+ * with choose=none: x, w_norm, w, logits
+ *   3  logits  output  T  [m, vocab]
+ * with logprobs=yes: x, w_norm, w, ids, logit, logprob
+ *   5  logprob  output  f32  [m]
+ * with norm=layer: x, w_norm, b_norm, w, ids, logit
+ *   2  b_norm  input  T  [d]
+ * with norm=none: x, w, ids, logit
+ * with bias=yes: x, w_norm, w, bias, ids, logit
+ *   3  bias  input  T  [vocab] */
+
+/* pack-weight: codes of 4 bits with scales, in the order in which kernels read them, and back
+ *
+ *   n          1 to 2147483647   output features (any number)
+ *   k          1 to 2147483647   input features
+ *   direction  pack, unpack      pack: to the order of kernels; unpack: back
+ *   weights    int4              format of the weights: integers of 4 bits
+ *   group      128, 64, 32, row  weights=int4: elements of a row of the weight that share a scale
+ *   zeros      no, yes           weights=int4: whether each group has a zero point, instead of 8
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16, fp16 on the CPU
+ *   0  codes    input   u8  [n, ceil(k / 2)]
+ *   1  scale    input   T   [n, ceil(k / 128)]
+ *   2  w        output  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   3  w_scale  output  T   [ceil(n / 16), ceil(k / 128), 16]
+ * with direction=unpack: w, w_scale, unpacked, unpacked_scale
+ *   0  w               input   u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   1  w_scale         input   T   [ceil(n / 16), ceil(k / 128), 16]
+ *   2  unpacked        output  u8  [n, ceil(k / 2)]
+ *   3  unpacked_scale  output  T   [n, ceil(k / 128)]
+ * with group=64: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 64)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
+ * with group=32: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 32)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 32), 16]
+ * with group=row: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, 1]
+ *   3  w_scale  output  T  [ceil(n / 16), 1, 16]
+ * with zeros=yes: codes, scale, zero, w, w_scale, w_zero
+ *   2  zero    input   u8  [n, ceil(k / 128)]
+ *   5  w_zero  output  u8  [ceil(n / 16), ceil(k / 128), 16] */
 
 #endif

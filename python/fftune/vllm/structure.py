@@ -89,6 +89,16 @@ class Layer:
         return self.down.weight.data
 
 
+    def weights(self) -> dict[str, Tensor]:
+        """Those of a layer with a network, as the op `layer` calls them."""
+        q_norm, k_norm = self.head_norms or (None, None)
+        found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
+                     q_norm=q_norm, k_norm=k_norm, w_o=self.w_o, b_o=self.b_o,
+                     ffn_norm=self.ffn_norm.weight.data, w_gate=self.w_gate, w_up=self.w_up,
+                     w_down=self.w_down)
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 @dataclass
 class Model:
     layers: list[Layer]
