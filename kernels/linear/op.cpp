@@ -49,6 +49,7 @@ class Linear final : public Op {
          .choices = {"same", "f32"},
          .rare = true,
          .pass = "fwd"},
+        batch_invariant_option(),
         accumulate_option("w and bias")};
     for (OptionField& option : packed_options()) options.push_back(std::move(option));
     return options;

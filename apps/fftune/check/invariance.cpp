@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "core/error.hpp"
@@ -168,11 +167,18 @@ InvarianceResult check_invariance(const Catalog& catalog, Backend& backend,
     recipes[at] = choose(catalog, op, of(count), backend.facts(), presets).recipe;
   });
   InvarianceResult result;
+  std::map<Recipe, std::int64_t> distinct{{recipes.back(), most}};  // each with a number of tokens
+  for (std::size_t i = 0; i < counts.size(); ++i) distinct.emplace(recipes[i], counts[i]);
+  result.recipes = static_cast<int>(distinct.size());
+  // Their kernels are compiled side by side; the runs find them compiled.
+  const std::vector<std::pair<Recipe, std::int64_t>> each(distinct.begin(), distinct.end());
+  threads.run(static_cast<int>(each.size()), threads.max_threads(), [&](int i) {
+    const auto& [recipe, count] = each[static_cast<std::size_t>(i)];
+    if (!cancelled || !cancelled()) Plan(backend, op, of(count), recipe);
+  });
   if (cancelled && cancelled()) return result;
   Rows rows(op, backend, of(most));
   const auto all = rows.run(of(most), recipes.back(), 0);
-  std::set<Recipe> distinct(recipes.begin(), recipes.end());
-  result.recipes = static_cast<int>(distinct.size());
   for (std::size_t i = 0; i < counts.size(); ++i) {
     if (cancelled && cancelled()) return result;
     const std::int64_t count = counts[i];

@@ -113,22 +113,24 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m           1 to 2147483647   tokens (any number)
- *   k           1 to 2147483647   input features
- *   n           1 to 2147483647   output features
- *   bias        no, yes           whether y has a bias, and the backward pass its gradient
- *   y-scale     no, yes           pass fwd: whether columns of y are multiplied by a factor each,
- *                                 before a residual is added
- *   residual    no, yes           pass fwd: whether y is added to a residual of its size
- *   output      same, f32         pass fwd: element type of y: that of x and w, or f32
- *   accumulate  no, yes           pass bwd: whether the gradients of w and bias are added to
- *                                 others, which may be the same buffers
- *   weights     dense, int4       pass fwd: format of the weights: those of x, or packed integers
- *                                 of 4 bits with scales
- *   group       128, 64, 32, row  pass fwd: weights=int4: elements of a row of the weight that
- *                                 share a scale
- *   zeros       no, yes           pass fwd: weights=int4: whether each group has a zero point,
- *                                 instead of 8
+ *   m                1 to 2147483647   tokens (any number)
+ *   k                1 to 2147483647   input features
+ *   n                1 to 2147483647   output features
+ *   bias             no, yes           whether y has a bias, and the backward pass its gradient
+ *   y-scale          no, yes           pass fwd: whether columns of y are multiplied by a factor
+ *                                      each, before a residual is added
+ *   residual         no, yes           pass fwd: whether y is added to a residual of its size
+ *   output           same, f32         pass fwd: element type of y: that of x and w, or f32
+ *   batch-invariant  no, yes           pass fwd: whether the bits of a row are the same whatever
+ *                                      other rows there are
+ *   accumulate       no, yes           pass bwd: whether the gradients of w and bias are added to
+ *                                      others, which may be the same buffers
+ *   weights          dense, int4       pass fwd: format of the weights: those of x, or packed
+ *                                      integers of 4 bits with scales
+ *   group            128, 64, 32, row  pass fwd: weights=int4: elements of a row of the weight that
+ *                                      share a scale
+ *   zeros            no, yes           pass fwd: weights=int4: whether each group has a zero point,
+ *                                      instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
