@@ -40,6 +40,7 @@ _HOMES = {
     "ops": "ops",
     "nn": "nn",
     "reference": "reference",
+    "quantise": "nn",
     "MaskedFFN": "masked",
     "MaskedLinear": "masked",
     "patch": "patching",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .patching.attention import register_attention
     from .patching.experts_interface import register_experts
     from .masked import MaskedFFN, MaskedLinear
+    from .nn import quantise
     from .patching import PatchReport, patch, unpatch
     from .patching.decoding import generate
     from .tuning import check, explain, tune

@@ -39,6 +39,11 @@ def symbols_of(text: str) -> tuple[str, ...]:
     return _formula(text).co_names
 
 
+@functools.cache
+def has_option(op: str, pass_: str, name: str) -> bool:
+    return any(own == name and where in ("", pass_) for own, where, *_ in _TABLE[op]["options"])
+
+
 @dataclass(frozen=True)
 class Variant:
     """A buffer with the dtype and extents that it has under a condition: values of options."""

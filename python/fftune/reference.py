@@ -147,6 +147,59 @@ def linear_backward_into(dy, x, w, dw, dbias):
     return dx
 
 
+# packed weights of 4 bits: kernels/gemm/packed/layout.cuh has the layout
+
+def _places(n: int, k: int, device) -> tuple[Tensor, Tensor]:
+    """The byte and the shift of each code [n, k] in the packed weight."""
+    row = torch.arange(n, device=device).unsqueeze(1)
+    column = torch.arange(k, device=device)
+    block = 1 + row // 16 * -(-k // 64) + column // 64
+    lane, step = row % 16 // 2 * 4 + column % 8 // 2, column % 64 // 16
+    nibble = row % 2 + column % 16 // 8 * 2 + column % 2 * 4
+    return block * 512 + lane * 16 + step * 4 + nibble // 2, nibble % 2 * 4
+
+
+def _by_tiles(rows: Tensor) -> Tensor:
+    """[n, groups] as [tiles of 16 rows, groups, 16]."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % 16)).unflatten(0, (-1, 16)).transpose(1, 2).contiguous()
+
+
+def _pack_weight(codes, scale, zero, k):
+    n = len(codes)
+    plain = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, :k].int()
+    w = torch.zeros((-(-n // 16) * -(-k // 64) + 1) * 512, dtype=torch.int32, device=codes.device)
+    byte, shift = _places(n, k, codes.device)
+    w.index_add_(0, byte.flatten(), (plain << shift.int()).flatten())
+    header = torch.tensor([0x34576666, 1, n, k], dtype=torch.int32).view(torch.uint8)
+    w[:16] = header.to(w)
+    no_zero = codes.new_empty(0)
+    return (w.to(torch.uint8).view(-1, 512), _by_tiles(scale),
+            no_zero if zero is None else _by_tiles(zero))
+
+
+def _unpack_weight(w, scale, zero, n, k):
+    byte, shift = _places(n, k, w.device)
+    plain = F.pad(w.flatten()[byte] >> shift.to(torch.uint8) & 15, (0, k % 2)).unflatten(1, (-1, 2))
+    rows = [None if t is None else t.transpose(1, 2).flatten(0, 1)[:n].contiguous()
+            for t in (scale, zero)]
+    return plain[..., 0] | plain[..., 1] << 4, rows[0], w.new_empty(0) if zero is None else rows[1]
+
+
+pack_weight_128 = pack_weight_64 = pack_weight_32 = pack_weight_row = _pack_weight
+unpack_weight_128 = unpack_weight_64 = unpack_weight_32 = unpack_weight_row = _unpack_weight
+
+
+def linear_packed(x, w, scale, zero, bias, residual, n, group):
+    k = x.shape[-1]
+    byte, shift = _places(n, k, w.device)
+    _, scale, zero = _unpack_weight(w, scale, zero, n, k)
+    groups = torch.arange(k, device=w.device) // (k if group == "row" else int(group))
+    offset = zero.float()[:, groups] if zero.numel() else 8.0
+    codes = (w.flatten()[byte] >> shift.to(torch.uint8) & 15).float()
+    return _added(F.linear(x, ((codes - offset) * scale.float()[:, groups]).to(x.dtype)), bias,
+                  residual)
+
+
 # two experts behind a mask
 
 def _chosen(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -711,18 +764,19 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, weights, caches, form):
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         if found.constants:
             own = with_constants(found, own, x)
-        x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
+        x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
+                       found)
     return x
 
 
-def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
+def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     eps = form.get("eps")
 
     def norm(t, name):
@@ -761,9 +815,13 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     if norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
-    keys, values = (cache.transpose(1, 2) for cache in caches)
+    keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+    if pages is not None:
+        exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
+        keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
+                        .flatten(1, 2) for cache in (keys, values))
     # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
     places = torch.arange(keys.shape[1], device=x.device)
     last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)

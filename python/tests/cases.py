@@ -34,6 +34,18 @@ class Case:
         return self.name
 
 
+def _codes(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def _packed_linear(random, m, zeros, k=64, n=40):
+    zero = _codes(n, 2) % 16 if zeros else None
+    w, scale, zero = reference.pack_weight_32(_codes(n, k // 2), random(n, 2, scale=0.2 / k**0.5),
+                                              zero, k)
+    extra = (random(n), random(m, n)) if zeros else (None, None)
+    return random(m, k), w, scale, zero if zeros else None, *extra, n, "32"
+
+
 def _weights(random, d=24, h=40):
     return random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5), random(d, h, scale=h**-0.5)
 
@@ -178,6 +190,24 @@ CASES = [
          lambda r: (r(6, 24), None, r(24), *_weights(r), "relu", "gemma", 1e-5)),
     Case("linear", "linear", lambda r: (r(2, 3, 24), r(40, 24), None, None)),
     Case("linear-added", "linear", lambda r: (r(6, 24), r(40, 24), r(40), r(6, 40))),
+    Case("pack_weight", "pack_weight_32", lambda r: (_codes(40, 48), r(40, 3), None, 96),
+         differentiable=False),
+    Case("pack_weight-zeros", "pack_weight_row",
+         lambda r: (_codes(33, 100), r(33, 1), _codes(33, 1) % 16, 200), differentiable=False),
+    Case("pack_weight-64", "pack_weight_64", lambda r: (_codes(5, 64), r(5, 2), None, 128),
+         differentiable=False),
+    Case("pack_weight-128", "pack_weight_128", lambda r: (_codes(5, 64), r(5, 1), None, 128),
+         differentiable=False),
+    Case("unpack_weight", "unpack_weight_32", lambda r: (
+        *reference.pack_weight_32(_codes(33, 32), r(33, 2), _codes(33, 2) % 16, 64), 33, 64),
+        differentiable=False),
+    *(Case(f"unpack_weight-{group}", f"unpack_weight_{group}", lambda r, count=count: (
+        *reference.pack_weight_128(_codes(7, 64), r(7, count), None, 128)[:2], None, 7, 128),
+        differentiable=False) for group, count in (("row", 1), ("64", 2), ("128", 1))),
+    Case("linear_packed", "linear_packed", lambda r: _packed_linear(r, 2, False),
+         constants=(1, 2, 3)),
+    Case("linear_packed-zeros", "linear_packed", lambda r: _packed_linear(r, 70, True),
+         constants=(1, 2, 3)),
     Case("masked_linear", "masked_linear",
          lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24), "")),
     Case("masked_linear-pattern", "masked_linear",
