@@ -113,18 +113,22 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m                1 to 2147483647  tokens (any number)
- *   k                1 to 2147483647  input features
- *   n                1 to 2147483647  output features
- *   bias             no, yes          whether y has a bias, and the backward pass its gradient
- *   y-scale          no, yes          pass fwd: whether columns of y are multiplied by a factor
- *                                     each, before a residual is added
- *   residual         no, yes          pass fwd: whether y is added to a residual of its size
- *   output           same, f32        pass fwd: element type of y: that of x and w, or f32
- *   batch-invariant  no, yes          pass fwd: whether the bits of a row are the same whatever
- *                                     other rows there are
- *   accumulate       no, yes          pass bwd: whether the gradients of w and bias are added to
- *                                     others, which may be the same buffers
+ *   m           1 to 2147483647   tokens (any number)
+ *   k           1 to 2147483647   input features
+ *   n           1 to 2147483647   output features
+ *   bias        no, yes           whether y has a bias, and the backward pass its gradient
+ *   y-scale     no, yes           pass fwd: whether columns of y are multiplied by a factor each,
+ *                                 before a residual is added
+ *   residual    no, yes           pass fwd: whether y is added to a residual of its size
+ *   output      same, f32         pass fwd: element type of y: that of x and w, or f32
+ *   accumulate  no, yes           pass bwd: whether the gradients of w and bias are added to
+ *                                 others, which may be the same buffers
+ *   weights     dense, int4       pass fwd: format of the weights: those of x, or packed integers
+ *                                 of 4 bits with scales
+ *   group       128, 64, 32, row  pass fwd: weights=int4: elements of a row of the weight that
+ *                                 share a scale
+ *   zeros       no, yes           pass fwd: weights=int4: whether each group has a zero point,
+ *                                 instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -136,6 +140,9 @@
  *   2  y_scale  input  f32  [n]
  * with residual=yes: x, w, residual, y
  *   2  residual  input  T  [m, n]
+ * with weights=int4: x, w, w_scale, y
+ *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  T   [ceil(n / 16), ceil(k / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -1241,5 +1248,37 @@
  * with norm=none: x, w, ids, logit
  * with bias=yes: x, w_norm, w, bias, ids, logit
  *   3  bias  input  T  [vocab] */
+
+/* pack-weight: codes of 4 bits with scales, in the order in which kernels read them, and back
+ *
+ *   n          1 to 2147483647   output features (any number)
+ *   k          1 to 2147483647   input features
+ *   direction  pack, unpack      pack: to the order of kernels; unpack: back
+ *   weights    int4              format of the weights: integers of 4 bits
+ *   group      128, 64, 32, row  weights=int4: elements of a row of the weight that share a scale
+ *   zeros      no, yes           weights=int4: whether each group has a zero point, instead of 8
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16, fp16 on the CPU
+ *   0  codes    input   u8  [n, ceil(k / 2)]
+ *   1  scale    input   T   [n, ceil(k / 128)]
+ *   2  w        output  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   3  w_scale  output  T   [ceil(n / 16), ceil(k / 128), 16]
+ * with direction=unpack: w, w_scale, unpacked, unpacked_scale
+ *   0  w               input   u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   1  w_scale         input   T   [ceil(n / 16), ceil(k / 128), 16]
+ *   2  unpacked        output  u8  [n, ceil(k / 2)]
+ *   3  unpacked_scale  output  T   [n, ceil(k / 128)]
+ * with group=64: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 64)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
+ * with group=32: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 32)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 32), 16]
+ * with group=row: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, 1]
+ *   3  w_scale  output  T  [ceil(n / 16), 1, 16]
+ * with zeros=yes: codes, scale, zero, w, w_scale, w_zero
+ *   2  zero    input   u8  [n, ceil(k / 128)]
+ *   5  w_zero  output  u8  [ceil(n / 16), ceil(k / 128), 16] */
 
 #endif
