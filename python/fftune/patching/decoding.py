@@ -105,7 +105,7 @@ class Loop:
         draw = {**self.draw, "steps": self.steps} if self.draw else {}
         chosen = self.head(hidden, **draw).long()
         if self.stop.numel():
-            chosen = torch.where(self.done, self.pad, chosen)
+            chosen = chosen.masked_fill(self.done, self.pad)
             self.done |= (chosen[:, None] == self.stop).any(-1)
         self.ids.copy_(chosen[:, None])
         self.out.index_copy_(1, self.at, self.ids)
