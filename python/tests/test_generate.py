@@ -118,3 +118,47 @@ def test_what_is_not_known_is_refused_in_one_line():
     assert "not those of a linear layer" in refused(scaled, ids, 4)
     own.train()
     assert "model.eval()" in refused(own, ids, 4)
+
+
+def loops(monkeypatch):
+    """The loops that run from now on."""
+    seen = []
+    run = decoding.Loop.run
+    monkeypatch.setattr(decoding.Loop, "run", lambda self, ids: (seen.append(self), run(self, ids))[1])
+    return seen
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3-moe"])
+def test_greedy_calls_of_generate_run_by_the_loop(name, monkeypatch):
+    model, own = patched(name)
+    seen = loops(monkeypatch)
+    ids = inputs(name, 3, 9, DEVICE)["input_ids"]
+    wanted = dict(cache_implementation="static", disable_compile=True)
+    free = right(model, ids, 30, **wanted)
+    assert torch.equal(right(own, ids, 30, **wanted), free) and len(seen) == 1
+    assert torch.equal(right(own, ids[:1], 30, **wanted), right(model, ids[:1], 30, **wanted))
+    stop = dict(eos_token_id=[int(free[0, 14]), int(free[1, 12])], pad_token_id=0)
+    ours = right(own, ids, 30, attention_mask=torch.ones_like(ids), **stop, **wanted)
+    assert torch.equal(ours, right(model, ids, 30, **stop, **wanted)) and len(seen) == 3
+
+
+@pytest.mark.parametrize("options", [
+    dict(repetition_penalty=1.3), dict(no_repeat_ngram_size=2), dict(num_beams=2),
+    dict(output_logits=True, return_dict_in_generate=True), dict(cache_implementation="dynamic"),
+    dict(stopping_criteria=[lambda ids, _: torch.ones(len(ids), dtype=torch.bool, device=DEVICE)]),
+    dict(attention_mask=torch.tensor([[0] + [1] * 8, [1] * 9], device=DEVICE)),
+    dict(prompt_lookup_num_tokens=2), dict(min_new_tokens=8, eos_token_id=5)],
+    ids=lambda options: next(iter(options)))
+def test_other_calls_of_generate_run_as_before(options, monkeypatch):
+    model, own = patched("llama")
+    seen = loops(monkeypatch)
+    ids = inputs("llama", 1 if "prompt_lookup_num_tokens" in options else 2, 9, DEVICE)["input_ids"]
+    given = {"disable_compile": True, "pad_token_id": 0, **options}
+    if "prompt_lookup_num_tokens" not in options:
+        given = {"cache_implementation": "static", **given}
+    ours, theirs = (m.generate(ids, max_new_tokens=8, do_sample=False, **given) for m in (own, model))
+    if "return_dict_in_generate" in options:
+        ours, theirs = ours.sequences, theirs.sequences
+    assert torch.equal(ours, theirs) and not seen
+    fftune.unpatch(own)
+    assert "generate" not in vars(own)

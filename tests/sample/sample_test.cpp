@@ -158,6 +158,25 @@ TEST_CASE("sample: whole vocabularies are right on a GPU", "[gpu]") {
                         random, 0);
 }
 
+TEST_CASE("sample: a verification takes no other id, and none that there is not") {
+  const auto backend = open_cpu();
+  const Family& family = family_of(sample_op(), "cpu_choose");
+  for (const char* choose : {"argmax", "sample", "filtered"})
+    for (const std::int32_t other : {1, 99, -1000}) {
+      const Problem problem = problem_of(DeviceKind::cpu, DType::f32, 3, 100, {{"choose", choose}});
+      Program program = family.program(problem, backend->facts(), {});
+      const auto ids = tensor_index(sample_op().tensors(problem), "ids");
+      program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+        auto& id = static_cast<std::int32_t*>(call.tensors[ids])[1];
+        id = other < 0 ? other : (id + other) % 100;
+      }));
+      Verifier verifier(*backend, sample_op(), problem, 1);
+      const auto result = verifier.verify(0, 1, {backend->compile(program).executable});
+      CAPTURE(choose, other, result.failure);
+      CHECK(result.failure.starts_with("ids: 1 of 3 elements are wrong, the first [1, 0]"));
+    }
+}
+
 TEST_CASE("sample: the best id is the first of equal ones, and NaN is above every number") {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();

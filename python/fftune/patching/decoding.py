@@ -1,9 +1,12 @@
-"""generate(): ids in, ids out, for a model of patch(model, whole_layers=True).
+"""Ids in, ids out, for a model of patch(model, whole_layers=True): fftune.generate(), and the greedy
+steps of transformers' generate().
 
 A step is the decoder of the model, whose layers one op runs, and the op `head`. Ids, lengths and
 positions advance on the device, so a step is captured in a CUDA graph once and then only replayed. The
 host looks at what is finished some steps later than it happens, and waits for no step.
 """
+import inspect
+import types
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +16,14 @@ from torch import Tensor, nn
 from .. import ops
 from .._library import Error
 from .graphs import _tensors_of
-from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, watched
+from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, undoable, watched
 
 _LOOKS = 16  # steps from one look at the finished sequences to the next
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a model does with the hidden states of its decoder."""
+    """The logits of a model from the hidden states of its decoder."""
 
     decoder: nn.Module
     product: nn.Linear
@@ -102,7 +105,7 @@ class Loop:
         draw = {**self.draw, "steps": self.steps} if self.draw else {}
         chosen = self.head(hidden, **draw).long()
         if self.stop.numel():
-            chosen = torch.where(self.done, self.pad, chosen)
+            chosen = chosen.masked_fill(self.done, self.pad)
             self.done |= (chosen[:, None] == self.stop).any(-1)
         self.ids.copy_(chosen[:, None])
         self.out.index_copy_(1, self.at, self.ids)
@@ -131,7 +134,7 @@ class Loop:
         return self.out[:, :int(ends.max())]
 
     def _capture(self):
-        """What runs a step: the replay of a graph where there are any."""
+        """A function that runs a step: the replay of a graph where there are any."""
         if not self.ids.is_cuda or _tensors_of(self.cache) is None:
             return lambda: self.advance(self.ids)
         graph = torch.cuda.CUDAGraph()
@@ -212,3 +215,84 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
                      "min_p": of(min_p or 0.0, torch.float32)}
     loop = Loop(head, cache, ids, max_new_tokens, stop, pad, draw)
     return torch.cat((ids, loop.run(ids)), -1)
+
+
+# transformers' generate()
+
+def patch_greedy(model: nn.Module) -> str:
+    """Makes generate() run the steps of a greedy search by Loop."""
+    if "custom_generate" not in inspect.signature(type(model).generate).parameters:
+        raise Unfit("this transformers takes no function for the steps of generate()")
+    head_of(model)
+    model.__dict__["generate"] = types.MethodType(_generate, model)
+    return "greedy steps by layer and head, with a static cache and no logits processors"
+
+
+@undoable
+def _generate(self, *arguments, **options):
+    if options.get("custom_generate") is None and _is_greedy(self, arguments, options):
+        options["custom_generate"] = _greedy_steps
+    return type(self).generate(self, *arguments, **options)
+
+
+def _is_greedy(model: nn.Module, arguments: tuple, options: dict) -> bool:
+    """Whether this call of generate() is a greedy search of one process, with nobody to stream to."""
+    from transformers.generation.configuration_utils import GenerationMode
+
+    signature = inspect.signature(type(model).generate)
+    others = {name: value for name, value in options.items() if name not in signature.parameters}
+    try:
+        given = signature.bind(model, *arguments, **options).arguments
+        config, _ = model._prepare_generation_config(given.get("generation_config"), **others)
+        mode = config.get_generation_mode(given.get("assistant_model"))
+    except Exception:  # generate() raises it itself
+        return False
+    # generate() hands none of these to a function in the place of its own.
+    left_out = [given.get("streamer"), given.get("synced_gpus"), options.get("tokenizer")]
+    return (mode is GenerationMode.GREEDY_SEARCH and not any(v is not None for v in left_out)
+            and not (torch.distributed.is_available() and torch.distributed.is_initialized()))
+
+
+def _greedy_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, generation_config,
+                  **model_kwargs):
+    """As transformers' _sample(), which runs the calls that Loop cannot."""
+    loop = None if len(logits_processor) else _loop_of(
+        self, input_ids, stopping_criteria, generation_config, model_kwargs)
+    if loop is None:
+        return type(self)._sample(self, input_ids, logits_processor, stopping_criteria,
+                                  generation_config, **model_kwargs)
+    return torch.cat((input_ids, loop.run(input_ids)), -1)
+
+
+def _loop_of(model, ids: Tensor, criteria, config, options: dict) -> Loop | None:
+    """The steps of a greedy search, or None if they need more than ids, lengths and a static cache."""
+    from transformers import EosTokenCriteria, MaxLengthCriteria
+
+    cache, mask = options.get("past_key_values"), options.get("attention_mask")
+    expected = {"past_key_values", "attention_mask", "use_cache", "logits_to_keep", "position_ids"}
+    kinds = [type(one) for one in criteria]
+    if (torch.is_grad_enabled() or model.training or config.return_dict_in_generate
+            or config.prefill_chunk_size is not None or options.keys() - expected
+            or not options.get("use_cache")
+            or kinds.count(MaxLengthCriteria) != 1
+            or any(kind not in (MaxLengthCriteria, EosTokenCriteria) for kind in kinds)):
+        return None
+    # The cache of this call, and empty; no padding, and the usual positions.
+    if type(cache).__name__ != "StaticCache" or getattr(cache, "_is_user_defined", False) \
+            or int(cache.get_seq_length()) or mask is not None and not bool(mask.all()):
+        return None
+    positions = options.get("position_ids")
+    if positions is not None and (positions.dim() != 2 or positions.shape[1] != ids.shape[1] or bool(
+            (positions != torch.arange(ids.shape[1], device=positions.device)).any())):
+        return None
+    try:
+        head = head_of(model)
+    except Exception:
+        return None
+    count = next(one.max_length for one in criteria if type(one) is MaxLengthCriteria) - ids.shape[1]
+    stop = [id for one in criteria if type(one) is EosTokenCriteria
+            for id in one.eos_token_id.tolist()]
+    pad = config._pad_token_tensor
+    if count < 1 or stop and pad is None:
+        return None
+    return Loop(head, cache, ids, count, tuple(stop), 0 if pad is None else int(pad), {})
