@@ -126,7 +126,7 @@ def _argument(text: str, about: Description, shapes: Mapping[str, str]) -> Argum
         dtypes = {v.dtype for v in variants}
         types = (KINDS["index"] if dtypes == {"i32", "i64"} else
                  FP8 if "T" in dtypes and about.fixed["dtype"] == "fp8" else
-                 _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
+                 DATA if "T" in dtypes else _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
     ranks = {len(v.shape) for v in variants}
     shape = shapes.get(name) or ("[...]" if len(ranks) > 1 else about.words(variants[0].shape))
     return Argument(name, libraries, "Tensor", Kind(types, shape), kind or "", bool(optional),

@@ -9,7 +9,7 @@ from .._custom import OPS, call, gradient, rows
 from .._declare import declare
 from .packed import PackedWeight, linear_packed
 
-declare("linear", "linear", "x, w:data, bias?, residual?", "y", casts=True, by_row=True)
+declare("linear", "linear", "x, w, bias?, residual?", "y", casts=True, by_row=True)
 declare("linear_backward", "linear", "dy, x, w, bias:bool", "dx, dw, dbias?bias", back=True)
 declare("linear_backward_into", "linear", "dy, x, w, dw=dw_before!, dbias=dbias_before?!", "dx",
         back=True)
