@@ -66,6 +66,12 @@
  *                                                       whether w_norm is kept as its distance from
  *                                                       1
  *   eps              a number from 0 to 1               pass fwd: added to the norm's mean square
+ *   weights          dense, int4                        pass fwd: format of the weights: those of
+ *                                                       x, or packed integers of 4 bits with scales
+ *   group            128, 64, 32, row                   pass fwd: weights=int4: elements of a row
+ *                                                       of the weight that share a scale
+ *   zeros            no, yes                            pass fwd: weights=int4: whether each group
+ *                                                       has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -91,6 +97,13 @@
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
  * with gate=no: x, w_up, w_down, y
+ * with weights=int4: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_up          input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_down        input  u8  [ceil(d / 16) * ceil(h / 64) + 1, 512]
+ *   4  w_gate_scale  input  T   [ceil(h / 16), ceil(d / 128), 16]
+ *   5  w_up_scale    input  T   [ceil(h / 16), ceil(d / 128), 16]
+ *   6  w_down_scale  input  T   [ceil(d / 16), ceil(h / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
