@@ -157,6 +157,7 @@ class Ffn final : public Op {
           .choices = {"tensor", "block"},
           .rare = true,
           .pass = "fwd"},
+         batch_invariant_option(),
          accumulate_option("the weights")});
     append(norm_options());
     append(packed_options());

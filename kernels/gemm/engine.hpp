@@ -20,6 +20,10 @@ namespace fftune {
 /// of two the first one's C is the second one's A: gate_up, then down.
 using GemmChain = std::vector<GemmProblem>;
 
+/// Why an engine without Engine::batch_invariant refuses a problem that asks for it.
+constexpr std::string_view order_depends_on_rows =
+    "batch-invariant: it has another order of sums than the kernels of many rows";
+
 struct Engine {
   std::string_view name;  // "sm90"
   DeviceKind device_kind = DeviceKind::cuda;
@@ -34,6 +38,9 @@ struct Engine {
   /// Appends the launches.
   void (*append)(Program&, const GemmChain&, const TensorPlaces&, const DeviceFacts&,
                  const Config&) = nullptr;
+  /// Whether its space for a GemmProblem::batch_invariant has one order of a row's sums alone,
+  /// which other such engines for the same problem and device share.
+  bool batch_invariant = false;
   /// Embedded sources whose code decides a variant's speed.
   std::vector<std::string> sources;
 };

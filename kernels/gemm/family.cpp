@@ -96,6 +96,8 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
     return fmt::format("the kernel needs compute capability 8.0: {} has {}.{}", facts.name,
                        facts.compute_capability / 10, facts.compute_capability % 10);
+  if (is_batch_invariant(problem) && !engine_.batch_invariant)
+    return std::string(order_depends_on_rows);
   return engine_.can_implement(chain(problem), facts);
 }
 
@@ -130,7 +132,10 @@ std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families)
 
 GemmChain GemmFamily::chain(const Problem& problem) const {
   GemmChain chain;
-  for (const GemmStage& stage : stages_) chain.push_back(stage.gemm(problem));
+  for (const GemmStage& stage : stages_) {
+    chain.push_back(stage.gemm(problem));
+    chain.back().batch_invariant = is_batch_invariant(problem);
+  }
   return chain;
 }
 

@@ -223,6 +223,7 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   if (!qkv.slots.empty()) {
     add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
     add(offsetof(qkv_params, cache_rows), static_cast<std::int32_t>(qkv.cache_rows));
+    add(offsetof(qkv_params, cache_head), static_cast<std::int32_t>(qkv.cache_head));
   }
   add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
   add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));

@@ -46,6 +46,7 @@ _HOMES = {
     "patch": "patching",
     "unpatch": "patching",
     "PatchReport": "patching",
+    "generate": "patching.decoding",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
     "tune": "tuning",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .masked import MaskedFFN, MaskedLinear
     from .nn import quantise
     from .patching import PatchReport, patch, unpatch
+    from .patching.decoding import generate
     from .tuning import check, explain, tune
 
 __all__ = ["Error", *_HOMES]

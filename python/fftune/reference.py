@@ -465,6 +465,76 @@ def moe_route_backward(d_weights, logits, ids, score, order, renormalise, scale)
     return (scores * (d_scores - (d_scores * scores).sum(-1, keepdim=True))).to(logits.dtype)
 
 
+# heads
+
+def _philox(seeds: Tensor, quads: Tensor, steps: Tensor) -> list[Tensor]:
+    """The four words of Philox4x32-10 for 64-bit keys, in int64 that wraps around."""
+    low = 0xffffffff
+    k0, k1 = seeds & low, seeds >> 32 & low
+    zero = torch.zeros_like(quads + steps)
+    c = [quads + zero, zero, (steps & low) + zero, zero]
+    for _ in range(10):
+        first, second = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [second >> 32 & low ^ c[1] ^ k0, second & low, first >> 32 & low ^ c[3] ^ k1, first & low]
+        k0, k1 = k0 + 0x9E3779B9 & low, k1 + 0xBB67AE85 & low
+    return c
+
+
+def _kept(logits, temperature, top_k, top_p, min_p):
+    """Which ids the filters keep, those of equal logits together."""
+    vocab = logits.shape[-1]
+    best = logits.sort(-1, descending=True)[0]
+    count = torch.where((top_k > 0) & (top_k < vocab), top_k, vocab).long()
+    least = best.gather(-1, count - 1)
+    of_top_k = logits >= least
+    mass = ((logits - best[..., :1]) / temperature).exp()
+    better = torch.where(best >= least, ((best - best[..., :1]) / temperature).exp(), 0.0)
+    limit = torch.where(top_p < 1, top_p.double() * better.sum(-1, keepdim=True), math.inf)
+    # An id stays if all better ones together are below the limit: those of equal logits are not.
+    above = better.cumsum(-1) - better
+    first = torch.searchsorted(-best, -logits.contiguous())
+    kept = (above.gather(-1, first) < limit) | (first == 0)
+    return of_top_k & kept & (mass >= min_p)
+
+
+def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap:
+        wide = softcap * torch.tanh(wide / softcap)
+    scores = wide
+    if temperature is not None:
+        temperature, seeds, steps = (t.unsqueeze(-1) for t in (temperature, seeds, steps))
+        quads = torch.arange(-(-wide.shape[-1] // 4), device=wide.device)
+        words = torch.stack(_philox(seeds, quads, steps.long()), -1).flatten(-2)
+        uniform = (words[..., :wide.shape[-1]].double() + 0.5) / 2**32
+        scores = wide.double() / temperature - (-(-uniform).log1p()).log()
+        if top_k is not None:
+            kept = _kept(wide.double(), temperature, *(t.unsqueeze(-1) for t in (top_k, top_p, min_p)))
+            scores = torch.where(kept, scores, -math.inf)
+        scores = torch.where(temperature > 0, scores, wide.double())
+    ids = scores.argmax(-1, keepdim=True)
+    logit = wide.gather(-1, ids).squeeze(-1)
+    logprob = logit - wide.logsumexp(-1) if logprobs else logits.new_empty(0)
+    return ids.squeeze(-1).int(), logit.float(), logprob.float() if logprobs else logprob
+
+
+def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
+    if b_norm is not None:
+        x = layernorm(x, w_norm, b_norm, eps)
+    elif w_norm is not None:
+        x = rmsnorm(x, w_norm, eps, convention)
+    if logits == "same":
+        return F.linear(x, w, bias)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(x.to(wide), w.to(wide), None if bias is None else bias.to(wide)).float()
+
+
+def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, min_p, eps, convention,
+         softcap, logits, logprobs):
+    return sample(head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits), temperature, seeds,
+                  steps, top_k, top_p, min_p, softcap, logprobs)
+
+
 # rmsnorm
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
@@ -694,18 +764,19 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, weights, caches, form):
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         if found.constants:
             own = with_constants(found, own, x)
-        x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
+        x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
+                       found)
     return x
 
 
-def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
+def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     eps = form.get("eps")
 
     def norm(t, name):
@@ -744,9 +815,13 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     if norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
-    keys, values = (cache.transpose(1, 2) for cache in caches)
+    keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+    if pages is not None:
+        exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
+        keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
+                        .flatten(1, 2) for cache in (keys, values))
     # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
     places = torch.arange(keys.shape[1], device=x.device)
     last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)

@@ -1,4 +1,5 @@
 """Calls of every custom op, small ones: what test_ops.py checks in many ways."""
+import math
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -55,6 +56,22 @@ def _mask(*shape):
 
 def _ids(rows, length):
     return torch.randint(0, 5, (rows, length))
+
+
+def _draw(filters, *rows) -> tuple:
+    """Parameters of a draw: without any, without filters, or with them."""
+    if filters is None:
+        return (None,) * 6
+
+    def of(*values, dtype=torch.float32):
+        count = math.prod(rows)
+        return torch.tensor((values * count)[:count], dtype=dtype).view(rows)
+
+    draw = of(0.0, 0.7, 1.0, 1.5), of(1, 2, 2**40, -3, dtype=torch.int64), \
+        of(0, 1, 7, dtype=torch.int32)
+    if not filters:
+        return *draw, None, None, None
+    return *draw, of(0, 5, 2, 100, dtype=torch.int32), of(1.0, 0.9, 0.5), of(0.0, 0.0, 0.1, 0.0, 0.3)
 
 
 def _attention(r, q=(2, 9, 4, 16), k=(2, 9, 2, 16), *, pages=None, mask=None, bias=None,
@@ -283,6 +300,24 @@ CASES = [
     Case("moe_route-groups", "moe_route",
          lambda r: _route(r, 3, "sigmoid", "before", 4, 2, "top2", True, 2.5, bias=True),
          outputs=1, constants=(1,)),
+    Case("sample", "sample", lambda r: (r(3, 5, 37), *_draw(None), 0.0, False),
+         differentiable=False),
+    Case("sample-draws", "sample", lambda r: (r(3, 5, 37), *_draw(False, 3, 5), 30.0, True),
+         differentiable=False),
+    Case("sample-filtered", "sample", lambda r: (r(15, 40), *_draw(True, 15), 0.0, True),
+         differentiable=False),
+    Case("head", "head",
+         lambda r: (r(5, 24), r(24), None, r(41, 24), None, *_draw(None), 1e-5, "llama", 0.0, "same",
+                    False), differentiable=False),
+    Case("head-draws", "head",
+         lambda r: (r(5, 24), r(24), r(24), r(41, 24), r(41), *_draw(False, 5), 1e-5, "llama", 0.0,
+                    "f32", True), differentiable=False),
+    Case("head-filtered", "head",
+         lambda r: (r(5, 24), None, None, r(41, 24), r(41), *_draw(True, 5), 1e-6, "llama", 30.0,
+                    "same", False), differentiable=False),
+    Case("head_logits", "head_logits",
+         lambda r: (r(2, 3, 24), r(24), None, r(41, 24), r(41), 1e-5, "gemma", "same"),
+         differentiable=False),
     Case("qkv", "qkv", lambda r: _qkv(r), differentiable=False),
     Case("qkv-packed", "qkv",
          lambda r: _qkv(r, (7,), packed=True, bias=True, norm=True, rule="llama3"),

@@ -52,6 +52,27 @@ def _rowed(x: Tensor) -> tuple[Tensor, int | None]:
     return x, None if row == own else row
 
 
+def head_stride(x: Tensor) -> int:
+    """Elements from a head to the next one, of a cache whose heads may be side by side with others';
+    0 if it is laid out in another way."""
+    *lead, heads, dim = x.shape
+    stride = x.stride(-2) if heads > 1 or not lead else x.stride(-3)
+    row = heads * stride
+    for count, own in zip(reversed(lead), reversed(x.stride()[:-2])):
+        if count > 1 and own != row:
+            return 0
+        row *= count
+    return stride if x.stride(-1) == 1 and stride % dim == 0 else 0
+
+
+def _paged(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int | None]:
+    """Pages as the kernels read them, and the elements between heads where those are apart."""
+    stride = head_stride(k)
+    if stride == 0 or head_stride(v) != stride or k.is_cuda and (k.data_ptr() | v.data_ptr()) & 15:
+        return ready(k.contiguous()), ready(v.contiguous()), None
+    return k, v, None if stride == k.shape[-1] else stride
+
+
 def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets, lengths,
                       sinks, pages=None):
     strides, causal, window, softcap, scale, *others = options
@@ -116,7 +137,7 @@ def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_off
 
 
 _NAMES = ("s", "b", "heads", "dim", "kv", "kv-heads", "window", "page", "pages", "q-row", "k-row",
-          "v-row", "layout", "mask", "mask-heads", "bias", "bias-heads", "bias-sequences", "lengths",
+          "v-row", "kv-head", "layout", "mask", "mask-heads", "bias", "bias-heads", "bias-sequences", "lengths",
           "sinks", "softcap", "scale")
 
 
@@ -155,11 +176,14 @@ def _(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sin
       softcap, scale, lse):
     y = empty(q, *q.shape)
     own = empty(q, *(_lse_shape(q, offsets) if lse else (0,)), dtype=torch.float32)
-    (q, q_row), (k, k_row), (v, v_row) = map(_rowed, (q, k, v))
-    if pages is not None:
-        k, v, k_row, v_row = ready(k), ready(v), None, None
+    q, q_row = _rowed(q)
+    k_row = v_row = kv_head = None
+    if pages is None:
+        (k, k_row), (v, v_row) = _rowed(k), _rowed(v)
+    else:
+        k, v, kv_head = _paged(k, v)
         pages = ready(int32("attention", "pages", pages))
-    run(_ATTENTION, ((q_row, k_row, v_row), causal, window, softcap, scale, "yes" if lse else None),
+    run(_ATTENTION, ((q_row, k_row, v_row, kv_head), causal, window, softcap, scale, "yes" if lse else None),
         (q, k, v, pages, *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
         (y, own) if lse else (y,))
     return y, own
@@ -173,7 +197,8 @@ def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths
     d_sinks = empty(q, 0 if sinks is None else sinks.numel(), dtype=torch.float32)
     (q, q_row), (k, k_row), (v, v_row) = map(_rowed, (q, k, v))
     run(_ATTENTION_BACKWARD,
-        ((q_row, k_row, v_row), causal, window, softcap, scale, "yes" if deterministic else None),
+        ((q_row, k_row, v_row, None), causal, window, softcap, scale,
+         "yes" if deterministic else None),
         (ready(dy), q, k, v, ready(y), ready(lse),
          *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
         results if sinks is None else (*results, d_sinks))
@@ -246,7 +271,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
     of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
     gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
-    other keys are read. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
+    other keys are read. Keys and values of a head may be side by side there, parts of one tensor [..., 2
+    features]. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
     Gradients have the same bits in each run under torch.use_deterministic_algorithms.
     """
     if bias is not None and wants_gradient(bias):

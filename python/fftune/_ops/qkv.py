@@ -8,7 +8,8 @@ from .._checks import expect, int32, several
 from .._custom import OPS, call, empty, expect_good, fake, wants_gradient, yes
 from .._declare import define
 from .._library import Error
-from .._run import Form, run
+from .._run import Form, ready, run
+from .attention import head_stride
 from .linear import linear
 from .rmsnorm import rmsnorm
 from .rope import NUMBERS, USED, expect_rule, rope
@@ -35,7 +36,7 @@ def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
 
 def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles,
             k_cache=None, v_cache=None, slots=None):
-    heads, kv_heads, eps, rotation, rotary, rule, numbers = options
+    heads, kv_heads, eps, rotation, rotary, rule, numbers, *apart = options
     d, m = x.shape[-1], x.shape[:-1].numel()
     dim = _dim(w_q, w_k, heads, kv_heads)
     packed = w_k is None
@@ -66,8 +67,8 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
         expect("qkv", "slots", slots, x.shape[:-1])
     if not m:
         return None
-    return (m, d, heads, dim, kv_heads, rotary or None if rotates else None,
-            None if angles is None else angles.shape[0], rows, "packed" if packed else "separate",
+    return (m, d, heads, dim, kv_heads, rotary if rotates and rotary not in (0, dim) else None,
+            None if angles is None else angles.shape[0], rows, *(apart or (None,)), "packed" if packed else "separate",
             yes(b_q), yes(q_norm), float(eps) if q_norm is not None else None,
             rotation if rotates else None, rule if rotates else None,
             *(n if rotates and i in USED[rule] else None for i, n in enumerate(numbers)),
@@ -96,19 +97,26 @@ def _(*arguments):
 def _(*arguments):
     x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots = arguments[:14]
     heads, kv_heads, *options, numbers = arguments[14:]
+    stride = head_stride(k_cache)
     for cache in (k_cache, v_cache):
-        if not cache.is_contiguous() or cache.is_cuda and cache.data_ptr() & 15:
-            raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
-    q = _heads(x, heads, _dim(w_q, w_k, heads, kv_heads))
+        if not stride or head_stride(cache) != stride or cache.is_cuda and cache.data_ptr() & 15:
+            raise Error("qkv: rows of a cache do not follow each other, or do not begin at an address "
+                        "of 16 bytes")
+    dim = _dim(w_q, w_k, heads, kv_heads)
+    q = _heads(x, heads, dim)
     positions = int32("qkv", "positions", positions)
-    run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
-        (x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots), (q,))
+    given = [t if t is None else ready(t) for t in (x, w_q, w_k, *others, positions, angles)]
+    apart = None if stride == dim else stride
+    run(_QKV_CACHED, (heads, kv_heads, *options, tuple(numbers), apart),
+        (*given, k_cache, v_cache, ready(slots)), (q,))
     return q
 
 
-_QKV = Form("qkv", False, OPS.qkv_cached.kinds,
-            ("m", "d", "heads", "dim", "kv-heads", "rotary", "positions", "cache-slots", "weights",
-             "bias", "norm", "eps", "rotation", "angles", *NUMBERS, "cache", "slots"), _values)
+_QKV, _QKV_CACHED = (
+    Form("qkv", False, OPS.qkv_cached.kinds,
+         ("m", "d", "heads", "dim", "kv-heads", "rotary", "positions", "cache-slots", "cache-head",
+          "weights", "bias", "norm", "eps", "rotation", "angles", *NUMBERS, "cache", "slots"),
+         _values, strided=strided) for strided in (False, True))
 
 
 @fake("qkv")
@@ -141,7 +149,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
     options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
     position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
 
-    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous. Keys and values
+    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, or parts of one
+    contiguous tensor [..., kv_heads, 2 dim] that has each head's keys and values side by side. Keys and values
     are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
     that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
     `rope`; writing to caches has none.
