@@ -157,6 +157,7 @@ constexpr u64 mass_of(float logit, float largest, float reciprocal) {
 // The least mass that is not below `part` of a sum; 0 if the part is not above 0.
 constexpr u64 mass_limit(float part, u64 sum) {
   if (!(part > 0)) return 0;
+  if (part >= 1) return sum;
   const double limit = static_cast<double>(part) * static_cast<double>(sum);
   const u64 whole = static_cast<u64>(limit);
   return whole + (static_cast<double>(whole) < limit ? 1 : 0);

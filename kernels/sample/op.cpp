@@ -75,7 +75,7 @@ void keep(std::span<double> logits, const Row& row) {
   }
   const double least = sorted[end - 1];
   for (double& logit : logits)
-    if (logit < least || probability(logit) < row.min_p) logit = -infinity;
+    if (logit < least || probability(logit) < std::min(row.min_p, 1.0)) logit = -infinity;
 }
 
 /// Makes scores of logits. Returns the score's derivative by a logit.

@@ -10,7 +10,8 @@
 //   filtered the same of the ids that three filters keep. top_k keeps an id if fewer than k ids are
 //            better. top_p keeps it if the better ids that top_k keeps have a probability below p.
 //            min_p keeps it if it has at least min_p times the best one's probability. So ids of
-//            equal logits stay together. top_k <= 0, top_p >= 1 and min_p <= 0 keep all
+//            equal logits stay together. top_k <= 0, top_p >= 1 and min_p <= 0 keep all; a min_p
+//            above 1 is 1
 //   logit    l of the chosen id; logprob: its log_softmax, without temperature and filter
 //
 // The arithmetic of a draw has the same bits on every device (common/sampling.cuh), so the same

@@ -157,6 +157,8 @@ struct StageSpec {
   int inner_roundings = 0;
   /// How many such values there are: the errors of few do not average out. 0: many.
   double inner_values = 0;
+  /// Weights that it makes of packed ones, and rounds.
+  int expanded_weights = 0;
 };
 
 /// An input in its dtype, row-major.

@@ -203,9 +203,15 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       const DType other = tensors()[tensor_index(tensors(), name)].dtype;
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;
     }
-  expected.tolerance = tolerance(
-      coarsest, expected.rounding_error, expected.reduction_length, expected.distinct,
-      rows_.op().parts(problem()).empty() ? 1 : static_cast<std::int64_t>(stage - first_stage + 1));
+  // The cap is that of a pipeline with three roundings; expanded weights are rounded besides.
+  std::int64_t roundings = 1;
+  if (!rows_.op().parts(problem()).empty())
+    roundings = static_cast<std::int64_t>(stage - first_stage + 1);
+  int expanded = 0;
+  for (std::size_t k = first_stage; k <= stage; ++k) expanded += stages()[k].expanded_weights;
+  if (expanded > 0) roundings = std::max<std::int64_t>(roundings, 3) + expanded;
+  expected.tolerance = tolerance(coarsest, expected.rounding_error, expected.reduction_length,
+                                 expected.distinct, roundings);
   return expected_[key] = std::move(expected);
 }
 

@@ -486,15 +486,16 @@ def _kept(logits, temperature, top_k, top_p, min_p):
     best = logits.sort(-1, descending=True)[0]
     count = torch.where((top_k > 0) & (top_k < vocab), top_k, vocab).long()
     least = best.gather(-1, count - 1)
-    of_top_k = logits >= least
+    of_top_k = ~(logits < least)
     mass = ((logits - best[..., :1]) / temperature).exp()
     better = torch.where(best >= least, ((best - best[..., :1]) / temperature).exp(), 0.0)
     limit = torch.where(top_p < 1, top_p.double() * better.sum(-1, keepdim=True), math.inf)
     # An id stays if all better ones together are below the limit: those of equal logits are not.
     above = better.cumsum(-1) - better
-    first = torch.searchsorted(-best, -logits.contiguous())
-    kept = (above.gather(-1, first) < limit) | (first == 0)
-    return of_top_k & kept & (mass >= min_p)
+    first = torch.searchsorted(-best, -logits.contiguous()).clamp(max=vocab - 1)
+    kept = (above.gather(-1, first) < limit) | (first == 0) | (top_p >= 1)
+    # NaN is above every number, and no comparison with it leaves an id out.
+    return of_top_k & (kept | best[..., :1].isnan()) & ~(mass < min_p.clamp(max=1))
 
 
 def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):

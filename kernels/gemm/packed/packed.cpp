@@ -112,6 +112,7 @@ StageSpec expand_spec(std::string_view name, const std::vector<PackedWeight>& we
                       const std::vector<TensorSpec>& tensors) {
   StageSpec stage;
   stage.name = name;
+  stage.expanded_weights = static_cast<int>(weights.size());
   for (const PackedWeight& weight : weights) {
     for (const std::string_view input : {weight.codes, weight.scales, weight.zeros})
       if (!input.empty()) stage.inputs.emplace_back(input);
