@@ -154,7 +154,7 @@ constexpr u64 mass_of(float logit, float largest, float reciprocal) {
   const float e = float_of(exp_of((Real(logit) - Real(largest)) * Real(reciprocal)));
   return e > 0 ? static_cast<u64>(e * 0x1p44f) : 0;
 }
-// The least mass that is not below `part` of a sum; 0 if the part is not above 0.
+// The least mass that is not below `part` of a sum; 0 if the part is not above 0, at most all.
 constexpr u64 mass_limit(float part, u64 sum) {
   if (!(part > 0)) return 0;
   if (part >= 1) return sum;
