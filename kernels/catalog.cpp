@@ -29,10 +29,11 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
   static const Catalog catalog{
-      {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
-       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &moe_ffn_op(), &moe_route_op(),
-       &qkv_op(), &attention_op(), &pack_mask_op(), &masked_softmax_op(), &layernorm_op(),
-       &layer_op(), &sample_op(), &head_op(), &pack_weight_op()},
+      {&ffn_op(),        &linear_op(),    &rmsnorm_op(),        &bias_gelu_op(),
+       &act_mul_op(),    &rope_op(),      &ngram_block_op(),    &masked_linear_op(),
+       &masked_ffn_op(), &moe_ffn_op(),   &moe_route_op(),      &qkv_op(),
+       &attention_op(),  &pack_mask_op(), &masked_softmax_op(), &layernorm_op(),
+       &layer_op(),      &sample_op(),    &head_op(),           &pack_weight_op()},
       &sources};
   return catalog;
 }

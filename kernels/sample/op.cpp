@@ -36,7 +36,7 @@ Row row_of(const std::vector<double>& parameters) {
   row.temperature = parameters[0];
   row.seed = static_cast<std::int64_t>(parameters[1]);
   row.step = static_cast<std::int64_t>(parameters[2]);
-  if (parameters.size() > 3)
+  if (parameters.size() > 5)
     row.top_k = parameters[3], row.top_p = parameters[4], row.min_p = parameters[5];
   return row;
 }
