@@ -18,6 +18,9 @@ from ._library import Error, on_two_devices
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
                torch.float8_e4m3fn: "fp8"}
+# The library's words for element types.
+TORCH_DTYPES = {**{name: dtype for dtype, name in DTYPE_NAMES.items()}, "i8": torch.int8,
+                "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64}
 FP8 = frozenset((torch.float8_e4m3fn,))
 # All tensors of this kind have one type, that of the problem.
 DATA = frozenset(DTYPE_NAMES) - FP8

@@ -313,15 +313,6 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
     return decorate
 
 
-def empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    # In two thirds of torch.empty's time.
-    return x.new_empty(shape) if dtype is None else x.new_empty(shape, dtype=dtype)
-
-
-def yes(tensor: Tensor | None) -> str | None:
-    return None if tensor is None else "yes"
-
-
 def call(op: Op, *arguments):
     """The op; where only its kernel and its gradient would run, those, past the dispatcher, which
     costs a host more than all the rest."""

@@ -87,6 +87,12 @@
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
  * with gate=no: x, w_up, w_down, y
+ * with norm=rms: x, w_gate, w_up, w_down, w_norm, y
+ *   4  w_norm  input  T  [d]
+ * with norm=add-rms: x, w_gate, w_up, w_down, x_residual, w_norm, y, sum
+ *   4  x_residual  input   T  [m, d]
+ *   5  w_norm      input   T  [d]
+ *   7  sum         output  T  [m, d]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -763,6 +769,11 @@
  *   1  k  input  T  [b, s, k-row]
  * with v-row: q, k, v, out
  *   2  v  input  T  [b, s, v-row]
+ * with mask=bool: q, k, v, mask, out
+ *   3  mask  input  u8  [b, 1, s, s]
+ * with mask=packed: q, k, v, mask_bits, mask_flags, out
+ *   3  mask_bits   input  i32  [b, 1, s, 4 * ceil(s / 128)]
+ *   4  mask_flags  input  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
  * with layout=thd: q, k, v, offsets, out
  *   0  q        input   T    [s, heads, dim]
  *   1  k        input   T    [s, heads, dim]
@@ -810,6 +821,11 @@
  *   2  k  input  T  [b, s, k-row]
  * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
  *   3  v  input  T  [b, s, v-row]
+ * with mask=bool: d_out, q, k, v, out, lse, mask, dq, dk, dv
+ *   6  mask  input  u8  [b, 1, s, s]
+ * with mask=packed: d_out, q, k, v, out, lse, mask_bits, mask_flags, dq, dk, dv
+ *   6  mask_bits   input  i32  [b, 1, s, 4 * ceil(s / 128)]
+ *   7  mask_flags  input  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
  * with layout=thd: d_out, q, k, v, out, lse, offsets, dq, dk, dv
  *   0  d_out    input   T    [s, heads, dim]
  *   1  q        input   T    [s, heads, dim]

@@ -61,7 +61,7 @@ def _values(options, x, positions, angles, slots, lengths, *own):
             angles.shape[0] if rotates else None, *map(form.get, OPTIONS))
 
 
-_LAYER = Form("layer", False, _KINDS,
+_LAYER = Form("layer", _KINDS,
               ("batch", "s", "d", "h", "shared-h", "cache", "layers", "positions", *OPTIONS), _values,
               strided=True)
 

@@ -44,7 +44,6 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
     `scale`, which otherwise only multiplies them.
     """
-    _expect_choices(top_k)  # results have an extent of it
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,
                         top_groups, group_score, renormalise, scale)
     return ids, weights
