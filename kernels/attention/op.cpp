@@ -43,8 +43,10 @@ class TensorList {
     const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;
     TensorSpec& spec = add_rows(name, Role::output, of_keys, heads * layer_.dim);
     // Rows are averages over as many keys, or sums over as many queries, as there are for them.
-    // The elements of a head of 2 or 4 features may all cancel: a token's heads count together.
-    spec.alike = layer_.dim > 4 ? layer_.dim : heads * layer_.dim;
+    // The elements of a head of 2 or 4 features may all cancel: a token's heads count together, if
+    // they have at least 8, and all rows otherwise.
+    const std::int64_t row = heads * layer_.dim;
+    spec.alike = layer_.dim > 4 ? layer_.dim : row >= 8 ? row : 0;
     return spec;
   }
   TensorSpec& add_lse(Role role) {

@@ -26,9 +26,12 @@
 // and v go to row slots[i·s + j] of the caches, which is usually i·cache + position. The last of
 // the new tokens is at the last of the sequence's lengths[i] keys.
 //
+// With the size `page` the caches are [pages, page, kv-heads, dim]: key t of sequence i is in page
+// pages[i, t / page] at row t % page. Slots are rows of all pages. All layers share the table.
+//
 // With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on. The buffers are
 // in the order of the layers, so that their array is the table of addresses. Tensors that all
-// layers share (x, positions, angles, slots, lengths) come first, and y last.
+// layers share (x, positions, angles, slots, lengths, pages) come first, and y last.
 //
 // The layers of a plan differ only in their weights and caches. A model that alternates two kinds
 // of layers, with and without a window, has two plans, which are run in turn.
@@ -46,6 +49,9 @@ namespace fftune {
 const Op& layer_op();
 
 namespace layer {
+
+/// Pages of a layer's cache, of a problem with `page`.
+std::int64_t pages_of(const Problem& problem);
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);

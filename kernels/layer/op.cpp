@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <span>
 #include <utility>
@@ -24,7 +25,7 @@ namespace {
 constexpr std::int64_t most_layers = 256;
 
 /// Inputs that all layers of a plan share.
-constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths"};
+constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths", "pages"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
 constexpr const char* own_inputs[] = {"attn_norm",
@@ -86,38 +87,78 @@ Problem one_layer(const Problem& problem) {
   return one;
 }
 
-/// How many keys the sequences have: what the tensors positions, slots and lengths agree on.
+/// How many keys the sequences have, and where: what the tensors positions, slots, lengths and
+/// pages agree on.
 class Sequences {
  public:
   explicit Sequences(const Problem& problem)
-      : s_(size_or(problem, "s", 1)), cache_(problem.size("cache")) {
+      : s_(size_or(problem, "s", 1)),
+        cache_(problem.size("cache")),
+        page_(size_or(problem, "page", 0)) {
     const auto count = static_cast<std::size_t>(problem.size("batch"));
     lengths_.assign(count, cache_);
-    if (!problem.has("lengths", "ragged")) return;
     std::mt19937_64 random(count);
-    for (std::size_t i = 1; i < count; ++i)
-      lengths_[i] =
-          s_ + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(cache_ - s_ + 1));
+    if (problem.has("lengths", "ragged"))
+      for (std::size_t i = 1; i < count; ++i)
+        lengths_[i] =
+            s_ + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(cache_ - s_ + 1));
+    if (page_ > 0) deal_pages(layer::pages_of(problem), random);
+  }
+
+  /// Pages with new tokens of all sequences, at most.
+  static std::int64_t written_pages(const Problem& problem) {
+    const std::int64_t page = problem.size("page");
+    return problem.size("batch") * std::min(ceil_div(size_or(problem, "s", 1) - 1, page) + 1,
+                                            ceil_div(problem.size("cache"), page));
   }
 
   void draw_lengths(std::span<double> values) const {
     std::copy(lengths_.begin(), lengths_.end(), values.begin());
   }
-  void draw_positions(std::span<double> values) const { draw(values, 0); }
-  void draw_slots(std::span<double> values) const { draw(values, cache_); }
+  void draw_positions(std::span<double> values) const {
+    for_each_token(values, [](std::size_t, std::int64_t place) { return place; });
+  }
+  void draw_slots(std::span<double> values) const {
+    for_each_token(values, [&](std::size_t sequence, std::int64_t place) {
+      if (page_ == 0) return static_cast<std::int64_t>(sequence) * cache_ + place;
+      return pages_[sequence * width() + static_cast<std::size_t>(place / page_)] * page_ +
+             place % page_;
+    });
+  }
+  void draw_pages(std::span<double> values) const {
+    std::copy(pages_.begin(), pages_.end(), values.begin());
+  }
 
  private:
-  void draw(std::span<double> values, std::int64_t per_sequence) const {
+  template <typename ValueOf>
+  void for_each_token(std::span<double> values, const ValueOf& value_of) const {
     for (std::size_t row = 0; row < values.size(); ++row) {
       const auto sequence = row / static_cast<std::size_t>(s_);
       const auto token = static_cast<std::int64_t>(row) % s_;
-      values[row] = static_cast<double>(static_cast<std::int64_t>(sequence) * per_sequence +
-                                        lengths_[sequence] - s_ + token);
+      values[row] = static_cast<double>(value_of(sequence, lengths_[sequence] - s_ + token));
     }
   }
 
-  std::int64_t s_, cache_;
-  std::vector<std::int64_t> lengths_;
+  std::size_t width() const { return static_cast<std::size_t>(ceil_div(cache_, page_)); }
+
+  /// Pages with new tokens belong to one sequence; the others may be shared, as prefixes are.
+  void deal_pages(std::int64_t count, std::mt19937_64& random) {
+    std::vector<std::int64_t> order(static_cast<std::size_t>(count));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    pages_.assign(lengths_.size() * width(), -1);
+    std::size_t dealt = 0;
+    for (std::size_t i = 0; i < lengths_.size(); ++i)
+      for (std::int64_t at = (lengths_[i] - s_) / page_; at <= (lengths_[i] - 1) / page_; ++at)
+        pages_[i * width() + static_cast<std::size_t>(at)] = order[dealt++];
+    const std::size_t others = order.size() - dealt;
+    std::size_t shared = 0;
+    for (std::int64_t& page : pages_)
+      if (page < 0 && others > 0) page = order[dealt + shared++ % others];
+  }
+
+  std::int64_t s_, cache_, page_;
+  std::vector<std::int64_t> lengths_, pages_;
 };
 
 /// Test data of what says where the sequences' tokens are, and of what the router chooses by.
@@ -130,6 +171,7 @@ void set_draw(const Problem& problem, TensorSpec& tensor) {
   if (tensor.name == "positions") by(&Sequences::draw_positions);
   if (tensor.name == "slots") by(&Sequences::draw_slots);
   if (tensor.name == "lengths") by(&Sequences::draw_lengths);
+  if (tensor.name == "pages") by(&Sequences::draw_pages);
   if (has_experts(problem)) set_routed_draw(problem, tensor);
 }
 
@@ -355,6 +397,16 @@ class Layer final : public Op {
         rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
         rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
         rare_size("rotary", "features of a head to rotate; all if left out", 512, 32),
+        rare_size("page",
+                  "keys of a page of the caches, 16 to 256, a power of two; one that is not in "
+                  "memory is zeros; contiguous if left out",
+                  256, 16),
+        {.name = "pages",
+         .help = "pages of a layer's cache; what the sequences take if left out",
+         .max = 1 << 26,
+         .example = 4096,
+         .rare = true,
+         .performance_neutral = true},
         {.name = "positions",
          .help = "rows of the table of angles; 4096 if left out",
          .max = 1 << 30,
@@ -465,6 +517,8 @@ class Layer final : public Op {
     if (const auto s = size_or(problem, "s", 1); s > problem.size("cache"))
       return fmt::format("s={} exceeds cache={}: new tokens go to the cache too", s,
                          problem.size("cache"));
+    if (problem.sizes.contains("pages") && !problem.sizes.contains("page"))
+      return "pages without page: give the keys of a page";
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
@@ -487,6 +541,11 @@ class Layer final : public Op {
     } catch (const Error& error) {
       return error.what();
     }
+    if (!problem.sizes.contains("page")) return "";
+    const std::int64_t least = Sequences::written_pages(problem);
+    if (pages_of(problem) < least)
+      return fmt::format("pages={}: new tokens alone are in up to {} pages", pages_of(problem),
+                         least);
     return "";
   }
 

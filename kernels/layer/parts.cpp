@@ -88,12 +88,11 @@ class Parts {
   }
 
   void add_qkv() {
-    std::map<std::string, std::int64_t> sizes{
-        {"m", tokens_},
-        {"d", problem_.size("d")},
-        {"heads", problem_.size("heads")},
-        {"dim", problem_.size("dim")},
-        {"cache-slots", problem_.size("batch") * problem_.size("cache")}};
+    std::map<std::string, std::int64_t> sizes{{"m", tokens_},
+                                              {"d", problem_.size("d")},
+                                              {"heads", problem_.size("heads")},
+                                              {"dim", problem_.size("dim")},
+                                              {"cache-slots", cache_rows()}};
     for (const char* name : {"kv-heads", "rotary", "positions"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     const std::string rotation = option_or(problem_, "rotation", "halves");
@@ -119,6 +118,12 @@ class Parts {
         {{"x", norms_first_ ? "normalised" : "x"}, {"w", "w_qkv"}, {"bias", "b_qkv"}});
   }
 
+  /// Rows of keys, and of values, in memory.
+  std::int64_t cache_rows() const {
+    return problem_.sizes.contains("page") ? pages_of(problem_) * problem_.size("page")
+                                           : problem_.size("batch") * problem_.size("cache");
+  }
+
   void add_attention() {
     const std::int64_t s = size_or(problem_, "s", 1);
     std::map<std::string, std::int64_t> sizes{{"b", problem_.size("batch")},
@@ -126,7 +131,7 @@ class Parts {
                                               {"kv", problem_.size("cache")},
                                               {"heads", problem_.size("heads")},
                                               {"dim", problem_.size("dim")}};
-    for (const char* name : {"kv-heads", "window"})
+    for (const char* name : {"kv-heads", "window", "page", "pages"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     // A single query is at the last key, so causality masks nothing.
     std::map<std::string, std::string> options{{"lengths", "yes"},
@@ -258,6 +263,11 @@ class Parts {
 };
 
 }  // namespace
+
+std::int64_t pages_of(const Problem& problem) {
+  return size_or(problem, "pages",
+                 problem.size("batch") * ceil_div(problem.size("cache"), problem.size("page")));
+}
 
 bool has_experts(const Problem& problem) {
   return problem.has("ffn", "moe");

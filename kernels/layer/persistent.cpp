@@ -85,7 +85,9 @@ persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
           .bias = heads.bias,
           .head_norms = heads.normalises(),
           .rotates = heads.rotates(),
-          .wide_slots = heads.wide_slots};
+          .wide_slots = heads.wide_slots,
+          .packed_qkv = heads.packed,
+          .page = static_cast<int>(size_or(problem, "page", 0))};
 }
 
 /// With as many stages as fit.
@@ -122,11 +124,10 @@ std::string text_of(const persistent_config& c) {
       "fftune::persistent_config{{.tokens = {}, .d = {}, .h = {}, .heads = {}, .kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, "
-      ".wide_slots = {}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}}}",
       c.tokens, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk, c.stages,
       c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias, c.head_norms,
-      c.rotates, c.wide_slots);
+      c.rotates, c.wide_slots, c.packed_qkv, c.page);
 }
 
 class PersistentLayers final : public RepeatedFamily {
@@ -328,6 +329,9 @@ class PersistentLayers final : public RepeatedFamily {
     if (layer.heads.table) set_tensor(offsetof(Params, angles), first, "angles");
     set_tensor(offsetof(Params, slots), first, "slots");
     set_tensor(offsetof(Params, lengths), first, "lengths");
+    set_tensor(offsetof(Params, pages), first, "pages");
+    set(offsetof(Params, cache_rows), layer.heads.cache_rows);
+    set(offsetof(Params, page_count), static_cast<std::int32_t>(layer.attention.pages));
     set(offsetof(Params, workspace), ScratchArgument{workspace});
     set(offsetof(Params, layers), static_cast<std::int32_t>(places.size()));
     set(offsetof(Params, cache), static_cast<std::int32_t>(layer.cache));
@@ -347,10 +351,15 @@ class PersistentLayers final : public RepeatedFamily {
       };
       set_own(offsetof(Pointers, attn_norm), "attn_norm");
       set_own(offsetof(Pointers, ffn_norm), "ffn_norm");
-      const char *const weights[] = {"w_q", "w_k", "w_v"}, *const biases[] = {"b_q", "b_k", "b_v"};
-      for (std::size_t part = 0; part < 3; ++part) {
-        set_own(offsetof(Pointers, qkv) + part * sizeof(void*), weights[part]);
-        set_own(offsetof(Pointers, bias) + part * sizeof(void*), biases[part]);
+      if (layer.heads.packed) {
+        set_own(offsetof(Pointers, qkv), "w_qkv");
+        set_own(offsetof(Pointers, bias), "b_qkv");
+      } else {
+        const char* const names[][2] = {{"w_q", "b_q"}, {"w_k", "b_k"}, {"w_v", "b_v"}};
+        for (std::size_t part = 0; part < 3; ++part) {
+          set_own(offsetof(Pointers, qkv) + part * sizeof(void*), names[part][0]);
+          set_own(offsetof(Pointers, bias) + part * sizeof(void*), names[part][1]);
+        }
       }
       set_own(offsetof(Pointers, head_norms), "q_norm");
       set_own(offsetof(Pointers, head_norms) + sizeof(void*), "k_norm");

@@ -94,9 +94,7 @@ struct persistent_layers {
   __device__ __forceinline__ int length_of(int of) const {
     return larger(0, smaller(p.lengths[of], p.cache));
   }
-  static __device__ __forceinline__ int keys_of_split(int length) {
-    return larger(c.least_keys, ceil_div(length, c.splits()));
-  }
+  static __device__ __forceinline__ int keys_of_split(int length) { return c.split_keys(length); }
   static __device__ __forceinline__ int first_row(int rows) {
     return static_cast<int>(static_cast<i64>(rows) * blockIdx.x / c.blocks);
   }
@@ -134,10 +132,27 @@ struct persistent_layers {
 
   __device__ __forceinline__ void load_keys(const persistent_layer_pointers& of) {
     const int there = keys - (has_new ? 1 : 0);
-    const i64 first = (static_cast<i64>(token) * p.cache + first_key) * c.kv_rows();
+    const auto page_of = [&](int key) {
+      return p.pages[static_cast<i64>(token) * ceil_div(p.cache, c.page) + key / c.page];
+    };
+    [[maybe_unused]] int next_page = 0;
+    if constexpr (c.page > 0) {
+      if (keys > 0) next_page = page_of(first_key);
+    }
     for (int block = 0; block < keys; block += 16) {
-      const int rows = smaller(16, there - block);
-      const i64 at = first + static_cast<i64>(block) * c.kv_rows();
+      const int rows = smaller(16, there - block), key = first_key + block;
+      i64 row = static_cast<i64>(token) * p.cache + key;
+      if constexpr (c.page > 0) {
+        const int page = next_page;
+        if (block + 16 < keys) next_page = page_of(key + 16);
+        if (static_cast<u32>(page) >= static_cast<u32>(p.page_count)) {
+          pipeline.load_zeros(rows, key_bytes, key_stride);
+          pipeline.load_zeros(rows, key_bytes, value_stride);
+          continue;
+        }
+        row = static_cast<i64>(page) * c.page + key % c.page;
+      }
+      const i64 at = row * c.kv_rows();
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
                     0, 0, key_bytes, key_bytes, key_stride);
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
@@ -153,6 +168,7 @@ struct persistent_layers {
       const persistent_layer_pointers& of = p.of[layer];
       load_weights(c.d, ceil_div(qkv_rows, 16), 0, [&](int block) {
         const int first = qkv + block * 16, rows = smaller(16, qkv_rows - block * 16);
+        if constexpr (c.packed_qkv) return run{row_at(of.qkv[0], first, c.d), nullptr, rows, 0};
         const int part = part_of(first), next = first_of(part + 1);
         const int own = smaller(rows, next - first);
         return run{row_at(of.qkv[part], first - first_of(part), c.d),
@@ -369,7 +385,7 @@ struct persistent_layers {
       const int row = at / c.tokens, column = at % c.tokens, n = first + row;
       float sum = sum_of(row / 16, row % 16, column);
       if constexpr (c.bias) {
-        const int part = part_of(n);
+        const int part = c.packed_qkv ? 0 : part_of(n);
         sum += to_float(static_cast<const T*>(of.bias[part])[n - first_of(part)]);
       }
       store_relaxed(to + static_cast<i64>(column) * c.qkv_rows() + n, sum);
@@ -477,7 +493,7 @@ struct persistent_layers {
     if (keys > 0) {
       slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
                           : static_cast<const int*>(p.slots)[token];
-      if (slot >= static_cast<i64>(c.tokens) * p.cache) slot = -1;
+      if (slot >= p.cache_rows) slot = -1;
       first_part = split * parts_of_split(keys_of_split(length_of(token)));
     }
     const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
@@ -712,7 +728,9 @@ struct persistent_layers {
         all_total += factor * read_float(totals_at + from * 4);
         value += factor * read_float(sums_at + from * 16 + at % 4 * 4);
       }
-      store_relaxed(to + static_cast<i64>(first) * 4 + at, from_float<T>(value / all_total));
+      // A sequence without keys has none of these: zero, as in PyTorch.
+      const float result = all_most == minus_infinity ? 0.0f : value / all_total;
+      store_relaxed(to + static_cast<i64>(first) * 4 + at, from_float<T>(result));
     }
   }
 

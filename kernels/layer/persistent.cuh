@@ -19,6 +19,8 @@ struct persistent_config {
   int attention_in_flight = 1;  // while attention goes on
   int input_limit = 36 * 1024;  // bytes of activations in shared memory, about
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
+  bool packed_qkv = false;  // w_qkv has the rows of q, k and v
+  int page = 0;             // keys of a page of the caches; 0: contiguous
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -60,9 +62,15 @@ struct persistent_config {
   constexpr int splits() const { return blocks / tokens; }
   constexpr int groups() const { return warps / kv_heads; }
   constexpr int group_heads() const { return heads / kv_heads; }
+  // Keys of a split of `length` keys. Those of a stage lie in one page.
+  constexpr int split_keys(int length) const {
+    const int each = up(length, splits());
+    const int keys = each < least_keys ? least_keys : each;
+    return page > 0 ? up(keys, 16) * 16 : keys;
+  }
   // Parts of a sequence that are combined, at most, of up to `cache` keys.
   constexpr int parts(int cache) const {
-    const int keys = up(cache, splits()) < least_keys ? least_keys : up(cache, splits());
+    const int keys = split_keys(cache);
     const int used = up(cache, least_keys) < splits() ? up(cache, least_keys) : splits();
     return used * (up(keys, 16) < groups() ? up(keys, 16) : groups());
   }
@@ -120,11 +128,11 @@ struct persistent_config {
 
 struct persistent_layer_pointers {
   const void *attn_norm, *ffn_norm;
-  const void* qkv[3];
-  const void* bias[3];
+  const void* qkv[3];   // the first alone if they are packed
+  const void* bias[3];  // likewise
   const void* head_norms[2];
   const void *out, *gate, *up, *down;
-  void *keys, *values;  // caches [batch, cache, kv_heads, dim]
+  void *keys, *values;  // caches [batch, cache, kv_heads, dim] or [pages, page, kv_heads, dim]
 };
 
 struct persistent_params {
@@ -136,8 +144,10 @@ struct persistent_params {
   const float* angles;   // null: from frequencies
   const void* slots;
   const int* lengths;
-  void* workspace;  // copies_of_set sets of zeros
-  int layers, cache, table_rows;
+  const int* pages;      // [tokens, ceil(cache / page)]; one that is not in memory is zeros
+  void* workspace;       // copies_of_set sets of zeros
+  long long cache_rows;  // of a layer's cache; a slot beyond them is of no row
+  int layers, cache, page_count, table_rows;
   float epsilon, norm_offset;  // of the norms of heads
   float scale;                 // of scores, times log2(e)
   float angle_scale;

@@ -10,12 +10,6 @@
 
 namespace fftune {
 
-__device__ __forceinline__ void write_shared(u32 address, const vector16& value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.word[0]),
-               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
-               : "memory");
-}
-
 __device__ __forceinline__ float read_float(u32 address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));

@@ -53,8 +53,8 @@ class heads_kernel {
   // Processes token blockIdx.x and part blockIdx.y.
   static __device__ __forceinline__ void run(const heads_tensors<T>& tensors, const void* slots,
                                              const head_angles& angles, const float* frequencies,
-                                             int heads, int kv_heads, float epsilon, float offset,
-                                             storage& shared) {
+                                             int heads, int kv_heads, int cache_rows, float epsilon,
+                                             float offset, storage& shared) {
     const i64 token = blockIdx.x;
     const int part = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int count = part == 0 ? heads : kv_heads;
@@ -63,9 +63,9 @@ class heads_kernel {
       if (part > 0) {
         row = config.wide_slots ? static_cast<const i64*>(slots)[token]
                                 : static_cast<const int*>(slots)[token];
+        if (static_cast<u64>(row) >= static_cast<u64>(cache_rows)) return;
       }
     }
-    if (row < 0) return;
     const auto head_at = [&](int head) {
       if constexpr (config.grouped) {
         const int of_group = heads / kv_heads;
@@ -175,21 +175,23 @@ class heads_kernel {
 };
 
 // Tensors [m, heads, dim]; `grouped`: q has all, [m, (heads + 2 kv_heads) dim]. k_to and v_to are
-// the caches, or [m, kv_heads, dim]. Positions, table, table_rows and scale are those of
-// head_angles. Grid: (m, 3). Block: 32 * config.warps.
+// the caches, [cache_rows, kv_heads, dim], or [m, kv_heads, dim]; a slot of no row writes nothing.
+// Positions, table, table_rows and scale are those of head_angles. Grid: (m, 3). Block: 32 *
+// config.warps.
 template <class T, heads_config config>
 __global__ void __launch_bounds__(32 * config.warps)
     finish_heads(const T* q, const T* k, const T* v, T* q_to, T* k_to, T* v_to, const T* q_norm,
                  const T* k_norm, const T* q_bias, const T* k_bias, const void* slots,
                  const int* positions, const float* table,
                  const __grid_constant__ pair_frequencies<config.pairs() + 1> frequencies,
-                 int table_rows, float scale, int heads, int kv_heads, float epsilon,
-                 float norm_offset) {
+                 int table_rows, float scale, int heads, int kv_heads, int cache_rows,
+                 float epsilon, float norm_offset) {
   __shared__ typename heads_kernel<T, config>::storage shared;
   wait_and_launch_dependents();
   const heads_tensors<T> tensors{{q, k, v}, {q_to, k_to, v_to}, {q_norm, k_norm}, {q_bias, k_bias}};
   heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
-                               frequencies.of, heads, kv_heads, epsilon, norm_offset, shared);
+                               frequencies.of, heads, kv_heads, cache_rows, epsilon, norm_offset,
+                               shared);
 }
 
 }  // namespace fftune

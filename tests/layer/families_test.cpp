@@ -36,7 +36,9 @@ std::vector<Use> uses() {
   return {{{{"batch", 1}, {"cache", 33}}, "full"},
           {{{"batch", 5}, {"cache", 40}}, "ragged"},
           {{{"batch", 2}, {"s", 13}, {"cache", 13}}, "full"},
-          {{{"batch", 3}, {"s", 7}, {"cache", 29}}, "ragged"}};
+          {{{"batch", 3}, {"s", 7}, {"cache", 29}}, "ragged"},
+          {{{"batch", 4}, {"cache", 70}, {"page", 16}}, "ragged"},
+          {{{"batch", 3}, {"s", 19}, {"cache", 60}, {"page", 32}, {"pages", 9}}, "ragged"}};
 }
 
 void verify_plan(Backend& backend, const Problem& problem, std::uint64_t seed) {

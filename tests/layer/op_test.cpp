@@ -1,5 +1,6 @@
 // The op layer: its buffers, its refusals, its models, and that its parts' records serve.
 #include <algorithm>
+#include <map>
 #include <set>
 #include <variant>
 
@@ -131,6 +132,38 @@ TEST_CASE("layer's buffers of rarer forms are in the order that the API promises
                                                     "y"});
 }
 
+TEST_CASE("layers over pages share a table, whose pages hold the new tokens of one sequence") {
+  const Problem problem = layer_problem(
+      DeviceKind::cuda, DType::bf16,
+      small({{"batch", 5}, {"s", 3}, {"cache", 90}, {"layers", 2}, {"page", 16}, {"pages", 14}}),
+      {{"lengths", "ragged"}});
+  const auto tensors = layer_op().tensors(problem);
+  const auto spec_of = [&](const char* name) { return tensors[tensor_index(tensors, name)]; };
+  const auto values_of = [&](const char* name) {
+    const TensorSpec spec = spec_of(name);
+    std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+    REQUIRE(spec.draw);
+    spec.draw(7, values);
+    return values;
+  };
+  CHECK(spec_of("pages").shape == std::vector<std::int64_t>{5, 6});
+  CHECK(spec_of("layers.1.k_cache").elements() == 14 * 16 * 2 * 16);
+  const auto pages = values_of("pages"), slots = values_of("slots"), lengths = values_of("lengths");
+  std::map<double, std::size_t> owners;
+  for (std::size_t row = 0; row < slots.size(); ++row) {
+    const std::size_t sequence = row / 3;
+    const auto key = static_cast<std::size_t>(lengths[sequence]) - 3 + row % 3;
+    const double page = pages[sequence * 6 + key / 16];
+    CHECK(slots[row] == page * 16 + static_cast<double>(key % 16));
+    owners.emplace(page, sequence);
+    CHECK(owners.at(page) == sequence);
+  }
+  // No other sequence reads a page that is written.
+  for (std::size_t i = 0; i < pages.size(); ++i)
+    if (const auto owner = owners.find(pages[i]); owner != owners.end())
+      CHECK(owner->second == i / 6);
+}
+
 TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
   const Problem problem =
       layer_problem(DeviceKind::cuda, DType::bf16, small({{"layers", 4}, {"s", 3}}));
@@ -188,6 +221,10 @@ TEST_CASE("layer refuses fields that do not go together") {
   Sizes heads = small();
   heads["kv-heads"] = 3;
   CHECK(contains(complaint(heads), "kv-heads=3 do not divide heads=4"));
+  CHECK(contains(complaint(small({{"page", 24}})), "page=24 is not 16, 32, 64, 128 or 256"));
+  CHECK(contains(complaint(small({{"pages", 24}})), "pages without page"));
+  CHECK(contains(complaint(small({{"page", 16}, {"pages", 1}})),
+                 "pages=1: new tokens alone are in up to 2 pages"));
 }
 
 TEST_CASE("every model that layer knows is a problem of it") {

@@ -51,7 +51,14 @@ std::vector<Use> uses() {
       {DType::bf16,
        {{"kv-heads", 16}, {"batch", 4}},
        {{"convention", "gemma"}, {"act", "gelu-tanh"}, {"scale", "0.0625"}}},
-      {DType::bf16, {{"h", 4352}, {"batch", 7}}, {{"convention", "t5"}, {"rotation", "none"}}}};
+      {DType::bf16, {{"h", 4352}, {"batch", 7}}, {{"convention", "t5"}, {"rotation", "none"}}},
+      {DType::bf16,
+       {{"batch", 3}, {"cache", 1000}, {"page", 16}},
+       {{"lengths", "ragged"}, {"qkv-weights", "packed"}, {"qkv-bias", "yes"}}},
+      {DType::fp16,
+       {{"batch", 8}, {"cache", 5000}, {"page", 64}, {"pages", 40}, {"kv-heads", 4}, {"dim", 128}},
+       {{"lengths", "ragged"}}},
+      {DType::bf16, {{"cache", 77}, {"page", 256}}, {{"qkv-weights", "packed"}}}};
 }
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {

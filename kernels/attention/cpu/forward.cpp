@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
@@ -130,11 +131,13 @@ void attend_query(const HostAttention& host, const HostCall& call, const Block& 
       host.vector->dot(k.data, 0, q.data, 0, width, 1, 1, scores + j);
     }
     host.finish_row(call, block.sequence, block.head, block.range.first, keys, scores, nullptr);
-    most = host.vector->largest(scores, static_cast<std::size_t>(keys.size()));
-    sum = host.vector->exponentials(scores, most == lowest ? 0 : most,
-                                    static_cast<std::size_t>(keys.size()));
+    // A key that is not allowed may hold anything; the probability of one that is may underflow.
+    std::vector<bool> allowed(static_cast<std::size_t>(keys.size()));
+    for (std::size_t j = 0; j < allowed.size(); ++j) allowed[j] = scores[j] != lowest;
+    most = host.vector->largest(scores, allowed.size());
+    sum = host.vector->exponentials(scores, most == lowest ? 0 : most, allowed.size());
     for (std::int64_t j = 0; j < keys.size(); ++j) {
-      if (scores[j] == 0) continue;
+      if (!allowed[static_cast<std::size_t>(j)]) continue;
       const Range key{keys.first + j, keys.first + j + 1};
       const MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, key, row_room);
       for (std::int64_t e = 0; e < dim; ++e) values[e] += scores[j] * v.data[e];

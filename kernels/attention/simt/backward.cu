@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   for (int first = keys.first; first < keys.last; first += 32) {
     const int key = first + rows::lane();
     float d_product = 0;
-    if (key < keys.last && rows::allowed(p, sequence, head, query.place, key)) {
+    const bool allowed = key < keys.last && rows::allowed(p, sequence, head, query.place, key);
+    if (allowed) {
       const float product =
           rows::product(q, query.k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
       const auto score = rows::scale(p, scaling, sequence, head, query.place, key, product);
@@ -67,9 +68,12 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
       d_product =
           probability_of(score.power, lse_power) * (d_probability - delta) * score.slope * p.scale;
     }
+    // A gradient of zero counts where it meets an infinity: only pairs that are not allowed are
+    // left out.
+    const u32 all_allowed = __ballot_sync(~0u, allowed);
     for (int i = 0; i < smaller(32, keys.last - first); ++i) {
       const float of_key = __shfl_sync(~0u, d_product, i);
-      if (of_key == 0) continue;
+      if ((all_allowed >> i & 1) == 0) continue;
       rows::add_row(dq, of_key, query.k + rows::key_at(p, sequence, first + i, p.k_batch, p.k_row));
     }
   }
@@ -124,7 +128,9 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
       for (int first = first_query; first < last_query; first += 32) {
         const int query = first + rows::lane();
         float probability = 0, d_product = 0;
-        if (query < last_query && rows::allowed(p, sequence, head, query, key.place)) {
+        const bool allowed =
+            query < last_query && rows::allowed(p, sequence, head, query, key.place);
+        if (allowed) {
           const float product =
               rows::product(k, q + rows::query_at(sequence, query, p.q_batch, p.q_row));
           const auto score = rows::scale(p, scaling, sequence, head, query, key.place, product);
@@ -134,10 +140,11 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
           probability = probability_of(score.power, p.lse[statistic] * log2_e);
           d_product = probability * (d_probability - p.delta[statistic]) * score.slope * p.scale;
         }
+        const u32 all_allowed = __ballot_sync(~0u, allowed);
         for (int i = 0; i < smaller(32, last_query - first); ++i) {
           const float of_v = __shfl_sync(~0u, probability, i);
           const float of_k = __shfl_sync(~0u, d_product, i);
-          if (of_v == 0) continue;
+          if ((all_allowed >> i & 1) == 0) continue;
           rows::add_row(
               dv, of_v,
               d_out + rows::query_at(sequence, first + i, params.d_out_batch, params.d_out_row));

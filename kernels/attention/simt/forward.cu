@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   for (int first = keys.first; first < keys.last; first += 32) {
     const int key = first + rows::lane();
     float power = minus_infinity();
-    if (key < keys.last && rows::allowed(p, sequence, head, query.place, key)) {
+    const bool allowed = key < keys.last && rows::allowed(p, sequence, head, query.place, key);
+    if (allowed) {
       const float product =
           rows::key_product(q, query.k, rows::key_at(p, sequence, key, p.k_batch, p.k_row));
       power = rows::scale(p, scaling, sequence, head, query.place, key, product).power;
@@ -45,9 +46,12 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     softmax.sum += rows::warp_sum(probability);
 #pragma unroll
     for (int i = 0; i < rows::columns; ++i) out[i] *= rescale;
+    // A probability that underflows counts: its value may be infinite. One that is not allowed does
+    // not, so that its values may be anything.
+    const u32 all_allowed = __ballot_sync(~0u, allowed);
     for (int i = 0; i < smaller(32, keys.last - first); ++i) {
       const float of_key = __shfl_sync(~0u, probability, i);
-      if (of_key == 0) continue;  // not allowed, so that its values may be anything
+      if ((all_allowed >> i & 1) == 0) continue;
       const i64 at = rows::key_at(p, sequence, first + i, p.v_batch, p.v_row);
       if (form.paged && at < 0) continue;
       rows::add_row(out, of_key, query.v + at);

@@ -264,9 +264,9 @@ class sm80_attention_backward {
               if constexpr (packed) {
                 allowed = allowed && (!masked || (words[column / 32] >> column % 32 & 1) != 0);
               }
-              const float probability =
-                  allowed ? exp2_approximate(power * scaling.factor() - lse[half]) : 0.0f;
-              dp[0][j][i] = probability * (dp[0][j][i] - delta[half]) * slope(capped);
+              const float probability = exp2_approximate(power * scaling.factor() - lse[half]);
+              const float gradient = probability * (dp[0][j][i] - delta[half]) * slope(capped);
+              dp[0][j][i] = allowed ? gradient : 0.0f;  // delta may be infinite
             }
           }
         }
@@ -383,6 +383,8 @@ class sm80_attention_backward {
       const u32 statistics = shared + plan.statistics_at + slot * 2 * block * 4;
       slot = slot + 1 == stages ? 0 : slot + 1;
       const int first = now.block * block;  // query
+      // The block's queries that exist. The zeros of the others meet infinite keys and values.
+      const int exist_here = sequence.q_len - first;
       scores s;
       products::template multiply_keys<block, false>(s, none, k_fragment,
                                                      here + layout::key_fragment(lane()));
@@ -419,6 +421,7 @@ class sm80_attention_backward {
             }
             bool allowed = !masked || (key >= visible.first && key < visible.last);
             if constexpr (packed) allowed = allowed && (!masked || (word >> row & 1) != 0);
+            allowed = allowed && column < exist_here;
             s[0][j][i] = allowed ? exp2_approximate(power * scaling.factor() - lse) : 0.0f;
           }
         }
@@ -437,8 +440,9 @@ class sm80_attention_backward {
           for (int i = 0; i < 4; ++i) {
             const int column = j * 8 + lane() % 4 * 2 + i % 2;
             const float delta = load_shared_float(statistics + (block + column) * 4);
-            dp[0][j][i] = s[0][j][i] * (dp[0][j][i] - delta);
-            if constexpr (form.softcap) dp[0][j][i] *= slopes[0][j][i];
+            float gradient = s[0][j][i] * (dp[0][j][i] - delta);
+            if constexpr (form.softcap) gradient *= slopes[0][j][i];
+            dp[0][j][i] = column < exist_here ? gradient : 0.0f;
           }
         }
         products::template multiply_values<block>(dk, dp, here + layout::row_fragment(lane()));

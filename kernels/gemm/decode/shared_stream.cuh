@@ -55,6 +55,12 @@ __device__ __forceinline__ vector16 read_shared(u32 address) {
   return value;
 }
 
+__device__ __forceinline__ void write_shared(u32 address, const vector16& value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.word[0]),
+               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
+}
+
 // One lane of the warp, once all are here. Unlike with a comparison of lanes, ptxas makes no loop
 // over the lanes around each bulk copy, which would take longer than the copy.
 __device__ __forceinline__ bool is_elected() {
@@ -87,10 +93,8 @@ struct stream_pipeline {
     }
   }
 
-  // The producer: up to 16 rows, of two matrices: the first `rows` at `from`, then `more_rows` at
-  // `more`, each `pitch` bytes after the one before. `places`: those of the first.
-  __device__ __forceinline__ void load(const u8* from, int rows, const u8* more, int more_rows,
-                                       int places, i64 pitch, u32 bytes, u32 stride) {
+  // The producer: waits until the next stage is free, and few enough are being copied.
+  __device__ __forceinline__ void begin_load() {
     wait_for_stage(empty(), parity ^ 1);
     // More copies in flight would not be faster, but what other CTAs poll would queue behind them.
     while (in_flight >= most_in_flight) {
@@ -102,6 +106,13 @@ struct stream_pipeline {
       --in_flight;
     }
     ++in_flight;
+  }
+
+  // Up to 16 rows, of two matrices: the first `rows` at `from`, then `more_rows` at `more`, each
+  // `pitch` bytes after the one before. `places`: those of the first.
+  __device__ __forceinline__ void load(const u8* from, int rows, const u8* more, int more_rows,
+                                       int places, i64 pitch, u32 bytes, u32 stride) {
+    begin_load();
     if (is_elected()) {
       const u32 barrier = full(), to = buffer();
       const int count = rows + more_rows;
@@ -112,6 +123,18 @@ struct stream_pipeline {
       load_rows(to, from, rows, pitch, bytes, stride, barrier);
       load_rows(to + places * stride, more, more_rows, pitch, bytes, stride, barrier);
     }
+    advance();
+  }
+
+  // Rows of zeros in the place of what is not in memory. All lanes.
+  __device__ __forceinline__ void load_zeros(int rows, u32 bytes, u32 stride) {
+    begin_load();
+    const int vectors = static_cast<int>(bytes / 16);
+    for (int at = static_cast<int>(threadIdx.x % 32); at < rows * vectors; at += 32)
+      write_shared(buffer() + at / vectors * stride + at % vectors * 16, vector16{});
+    async_proxy_fence();
+    __syncwarp();
+    if (is_elected()) barrier_arrive(full());
     advance();
   }
 

@@ -1,0 +1,406 @@
+#!/usr/bin/env python3
+"""Whole models in vLLM without fftune's plugin and with it, both engines alive on one GPU.
+
+usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
+                      [--context 2048] [--check] [--serve REQUESTS]
+
+vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
+tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
+with FFTUNE_VLLM=1. The two take turns.
+
+decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
+         the head and the sampling; "wall" is the time that a caller waits for one step
+prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
+serve    --serve N: the time of N requests of 1,024 tokens in and 128 out
+check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
+         prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
+         compared up to a request's first difference. That difference is fine if the two best logits
+         of vLLM lie within twice the largest deviation of log-probabilities before it. Tiny models
+         (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe) are for this
+
+A time is the median of the rounds; a ratio above 1 means that fftune is faster. Each engine's log
+lies beside FILE.json.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LLAMA = dict(architectures=["LlamaForCausalLM"], model_type="llama", rms_norm_eps=1e-5,
+             rope_theta=5e5, max_position_embeddings=131072)
+MISTRAL = dict(LLAMA, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=None)
+QWEN2 = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rms_norm_eps=1e-6, rope_theta=1e6,
+             max_position_embeddings=32768)
+QWEN3 = dict(QWEN2, architectures=["Qwen3ForCausalLM"], model_type="qwen3")
+QWEN3_MOE = dict(QWEN3, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe",
+                 norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], num_experts=128,
+                 num_experts_per_tok=8, moe_intermediate_size=768)
+
+
+def sized(base, hidden, intermediate, layers, heads, kv_heads, dim, vocabulary, **more):
+    return dict(base, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+                num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=dim,
+                vocab_size=vocabulary, hidden_act="silu", dtype="bfloat16", bos_token_id=1,
+                eos_token_id=2, tie_word_embeddings=False, **more)
+
+
+def tiny(base, **more):
+    return sized(base, 512, 1024, 3, 8, 2, 64, 4096, **more)
+
+
+MODELS = {
+    "llama-3.2-1b": sized(LLAMA, 2048, 8192, 16, 32, 8, 64, 128256),
+    "llama-3.1-8b": sized(LLAMA, 4096, 14336, 32, 32, 8, 128, 128256),
+    "qwen2.5-7b": sized(QWEN2, 3584, 18944, 28, 28, 4, 128, 152064),
+    "qwen3-8b": sized(QWEN3, 4096, 12288, 36, 32, 8, 128, 151936),
+    "qwen3-30b-a3b-12-layers": sized(QWEN3_MOE, 2048, 6144, 12, 32, 4, 128, 151936),
+    "tiny-llama": tiny(LLAMA), "tiny-mistral": tiny(MISTRAL), "tiny-qwen2": tiny(QWEN2),
+    "tiny-qwen3": tiny(QWEN3),
+    "tiny-qwen3-moe": dict(tiny(QWEN3_MOE), num_experts=16, num_experts_per_tok=4,
+                           moe_intermediate_size=256)}
+ROUNDS, STEPS = 3, 40  # of decoding
+PREFILLS = ((1, 512), (4, 1024))
+
+
+def numbers(words):
+    return [int(word) for word in words.split(",")]
+
+
+# one engine, in a process of its own
+
+class LastGraph:
+    """Remembers the CUDA graph that was replayed last."""
+
+    def __init__(self):
+        import torch
+
+        self.graph, self.replays, plain = None, 0, torch.cuda.CUDAGraph.replay
+
+        def replay(graph):
+            self.graph = graph
+            self.replays += 1
+            return plain(graph)
+
+        self.plain, torch.cuda.CUDAGraph.replay = plain, replay
+
+    def milliseconds(self, repeats=30):
+        import torch
+
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(repeats):
+            self.plain(self.graph)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / repeats
+
+
+def unit_gain(model):
+    """Normal weights: vLLM's dummy weights are so small that all tokens choose the same experts."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2:
+            weight.data.fill_(0 if name.endswith("bias") else 1)
+        else:
+            weight.data.normal_(0, weight.shape[-1] ** -0.5, generator=generator)
+
+
+class Engine:
+    """The engine of a worker; each public method is a command of the parent."""
+
+    def __init__(self, config, settings):
+        from vllm import LLM
+
+        self.graphs = LastGraph()
+        self.vocabulary = config["vocab_size"]
+        self.numbers = random.Random(0)
+        folder = Path(tempfile.mkdtemp())
+        (folder / "config.json").write_text(json.dumps(config))
+        self.llm = LLM(model=str(folder), load_format="dummy", skip_tokenizer_init=True,
+                       dtype="bfloat16", generation_config="vllm", seed=0,
+                       gpu_memory_utilization=0.05, **settings)
+        self.llm.apply_model(unit_gain)
+        self.engine, self.serial = self.llm.llm_engine, 0
+
+    def _sampling(self, tokens, **more):
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        kind = more.pop("every", False)
+        return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False,
+                              output_kind=RequestOutputKind.DELTA if kind
+                              else RequestOutputKind.FINAL_ONLY, **more)
+
+    def _prompt(self, tokens):
+        return {"prompt_token_ids": [self.numbers.randrange(10, self.vocabulary)
+                                     for _ in range(tokens)]}
+
+    def _add(self, tokens, sampling):
+        self.serial += 1
+        self.engine.add_request(str(self.serial), self._prompt(tokens), sampling)
+        return str(self.serial)
+
+    def decode(self, batch, context):
+        """Requests that all decode; they stay until all rounds are timed."""
+        new = ROUNDS * (STEPS + 8) + batch + 64
+        for i in range(batch - 1):
+            self._add(context, self._sampling(new))
+        self.last, self.made = self._add(context, self._sampling(new, every=True)), 0
+        self._until(8)
+
+    def _until(self, tokens):
+        while self.made < tokens:
+            for output in self.engine.step():
+                if output.request_id == self.last:
+                    self.made += len(output.outputs[0].token_ids)
+
+    def step(self):
+        """Milliseconds of a step: those that the caller waits, and the graph's."""
+        begin, first, replays = time.perf_counter(), self.made, self.graphs.replays
+        self._until(first + STEPS)
+        steps = self.made - first
+        wall = (time.perf_counter() - begin) * 1e3 / steps
+        one_graph = self.graphs.replays - replays < 1.5 * steps
+        return {"wall": wall, "gpu": self.graphs.milliseconds() if one_graph else None}
+
+    def finish(self):
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+
+    def prefill(self, batch, tokens):
+        for _ in range(batch):
+            self._add(tokens, self._sampling(1))
+        begin = time.perf_counter()
+        self.finish()
+        return (time.perf_counter() - begin) * 1e3
+
+    def serve(self, requests):
+        for _ in range(requests):
+            self._add(1024, self._sampling(128))
+        begin = time.perf_counter()
+        self.finish()
+        return time.perf_counter() - begin
+
+    def churn(self, requests):
+        """Tokens of requests that come and go, with the log-probability of each and the gap between
+        the two best. Every eighth is aborted; half of them share a beginning."""
+        shared = self._prompt(200)["prompt_token_ids"]
+        waiting = []
+        for number in range(requests):
+            prompt = self._prompt(self.numbers.randint(1, 500))["prompt_token_ids"]
+            if number % 2:
+                prompt = shared[:self.numbers.randint(1, 200)] + prompt
+            waiting.append((prompt, self.numbers.randint(1, 120), self.numbers.randint(0, 3)))
+        found, running, steps = {}, [], 0
+        while waiting or self.engine.has_unfinished_requests():
+            while waiting and steps >= waiting[-1][2]:
+                prompt, tokens, _ = waiting.pop()
+                name = f"churn{len(waiting)}"
+                self.engine.add_request(name, {"prompt_token_ids": prompt},
+                                        self._sampling(tokens, logprobs=2))
+                running.append(name)
+                steps = 0
+            steps += 1
+            if len(running) % 8 == 7:
+                self.engine.abort_request([running[-1]])
+                running.append("aborted")
+            for output in self.engine.step():
+                if output.finished and output.outputs[0].finish_reason != "abort":
+                    one = output.outputs[0]
+                    rows = []
+                    for token, best in zip(one.token_ids, one.logprobs):
+                        values = sorted((entry.logprob for entry in best.values()), reverse=True)
+                        rows.append((token, best[token].logprob, values[0] - values[1]))
+                    found[output.request_id] = rows
+        return found
+
+
+def worker(config, settings, answers):
+    engine = None
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        if name == "start":
+            begin = time.perf_counter()
+            engine = Engine(config, settings)
+            import torch
+            import vllm
+
+            answer = {"seconds": time.perf_counter() - begin, "vllm": vllm.__version__,
+                      "torch": torch.__version__, "device": torch.cuda.get_device_name()}
+        else:
+            answer = getattr(engine, name)(*arguments)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+# both engines
+
+class Contender:
+    def __init__(self, name, model, settings, plugin, folder):
+        read, write = os.pipe()
+        environment = {**os.environ, "FFTUNE_VLLM": str(plugin), "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        self.log = folder / f"{model}.{name}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "--worker", json.dumps([MODELS[model], settings, write])],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=[write],
+                env=environment)
+        os.close(write)
+        self.answers = os.fdopen(read)
+
+    def ask(self, *words):
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self):
+        line = self.answers.readline()
+        if not line:
+            self.process.wait()
+            end = "".join(self.log.read_text().splitlines(True)[-30:])
+            raise RuntimeError(f"an engine ended; the end of {self.log}:\n{end}")
+        return json.loads(line)
+
+    def call(self, *words):
+        self.ask(*words)
+        return self.answer()
+
+    def lines(self):
+        return [line[line.index("fftune: "):].strip()
+                for line in self.log.read_text().splitlines() if "fftune: " in line]
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def settings_of(model, arguments):
+    """The engine's settings: the cache has room for the largest batch, or for a part if it is to be
+    too small."""
+    config = MODELS[model]
+    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    if arguments.check:
+        return dict(max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256,
+                    enable_prefix_caching=True, kv_cache_memory_bytes=row * 16 * 320)
+    longest = arguments.context + 512
+    tokens = max(max(arguments.batch) * longest, 8 * 1536)
+    return dict(max_model_len=max(longest, 1536), max_num_seqs=max(arguments.batch + [4]),
+                max_num_batched_tokens=8192, enable_prefix_caching=False,
+                kv_cache_memory_bytes=row * tokens)
+
+
+def compare_tokens(own, mine):
+    """How far both engines agree; own and mine: request -> [(token, log-probability, gap)]."""
+    common = sorted(set(own) & set(mine))
+    equal, deviation, wrong, gaps = 0, 0.0, [], []
+    for request in common:
+        for (a, p, gap), (b, q, _) in zip(own[request], mine[request]):
+            if a != b:
+                gaps.append((gap, request))
+                break
+            deviation = max(deviation, abs(p - q))
+        else:
+            equal += 1
+    wrong = [request for gap, request in gaps if gap > 2 * deviation]
+    return {"requests": len(common), "only_one": len(set(own) ^ set(mine)), "equal": equal,
+            "other": len(gaps), "largest_gap": max(gaps, default=(0, ""))[0],
+            "deviation": deviation, "wrong": wrong}
+
+
+def report(row):
+    words = " ".join(f"{key} {value}" for key, value in row.items() if key not in ("own", "mine"))
+    times = f"vLLM {row['own']:9.3f}  with fftune {row['mine']:9.3f}  ratio " \
+            f"{row['own'] / row['mine']:.3f}" if row.get("own") and row.get("mine") else ""
+    print(words, times, flush=True)
+
+
+def run(model, arguments, folder):
+    settings = settings_of(model, arguments)
+    pair = [Contender(name, model, settings, plugin, folder)
+            for name, plugin in (("vllm", 0), ("fftune", 1))]
+    rows = []
+
+    def add(**row):
+        rows.append(dict(model=model, **row))
+        report(rows[-1])
+
+    def both(*words):
+        return [contender.call(*words) for contender in pair]
+
+    try:
+        for contender in pair:
+            contender.ask("start")
+        facts = [contender.answer() for contender in pair]
+        print(f"{model}: engines start in {facts[0]['seconds']:.0f} s and "
+              f"{facts[1]['seconds']:.0f} s", flush=True)
+        if arguments.check:
+            for contender in pair:
+                contender.ask("churn", 200)
+            add(work="check", **compare_tokens(*[contender.answer() for contender in pair]))
+        else:
+            for batch in arguments.batch:
+                both("decode", batch, arguments.context)
+                rounds = [both("step") for _ in range(ROUNDS)]
+                both("finish")
+                for kind in ("gpu", "wall"):
+                    times = [[pair[i][kind] for pair in rounds] for i in (0, 1)]
+                    if None not in times[0] + times[1]:
+                        add(work="decode", batch=batch, context=arguments.context, time=kind,
+                            own=statistics.median(times[0]), mine=statistics.median(times[1]))
+            for batch, tokens in PREFILLS:
+                both("prefill", batch, tokens)
+                rounds = [both("prefill", batch, tokens) for _ in range(5)]
+                add(work="prefill", batch=batch, tokens=tokens, time="wall",
+                    own=statistics.median(own for own, _ in rounds),
+                    mine=statistics.median(mine for _, mine in rounds))
+            if arguments.serve:
+                own, mine = both("serve", arguments.serve)
+                add(work="serve", requests=arguments.serve, time="seconds", own=own, mine=mine)
+    except RuntimeError as error:
+        add(work="failed")
+        print(error, flush=True)
+        facts = [{}]
+    finally:
+        for line in pair[1].lines():
+            print(f"  {line}", flush=True)
+        for contender in pair:
+            contender.end()
+    return rows, {**facts[0], "log": pair[1].lines()}
+
+
+def main():
+    if sys.argv[1:2] == ["--worker"]:
+        config, settings, answers = json.loads(sys.argv[2])
+        return worker(config, settings, os.fdopen(answers, "w"))
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--models", default="llama-3.2-1b,llama-3.1-8b,qwen3-30b-a3b-12-layers")
+    parser.add_argument("--batch", type=numbers, default=[1, 16, 64])
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--serve", type=int, default=0)
+    arguments = parser.parse_args()
+    models = arguments.models.split(",")
+    unknown = [model for model in models if model not in MODELS]
+    if unknown:
+        parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(MODELS)}")
+    rows, facts = [], {}
+    for model in models:
+        own, facts[model] = run(model, arguments, arguments.out.parent)
+        rows += own
+        arguments.out.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1))
+    return 1 if any(row["work"] == "failed" or row.get("wrong") for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
