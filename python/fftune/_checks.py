@@ -200,6 +200,24 @@ def flag(op: str, name: str, value) -> bool:
     raise Error(f"{op}: {name} is {named(value)}: give True or False")
 
 
+def expect_values(op: str, *, positive: Mapping, counts: Mapping, words: Mapping, numbers: Mapping,
+                  flags: Mapping) -> None:
+    """That options by name are integers of 1, or 0, and more, words, finite numbers, True or False."""
+    for least, integers in ((1, positive), (0, counts)):
+        for name, value in integers.items():
+            if type(value) is not int or value < least:
+                raise Error(f"{op}: {name} is {named(value)}: give a positive integer")
+    for name, value in words.items():
+        if not isinstance(value, str) or not value.replace("-", "").isalnum():
+            raise Error(f"{op}: {name} is {named(value)}: give a word")
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Error(f"{op}: {name} is {named(value)}: give a number")
+        check_number(op, name, value)
+    for name, value in flags.items():
+        flag(op, name, value)
+
+
 def explain_rest(op: str, schema, arguments: Sequence, error: Exception) -> Error:
     """An error of what is known to be an op's own, where no argument by itself is wrong."""
     shapes = ", ".join(f"{declared.name} {list(value.shape)}"

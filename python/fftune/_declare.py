@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ._checks import DATA, FP8, TORCH_DTYPES, float32, int32
-from ._custom import OPS, define, fake, is_disabled
+from ._custom import OPS, call, define, fake, gradient as differentiate, is_disabled
 from ._derived_form import DerivedForm
 from ._description import (Argument, Description, Result, Variant, arguments_of, python_of,
                            results_of, symbols_of, value_of)
@@ -251,7 +251,7 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
             words: Mapping[str, dict] = {}, loose: Sequence[str] = (),
             shapes: Mapping[str, str] = {}, names: Mapping[str, str] = {},
             keeps: Sequence[str] = (), returns: str = "", kernel: Callable | None = None,
-            **rules) -> DerivedForm:
+            gradient: str = "", **rules) -> DerivedForm:
     """Declares torch.ops.fftune.<name>, a form of the library's op `of`, which errors call `label`.
 
     `check(**arguments)` raises Error for what does not go together in Python's words. `fill(fields,
@@ -262,7 +262,10 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
     library's words for the values of arguments. The options `loose` count only where their buffers
     are given. `shapes` and `names` are those of `arguments_of`. A list is returned, without the
     results that are not there, if `returns` is "Tensor[]". `kernel(form, *arguments)` runs the op
-    where that does not follow: the library's other buffers have a "-" in front of their names. The other rules are those of `_custom.define`. Returns what `run_into` takes.
+    where that does not follow: the library's other buffers have a "-" in front of their names.
+    `gradient` is the op that computes it: its arguments are results' gradients (dy of y),
+    arguments, and results, by name; its results are the gradients of arguments. The other rules
+    are those of `_custom.define`. Returns what `run_into` takes.
     """
     about = Description.of(of, back, tuple(fixed.items()))
     label = label or of
@@ -300,7 +303,62 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
     define(_schema(name, declared, returns), label, {a.name: a.kind for a in declared if a.kind},
            keeps=tuple(i for i, a in enumerate(declared) if a.name in keeps), **rules)(first_call)
     fake(name)(fake_call)
+    _forms[name] = form
+    if gradient:
+        _differentiate(name, form, gradient)
     return form
+
+
+_forms: dict[str, DerivedForm] = {}
+
+
+def _differentiate(name: str, form: DerivedForm, backward: str) -> None:
+    """Gives an op its gradient by another, which is declared later. The places are those of the
+    arguments and results in one row. Where x and a residual are added first, the backward op's x is
+    their sum, and dx the gradient of both."""
+    names = [a.name for a in form.arguments] + [r.name for r in form.results]
+    count = len(form.arguments)
+    adds = {"residual", "sum"} <= set(names)
+
+    @functools.cache
+    def sources() -> tuple:
+        """For each argument of the backward op the place of the gradient, and of the value; the
+        results that have no gradient; for each argument its gradient's place among the results."""
+        back = _forms[backward]
+        of = {f"d{line}{n}": i for i, n in enumerate(names[count:]) for line in ("", "_")}
+        places = {n: i for i, n in enumerate(names)}
+        if adds:
+            places["x"] = places["sum"]
+        given = [(of.get(a.name), None if a.name in of else places.get(a.name))
+                 for a in back.arguments]
+        others = [count + k for k in range(len(form.results)) if k not in {g for g, _ in given}]
+        made = {r.name: k for k, r in enumerate(back.results)}
+        if adds:
+            made["dresidual"] = made["dx"]
+        return given, others, [made.get(f"d{n}", made.get(f"d_{n}")) for n in names[:count]]
+
+    def setup(ctx, inputs, output):
+        given, others, _ = sources()
+        row = *inputs, *(output if isinstance(output, tuple) else (output,))
+        if others:
+            ctx.mark_non_differentiable(*[row[i] for i in others])
+        if adds or len(form.results) == len(others) + 1:
+            ctx.set_materialize_grads(False)
+        values = [None if i is None else row[i] for _, i in given]
+        ctx.options = [None if isinstance(v, Tensor) else v for v in values]
+        ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in values])
+
+    @differentiate(name, setup)
+    def _(ctx, *gradients):
+        given, _, made = sources()
+        if gradients[0] is None:  # none is where there are several to compute with
+            return tuple(gradients[1] if adds and n in ("x", "residual") else None
+                         for n in names[:count])
+        results = call(getattr(OPS, backward), *[
+            gradients[g] if g is not None else option if saved is None else saved
+            for (g, _), option, saved in zip(given, ctx.options, ctx.saved_tensors)])
+        results = results if isinstance(results, tuple) else (results,)
+        return tuple(None if k is None else results[k] for k in made)
 
 
 def _is_symbolic(argument) -> bool:

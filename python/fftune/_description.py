@@ -141,6 +141,7 @@ def arguments_of(text: str, about: Description, shapes: Mapping[str, str] = {},
 
 @dataclass(frozen=True)
 class Result:
+    name: str
     library: tuple[str, ...]
     like: int | None  # the place of an argument
     given: int | None
@@ -152,6 +153,6 @@ def results_of(text: str, arguments: Sequence[Argument]) -> list[Result]:
     found = []
     for one in re.split(r",\s*", text):
         hidden, name, library, like, given = _RESULT.fullmatch(one).groups()
-        found.append(Result(tuple((library or name).split("|")), places.get(like), places.get(given),
-                            bool(hidden)))
+        found.append(Result(name, tuple((library or name).split("|")), places.get(like),
+                            places.get(given), bool(hidden)))
     return found

@@ -19,14 +19,13 @@ class Form:
     """A forward pass whose problems do not follow from the registry's table: what they share, and
     how a problem follows from a call.
 
-    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options called
-    `names`, None for what is left out. All of it is None for no tokens.
+    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options by
+    name, None for those that are left out. All of it is None for no tokens.
     """
 
     op: str
     kinds: Mapping[str, Kind]  # of the inputs by name
-    names: tuple[str, ...]
-    values: Callable[..., Sequence | None]
+    values: Callable[..., Mapping | None]
     strided: bool = False  # inputs are as the kernels read them, which take their strides
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
@@ -36,7 +35,7 @@ class Form:
         if values is None:
             return None
         problem = {"op": self.op, "pass": "fwd", "dtype": DTYPE_NAMES[dtype]}
-        for name, value in zip(self.names, values, strict=True):
+        for name, value in values.items():
             if isinstance(value, float):
                 # Numbers that are no sizes are options: strings.
                 check_number(self.op, name, value)

@@ -1,9 +1,12 @@
 """A call of a declared op runs the problem that the registry means: problems written by hand."""
+import inspect
 import json
+import typing
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import fftune
 from fftune import _derived_form, _description, _run, ops
@@ -80,9 +83,10 @@ def problems():
         "kv-heads": 1, "cache-slots": 14, "weights": "packed", "norm": "yes", "eps": "1e-06",
         "rotation": "halves", "angles": "base", "base": "10000", "factor": "1", "scale": "0",
         "cache": "yes", "slots": "i64"}),
-    (lambda: ops.ngram_block(IDS.expand(4, 3, 1)[..., 0], torch.zeros(4, 7), 2, prefix=torch.ones(2, 5).long()),
-     {"op": "ngram-block", "pass": "fwd", "dtype": "f32", "b": 4, "len": 3, "vocab": 7, "prefix": 5,
-      "beams": 2, "ids": "i64", "n": "2"}),
+    (lambda: ops.ngram_block(IDS.expand(4, 3, 1)[..., 0], torch.zeros(4, 7), 2,
+                             prefix=torch.ones(2, 5).long()), {
+        "op": "ngram-block", "pass": "fwd", "dtype": "f32", "b": 4, "len": 3, "vocab": 7,
+        "prefix": 5, "beams": 2, "ids": "i64", "n": "2"}),
 ])
 def test_a_call_says_which_problem_it_is(problems, call, problem):
     call()
@@ -95,6 +99,29 @@ def test_an_op_is_checked_before_its_results_are_allocated(on):
     for top_k in (-1, 0):
         with pytest.raises(fftune.Error, match=f"moe-route: top_k is {top_k}: give 1 or more"):
             ops.moe_route(X.to(on), top_k)
+
+
+def test_type_checkers_see_the_types_of_the_table():
+    """The package has py.typed: annotations are all that a checker reads of a function."""
+    words = {"Tensor": Tensor, "str": str, "bool": bool, "int": int, "float": float}
+    assert (Path(fftune.__file__).parent / "py.typed").exists()
+    compared = 0
+    for name in ops.__all__:
+        seen = {n: set(typing.get_args(t)) or {t}
+                for n, t in typing.get_type_hints(getattr(ops, name)).items()}
+        parameters = inspect.signature(getattr(ops, name)).parameters
+        assert set(seen) == {*parameters, "return"}, name
+        op = getattr(OPS, name, None)
+        for argument in op.overload._schema.arguments if op else ():
+            word = str(argument.type).removeprefix("Optional[").rstrip("]")
+            if argument.name not in seen or word not in words:
+                continue
+            compared += 1
+            assert words[word] in seen[argument.name], (name, argument.name)
+            required = parameters[argument.name].default is inspect.Parameter.empty
+            if required and not str(argument.type).startswith("Optional"):
+                assert type(None) not in seen[argument.name], (name, argument.name)
+    assert compared > 100, compared
 
 
 def test_tensors_that_no_form_of_an_op_has_are_an_error():

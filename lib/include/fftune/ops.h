@@ -952,6 +952,11 @@
  *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
  *                                                     left out
  *   rotary          1 to 512, rare                    features of a head to rotate; all if left out
+ *   page            1 to 256, rare                    keys of a page of the caches, 16 to 256, a
+ *                                                     power of two; one that is not in memory is
+ *                                                     zeros; contiguous if left out
+ *   pages           1 to 67108864, rare               pages of a layer's cache; what the sequences
+ *                                                     take if left out
  *   positions       1 to 1073741824, rare             rows of the table of angles; 4096 if left out
  *   act                                               silu, gelu, gelu-tanh, relu, none,
  *                                                     swiglu-oai: activation of the feed-forward

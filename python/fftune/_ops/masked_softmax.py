@@ -1,7 +1,7 @@
 """masked_softmax: the softmax of scores that are in memory."""
 from torch import Tensor
 
-from .._custom import OPS, call, gradient
+from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
 
@@ -24,20 +24,10 @@ def _fill(fields, mask, **_):
 _SHAPES = {**dict.fromkeys(("x", "y", "dy"), "[batch, heads, queries, keys]"),
            "mask": "[batch, 1 or heads, queries, keys]"}
 declare("masked_softmax", "masked-softmax", "x, mask:mask?, causal=mask:bool, scale", "y",
-        shapes=_SHAPES, words=CAUSAL, check=_expect_mask, fill=_fill)
+        shapes=_SHAPES, words=CAUSAL, check=_expect_mask, fill=_fill,
+        gradient="masked_softmax_backward")
 declare("masked_softmax_backward", "masked-softmax", "dy, y, causal=mask:bool, scale", "dx",
         back=True, shapes=_SHAPES, words=CAUSAL)
-
-
-def _save_softmax(ctx, inputs, output):
-    *_, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(output)
-
-
-@gradient("masked_softmax", _save_softmax)
-def _(ctx, dy):
-    y, = ctx.saved_tensors
-    return call(OPS.masked_softmax_backward, dy, y, ctx.causal, ctx.scale), None, None, None
 
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = False,

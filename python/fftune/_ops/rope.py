@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._custom import OPS, call, gradient
+from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
 
@@ -60,25 +60,9 @@ for _name, _of in (("rope", "q"), ("rope_qk", "qk")):
         declare(_name + "_backward" * _back, "rope",
                 ", ".join([f"{t}={t}_out" if _back else t for t in _own])
                 + f", angles?, starts:ints?, offsets:ints?, rotation, rotary, {RULE}",
-                ", ".join([t if _back else f"{t}_out" for t in _own]), back=_back, shapes=_SHAPES,
-                check=_check, fill=_fill,
+                ", ".join([t if _back else f"{t}={t}_out" for t in _own]), back=_back, shapes=_SHAPES,
+                gradient="" if _back else _name + "_backward", check=_check, fill=_fill,
                 lays={t: (_laid, [f"{t[-1]}-{s}" for s in ("row", "outer", "head")]) for t in _own})
-
-
-def _save_rope(ctx, inputs, output):
-    *_, angles, starts, offsets, rotation, rotary, rule, numbers = inputs
-    ctx.save_for_backward(angles, starts, offsets)
-    ctx.others = rotation, rotary, rule, list(numbers)
-
-
-@gradient("rope", _save_rope)
-def _(ctx, dq):
-    return call(OPS.rope_backward, dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
-
-
-@gradient("rope_qk", _save_rope)
-def _(ctx, dq, dk):
-    return *call(OPS.rope_qk_backward, dq, dk, *ctx.saved_tensors, *ctx.others), *(None,) * 7
 
 
 def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
