@@ -8,6 +8,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
@@ -16,8 +17,10 @@
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 #include "kernels/norm/norm.hpp"
+#include "kernels/pack_weight/pack_weight.hpp"
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rope/rope.hpp"
+#include "kernels/sample/sample.hpp"
 
 namespace fftune {
 
@@ -29,7 +32,7 @@ const Catalog& builtin_catalog() {
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
        &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &moe_ffn_op(), &moe_route_op(),
        &qkv_op(), &attention_op(), &pack_mask_op(), &masked_softmax_op(), &layernorm_op(),
-       &layer_op()},
+       &layer_op(), &sample_op(), &head_op(), &pack_weight_op()},
       &sources};
   return catalog;
 }

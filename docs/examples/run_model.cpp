@@ -92,38 +92,28 @@ class Memory {
 
 class Model {
  public:
-  Model(const std::filesystem::path& folder, int device, std::int64_t prompt, std::int64_t cache)
+  /// `logits`: of every id, for whoever wants them; else ids are chosen on the device.
+  Model(const std::filesystem::path& folder, int device, std::int64_t prompt, std::int64_t cache,
+        bool logits)
       : saved_(folder), memory_(device), context_(device) {
     if (prompt > 1) add_layers("prefill", prompt, cache);
     add_layers("decode", 1, cache);
-    steps_["norm"].push_back(step("norm", saved_.norm(), 0));
-    steps_["head"].push_back(step("head", saved_.head(), 0));
+    steps_["head"].push_back(step("head", saved_.head(logits), 0));
   }
 
-  /// The logits of the id that follows these; `position` is that of the first.
+  /// The id that follows these; `position` is that of the first.
+  std::int32_t next(const Ids& ids, std::int32_t position) {
+    std::int32_t id = 0;
+    memory_.read(&id, run(ids, position).at("ids"), sizeof id);
+    return id;
+  }
+
+  /// The logits that it is chosen by, of a model that has them.
   std::vector<float> logits(const Ids& ids, std::int32_t position) {
-    auto& layers = steps_.at(ids.size() > 1 ? "prefill" : "decode");
-    Bytes rows;
-    Ids positions;
-    for (const std::int32_t id : ids) {
-      saved_.add_embedding(id, position, rows);
-      positions.push_back(position++);
-    }
-    Step& first = layers.front();  // the others read the same positions, slots and lengths
-    memory_.write(first.at("x"), rows.data(), rows.size());
-    for (const char* name : {"positions", "slots"})  // one sequence: its slots are its positions
-      if (first.has(name)) memory_.write(first.at(name), positions.data(), positions.size() * 4);
-    memory_.write(first.at("lengths"), &position, sizeof position);
-    for (const Step& step : layers) step.run();
-    Step &norm = steps_.at("norm").front(), &head = steps_.at("head").front();
-    norm.at("x") =
-        static_cast<char*>(layers.back().at("y")) + rows.size() / ids.size() * (ids.size() - 1);
-    norm.run();
-    head.at("x") = norm.at("y");
-    head.run();
+    const void* const from = run(ids, position).at("logits");
     const auto count = static_cast<std::size_t>(saved_.vocabulary());
     Bytes bytes(count * saved_.dtype().bytes);
-    memory_.read(bytes.data(), head.at("y"), bytes.size());
+    memory_.read(bytes.data(), from, bytes.size());
     std::vector<float> logits = numbers_of(saved_.dtype(), bytes.data(), count);
     if (const auto cap = static_cast<float>(saved_.softcap()); cap > 0)
       for (float& logit : logits) logit = cap * std::tanh(logit / cap);
@@ -148,6 +138,28 @@ class Model {
     }
     void run() const { plan->run(buffers.data(), buffers.size(), workspace); }
   };
+
+  /// Runs the layers and the head, which is returned.
+  Step& run(const Ids& ids, std::int32_t position) {
+    auto& layers = steps_.at(ids.size() > 1 ? "prefill" : "decode");
+    Bytes rows;
+    Ids positions;
+    for (const std::int32_t id : ids) {
+      saved_.add_embedding(id, position, rows);
+      positions.push_back(position++);
+    }
+    Step& first = layers.front();  // the others read the same positions, slots and lengths
+    memory_.write(first.at("x"), rows.data(), rows.size());
+    for (const char* name : {"positions", "slots"})  // one sequence: its slots are its positions
+      if (first.has(name)) memory_.write(first.at(name), positions.data(), positions.size() * 4);
+    memory_.write(first.at("lengths"), &position, sizeof position);
+    for (const Step& step : layers) step.run();
+    Step& head = steps_.at("head").front();
+    head.at("x") =
+        static_cast<char*>(layers.back().at("y")) + rows.size() / ids.size() * (ids.size() - 1);
+    head.run();
+    return head;
+  }
 
   /// The layers for `tokens` new ones of one sequence: each run of layers that are alike is a step.
   void add_layers(const std::string& phase, std::int64_t tokens, std::int64_t cache) {
@@ -193,9 +205,9 @@ class Model {
         step.buffers.push_back(uploaded(place + " " + name, bytes, [&, at = layer, of = name] {
           return saved_.weight(at, of, weights.at(at));
         }));
-      else if (buffer.at("role") == "input" && (name == "w" || name == "b" || name == "bias"))
-        step.buffers.push_back(uploaded(saved_.tensor_of(phase, name), bytes, [&, of = name] {
-          return saved_.tensor(saved_.tensor_of(phase, of), buffer.at("shape").get<Shape>());
+      else if (phase == "head" && buffer.at("role") == "input" && name != "x")
+        step.buffers.push_back(uploaded(saved_.tensor_of(name), bytes, [&, of = name] {
+          return saved_.tensor(saved_.tensor_of(of), buffer.at("shape").get<Shape>());
         }));
       else  // caches are those of their layers, and of y there are two in turn
         step.buffers.push_back(
@@ -265,17 +277,18 @@ int run(const std::vector<std::string>& words) {
   const auto length = static_cast<std::int32_t>(prompt.size());
   // The caches have whole blocks of 64 keys.
   const std::int64_t cache = (length + tokens + 63) / 64 * 64;
-  Model model(words[0], device == "cpu" ? -1 : std::stoi(device), length, cache);
+  const std::string path = option("--logits", "");
+  Model model(words[0], device == "cpu" ? -1 : std::stoi(device), length, cache, !path.empty());
   std::ofstream file;
-  if (const std::string path = option("--logits", ""); !path.empty()) {
+  if (!path.empty()) {
     file.open(path, std::ios::binary);
     if (!file) fail(path + " cannot be written");
   }
   const auto next = [&](const Ids& given, std::int32_t position) {
+    if (path.empty()) return model.next(given, position);
     const std::vector<float> logits = model.logits(given, position);
-    if (file.is_open())
-      file.write(reinterpret_cast<const char*>(logits.data()),
-                 static_cast<std::streamsize>(logits.size() * sizeof logits[0]));
+    file.write(reinterpret_cast<const char*>(logits.data()),
+               static_cast<std::streamsize>(logits.size() * sizeof logits[0]));
     return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) -
                                      logits.begin());
   };

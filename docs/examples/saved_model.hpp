@@ -417,26 +417,29 @@ class SavedModel {
   }
 
   /// The norm behind the layers and the product behind it, as problems of one token.
-  json norm() const {
-    json problem{
-        {"op", "layernorm"}, {"dtype", dtype_.name}, {"m", 1}, {"d", features()}, {"eps", eps()}};
-    if (files_.find(tensor_of("norm", "b"))) return problem;
-    problem["op"] = "rmsnorm";
-    problem["convention"] = convention();
+  /// The head for one token: its id, or its logits without the soft cap.
+  json head(bool logits) const {
+    json problem{{"op", "head"},
+                 {"dtype", dtype_.name},
+                 {"m", 1},
+                 {"d", features()},
+                 {"vocab", vocabulary()},
+                 {"eps", eps()},
+                 {"bias", files_.find("lm_head.bias") ? "yes" : "no"}};
+    if (files_.find(tensor_of("b_norm")))
+      problem["norm"] = "layer";
+    else
+      problem["convention"] = convention();
+    if (logits)
+      problem["choose"] = "none";
+    else if (softcap() > 0)
+      problem["softcap"] = json(softcap()).dump();
     return problem;
   }
-  json head() const {
-    return {{"op", "linear"},
-            {"dtype", dtype_.name},
-            {"m", 1},
-            {"k", features()},
-            {"n", vocabulary()},
-            {"bias", files_.find("lm_head.bias") ? "yes" : "no"}};
-  }
-  /// The saved name of their buffers "w", "b" and "bias".
-  std::string tensor_of(const std::string& step, const std::string& buffer) const {
-    const std::string kind = buffer == "w" ? ".weight" : ".bias";
-    if (step == "norm") {
+  /// The saved name of a weight of the head: "w_norm", "b_norm", "w" or "bias".
+  std::string tensor_of(const std::string& buffer) const {
+    const std::string kind = buffer.starts_with('w') ? ".weight" : ".bias";
+    if (buffer.ends_with("_norm")) {
       const std::string name = is_gpt2_ ? "ln_f" : type_ == "phi" ? "final_layernorm" : "norm";
       return prefix_ + name + kind;
     }

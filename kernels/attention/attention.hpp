@@ -23,7 +23,8 @@
 // length is cut to [0, kv], the offsets of a sequence to the tokens that there are, none before the
 // sequence's first: no value of an index leads outside the tensors. Head h of q reads head h /
 // (heads / kv-heads) of k and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of
-// a product that makes all three.
+// a product that makes all three. Heads of k and v may be further apart than dim (kv-head), as in
+// pages where each head's keys and values are side by side: v then begins dim elements after k.
 //
 // The packed mask has a bit for each pair, bit j % 32 of word j / 32 of a row of mask_words()
 // words. For each tile of 64 queries and 64 keys it has a flag: 0 no pair is allowed, 1 all are, 2
@@ -44,6 +45,7 @@
 // Xiao et al. 2023 (arXiv 2309.17453) in the form of gpt-oss.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -95,6 +97,7 @@ struct Layer {
   std::int64_t q_row = 0;     // elements from a token to the next
   std::int64_t k_row = 0;
   std::int64_t v_row = 0;
+  std::int64_t kv_head = 0;  // elements from a head of k, and of v, to the next
   Layout layout = Layout::bshd;
   Mask mask = Mask::none;
   MaskData mask_data = MaskData::random;
@@ -120,6 +123,12 @@ struct Layer {
   }
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t pages_of_sequence() const { return (kv + page - 1) / page; }
+  /// The most keys that a sequence of test data has: kv, or where sequences of that length do not
+  /// fit in the pages together, its share of those.
+  std::int64_t usual_kv() const {
+    if (page == 0 || !lengths) return kv;
+    return std::min(kv, std::max<std::int64_t>(pages * page / b, 1));
+  }
   std::int64_t mask_heads() const { return mask_of_head ? heads : 1; }
   bool masked() const { return mask == Mask::boolean || mask == Mask::packed; }
   /// The first element of a bias matrix [s, kv].

@@ -146,6 +146,7 @@ void Launch::set_sizes() {
   whole(offsetof(attention_params, k_row), layer_.k_row);
   whole(offsetof(attention_params, v_row), layer_.v_row);
   whole(offsetof(attention_params, out_row), out_row);
+  whole(offsetof(attention_params, kv_head), layer_.kv_head);
   const std::int64_t matrix = layer_.s * layer_.kv;
   elements(offsetof(attention_params, bias_head), layer_.bias_of_head ? matrix : 0);
   elements(offsetof(attention_params, bias_batch),

@@ -29,12 +29,13 @@ class TensorList {
   /// q and what has its rows, or k and v.
   TensorSpec& add_rows(const char* name, Role role, bool of_keys, std::int64_t row) {
     const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;
+    const std::int64_t features = of_keys ? layer_.kv_head : layer_.dim;
     const std::int64_t tokens = of_keys ? layer_.kv : layer_.s;
     std::vector<std::int64_t> shape{layer_.b, tokens};
     if (layer_.layout == Layout::thd) shape = {tokens};
     if (of_keys && layer_.page > 0) shape = {layer_.pages, layer_.page};
-    if (row == heads * layer_.dim)
-      shape.insert(shape.end(), {heads, layer_.dim});
+    if (row == heads * features)
+      shape.insert(shape.end(), {heads, features});
     else
       shape.push_back(row);
     return add({name, layer_.dtype, shape, role, 1});
@@ -115,7 +116,9 @@ void add_rules(const Layer& layer, TensorList& list) {
         };
   if (layer.lengths)
     list.add({"lengths", DType::i32, {layer.b}}).draw =
-        [most = layer.kv](std::uint64_t, std::span<double> values) { draw_lengths(most, values); };
+        [most = layer.usual_kv()](std::uint64_t, std::span<double> values) {
+          draw_lengths(most, values);
+        };
   if (layer.sinks) list.add({"sinks", DType::f32, {layer.heads}, Role::input, 1});
 }
 
@@ -166,7 +169,7 @@ Pairs pairs_of(const Layer& layer) {
   const double sequences = static_cast<double>(layer.b);
   const std::int64_t queries = packed ? (layer.s + layer.b - 1) / layer.b : layer.s;
   const std::int64_t keys =
-      packed && layer.page == 0 ? (layer.kv + layer.b - 1) / layer.b : layer.kv;
+      packed && layer.page == 0 ? (layer.kv + layer.b - 1) / layer.b : layer.usual_kv();
   Pairs pairs;
   double squares = 0, fourth_powers = 0;  // of the weights
   for (std::int64_t i = 0; i < queries; ++i) {
@@ -234,7 +237,9 @@ class Attention final : public Op {
                   "is zeros; contiguous if left out",
                   256, 64),
         {.name = "pages",
-         .help = "pages in memory; what the sequences take if left out",
+         .help =
+             "pages in memory; what the sequences take if left out. With fewer and lengths=yes, "
+             "test data have shorter sequences",
          .max = most_tokens,
          .example = 4096,
          .rare = true,
@@ -244,7 +249,14 @@ class Attention final : public Op {
                   "heads * dim if left out",
                   most_stride, 6144),
         rare_size("k-row", "the same of k; kv-heads * dim if left out", most_stride, 6144),
-        rare_size("v-row", "the same of v; kv-heads * dim if left out", most_stride, 6144)};
+        rare_size("v-row", "the same of v; kv-heads * dim if left out", most_stride, 6144),
+        {.name = "kv-head",
+         .help = "elements from a head of k, and of v, to the next one, a multiple of dim; dim if "
+                 "left out",
+         .max = most_stride,
+         .example = 256,
+         .rare = true,
+         .performance_neutral = true}};
   }
   std::vector<OptionField> options() const override {
     return {
@@ -332,14 +344,17 @@ std::string Attention::contradiction(const Problem& problem) const {
     return "pages without page: k and v are contiguous";
   if (layer.page != 0 && layer.backward)
     return "page in pass bwd: gradients are of contiguous keys";
-  const auto row_is_short = [&](const char* name, std::int64_t row, std::int64_t heads) {
-    return row < heads * layer.dim ? fmt::format("{}-row={} is less than its heads * dim = {}",
-                                                 name, row, heads * layer.dim)
-                                   : "";
-  };
-  if (auto why = row_is_short("q", layer.q_row, layer.heads); !why.empty()) return why;
-  if (auto why = row_is_short("k", layer.k_row, layer.kv_heads); !why.empty()) return why;
-  if (auto why = row_is_short("v", layer.v_row, layer.kv_heads); !why.empty()) return why;
+  if (layer.kv_head % layer.dim != 0)
+    return fmt::format("kv-head={} is no multiple of dim={}", layer.kv_head, layer.dim);
+  if (layer.backward && layer.kv_head != layer.dim)
+    return "kv-head in pass bwd: gradients are of heads that follow each other";
+  // The last head may end before the next one would begin.
+  const std::int64_t kv_width = (layer.kv_heads - 1) * layer.kv_head + layer.dim;
+  for (const auto& [name, row, width] :
+       {std::tuple{"q", layer.q_row, layer.heads * layer.dim},
+        std::tuple{"k", layer.k_row, kv_width}, std::tuple{"v", layer.v_row, kv_width}})
+    if (row < width)
+      return fmt::format("{}-row={} is less than its heads * dim = {}", name, row, width);
   if (layer.page != 0 && (problem.sizes.contains("k-row") || problem.sizes.contains("v-row")))
     return "k-row or v-row with page: a page has rows of kv-heads * dim";
   if (thd && layer.masked())
@@ -372,8 +387,9 @@ Layer layer_of(const Problem& problem) {
   layer.page = size_or(problem, "page", 0);
   if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
   layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
-  layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.dim);
-  layer.v_row = size_or(problem, "v-row", layer.kv_heads * layer.dim);
+  layer.kv_head = size_or(problem, "kv-head", layer.dim);
+  layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.kv_head);
+  layer.v_row = size_or(problem, "v-row", layer.kv_heads * layer.kv_head);
   layer.layout = problem.has("layout", "thd") ? Layout::thd : Layout::bshd;
   layer.mask = problem.has("mask", "causal")   ? Mask::causal
                : problem.has("mask", "bool")   ? Mask::boolean

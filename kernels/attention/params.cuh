@@ -32,9 +32,11 @@ struct attention_params {
   // Decode: work is divided among gridDim.y groups of CTAs (decode/config.cuh).
   unsigned char* partials;  // [groups, 2, CTAs of a group, rows, dim / 2 + 1] flagged words
 
-  // Elements between tokens, and between sequences (bshd). Heads are dim elements apart.
+  // Elements between tokens, and between sequences (bshd). Heads are dim elements apart, those of k
+  // and v kv_head.
   long long q_batch, k_batch, v_batch, out_batch;
   int q_row, k_row, v_row, out_row;
+  int kv_head;
   // Elements of bias between heads and between sequences: 0 where they share it.
   long long bias_head, bias_batch;
   int bias_row;

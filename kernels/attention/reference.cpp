@@ -75,7 +75,7 @@ class Inputs {
       if (token < 0)
         rows.insert(rows.end(), at(layer_.dim), 0.0);
       else
-        append(rows, name, token * row + head * layer_.dim);
+        append(rows, name, token * row + head * layer_.kv_head);
     }
     return rows;
   }

@@ -44,6 +44,18 @@ OptionField residual_option() {
           .pass = "fwd"};
 }
 
+OptionField batch_invariant_option() {
+  return {.name = "batch-invariant",
+          .help = "whether the bits of a row are the same whatever other rows there are",
+          .choices = {"no", "yes"},
+          .rare = true,
+          .pass = "fwd"};
+}
+
+bool is_batch_invariant(const Problem& problem) {
+  return problem.has("batch-invariant", "yes");
+}
+
 OptionField accumulate_option(const std::string& of) {
   return {.name = "accumulate",
           .help = "whether the gradients of " + of +

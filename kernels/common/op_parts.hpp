@@ -32,6 +32,11 @@ OptionField y_scale_option();
 TensorSpec y_scale_tensor(std::int64_t n);
 /// Whether y is added to a residual in the same pass.
 OptionField residual_option();
+/// Whether a row of the result has the same bits whatever other rows there are, and how many. And
+/// whether a problem asks for it: its variants are then those of one order of sums for all numbers
+/// of rows (docs/precision.md#batch-invariance).
+OptionField batch_invariant_option();
+bool is_batch_invariant(const Problem& problem);
 /// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
 /// The choices for saving intermediates of a gated feed-forward network for its backward pass.

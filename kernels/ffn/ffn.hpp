@@ -12,6 +12,7 @@
 #include "device/program.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/family.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -83,6 +84,11 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 // computes hidden. With save=input it begins with gate_up, which computes the three again from x: 2
 // m h elements less between the passes, for two products more.
 
+// Packed weights (weights=int4) are expanded in a stage before each product, unless one kernel does
+// both.
+
+constexpr const char* stage_expand_gate_up = "expand_gate_up";
+constexpr const char* stage_expand_down = "expand_down";
 constexpr const char* stage_gate_up = "gate_up";
 constexpr const char* stage_up = "up";
 constexpr const char* stage_down = "down";
@@ -102,6 +108,12 @@ std::vector<const Family*> backward_families();
 GemmProblem gate_up_gemm(const Problem& problem);
 GemmProblem up_gemm(const Problem& problem);
 GemmProblem down_gemm(const Problem& problem);
+/// The products with the packed weights themselves.
+GemmProblem packed_gate_up_gemm(const Problem& problem);
+GemmProblem packed_down_gemm(const Problem& problem);
+/// Packed weights of the first product, and of the second; none where they are dense.
+std::vector<PackedWeight> packed_gate_up(const Problem& problem);
+std::vector<PackedWeight> packed_down(const Problem& problem);
 GemmProblem d_hidden_gemm(const Problem& problem);
 GemmProblem d_x_gemm(const Problem& problem);
 GemmProblem d_gate_up_gemm(const Problem& problem);

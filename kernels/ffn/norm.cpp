@@ -24,15 +24,17 @@ Problem norm_of(const Problem& problem) {
   const auto option = [&](const char* name, const char* usual) {
     return problem.options.contains(name) ? problem.option(name) : usual;
   };
-  return {"rmsnorm",
-          "fwd",
-          problem.dtype,
-          {{"m", problem.size("m")}, {"d", problem.size("d")}},
-          {{"convention", option("convention", "llama")},
-           {"residual", form_of(problem).adds_before ? "yes" : "no"},
-           {"save", "nothing"},
-           {"weights", "same"},
-           {"eps", option("eps", usual_eps)}}};
+  Problem norm{"rmsnorm",
+               "fwd",
+               problem.dtype,
+               {{"m", problem.size("m")}, {"d", problem.size("d")}},
+               {{"convention", option("convention", "llama")},
+                {"residual", form_of(problem).adds_before ? "yes" : "no"},
+                {"save", "nothing"},
+                {"weights", "same"},
+                {"eps", option("eps", usual_eps)}}};
+  if (is_batch_invariant(problem)) norm.options["batch-invariant"] = "yes";
+  return norm;
 }
 
 const Family& family_of_rmsnorm(std::string_view name) {

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <iterator>
 #include <utility>
 
+#include "core/error.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/norm.hpp"
@@ -24,10 +26,25 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const double up_by = quantised ? 16 : 1, hidden_by = quantised ? 4 : 1;
   const Form form = form_of(problem);
   std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, up_by}};
-  if (form.gated)
+  if (!form.gated && packed_format(problem).packed)
+    throw Error(ErrorKind::invalid_input, "ffn: packed weights are of a network with a gate");
+  const auto packed = packed_gate_up(problem), packed_last = packed_down(problem);
+  if (!packed.empty()) {
+    std::vector<TensorSpec> numbers;
+    const auto add = [&](const PackedWeight& weight, double deviation) {
+      auto own = packed_tensors(weight, deviation);
+      tensors.push_back(std::move(own.front()));
+      std::move(own.begin() + 1, own.end(), std::back_inserter(numbers));
+    };
+    for (const PackedWeight& weight : packed) add(weight, by_d);
+    add(packed_last.front(), by_h);
+    std::move(numbers.begin(), numbers.end(), std::back_inserter(tensors));
+  } else if (form.gated)
     tensors.push_back({"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
-  tensors.push_back({"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
-  tensors.push_back({"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h});
+  if (packed.empty()) {
+    tensors.push_back({"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
+    tensors.push_back({"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h});
+  }
   const bool in_blocks = has_block_scales(problem);
   const auto blocks = [&](std::int64_t extent) { return ceil_div(extent, scale_block); };
   const auto add_scale = [&](const char* name, std::vector<std::int64_t> shape, double mean) {
@@ -58,6 +75,8 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   }
   append_norm_tensors(Role::output);
   append_norm_tensors(Role::intermediate);
+  for (const auto& weights : {packed, packed_last})
+    for (const PackedWeight& weight : weights) tensors.push_back(expanded_tensor(weight));
   tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
   if (in_blocks)
     tensors.push_back({"hidden_scale", DType::f32, {m, blocks(h)}, Role::intermediate, 1});
@@ -138,8 +157,10 @@ class Ffn final : public Op {
           .choices = {"tensor", "block"},
           .rare = true,
           .pass = "fwd"},
+         batch_invariant_option(),
          accumulate_option("the weights")});
     append(norm_options());
+    append(packed_options());
     return options;
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
@@ -160,7 +181,15 @@ class Ffn final : public Op {
       return "bias=both is of a network without a gate: give gate=no too, or bias=down";
     if (!form.gated && form.saves) return "save=preact is of a gate: gate=no has no backward pass";
     if (!form.gated && is_quantised(problem)) return "gate=no is for bf16, fp16 and f32, not fp8";
-    return norm_contradiction(problem);
+    if (auto reason = norm_contradiction(problem); !reason.empty()) return reason;
+    if (packed_format(problem).packed) {
+      if (is_quantised(problem)) return "weights=int4 is for x of bf16, fp16 and f32, not fp8";
+      if (!form.gated) return "weights=int4 is of a network with a gate: leave out gate=no";
+    }
+    for (const char* name : {"d", "h"})
+      if (auto reason = packed_contradiction(problem, name, problem.size(name)); !reason.empty())
+        return reason;
+    return "";
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
@@ -171,8 +200,14 @@ class Ffn final : public Op {
     const auto tensors = this->tensors(problem);
     std::vector<StageSpec> stages;
     if (form_of(problem).normalises) stages.push_back(norm_stage(problem));
-    for (const GemmStage& stage : gemm_stages(problem))
+    const bool packed = problem.pass == "fwd" && packed_format(problem).packed;
+    for (const GemmStage& stage : gemm_stages(problem)) {
+      if (packed && stage.name == stage_gate_up)
+        stages.push_back(expand_spec(stage_expand_gate_up, packed_gate_up(problem), tensors));
+      if (packed && stage.name == stage_down)
+        stages.push_back(expand_spec(stage_expand_down, packed_down(problem), tensors));
       stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
+    }
     return stages;
   }
 
@@ -185,7 +220,8 @@ class Ffn final : public Op {
     return joined({forward_families(), norm_families(), backward_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    if (!form_of(problem).gated || form_of(problem).y_scale) return {};
+    if (!form_of(problem).gated || form_of(problem).y_scale || packed_format(problem).packed)
+      return {};
     return ffn::baselines(problem, facts);
   }
 };

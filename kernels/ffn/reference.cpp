@@ -65,8 +65,8 @@ class Forward {
   void gate_up() {
     const auto activation = parse_activation(problem_.option("act"));
     const char* x = form_of(problem_).normalises ? "normalised" : "x";
-    auto gates = product(x, "w_gate", shape_.h, shape_.d);
-    auto ups = product(x, "w_up", shape_.h, shape_.d);
+    auto gates = product(x, weight("w_gate"), shape_.h, shape_.d);
+    auto ups = product(x, weight("w_up"), shape_.h, shape_.d);
     const auto h = static_cast<std::size_t>(shape_.h);
     // In fp8 the op itself quantises hidden.
     const bool in_blocks = has_block_scales(problem_);
@@ -103,7 +103,7 @@ class Forward {
 
   void down() {
     const Form form = form_of(problem_);
-    auto y = product("hidden", "w_down", shape_.d, shape_.h);
+    auto y = product("hidden", weight("w_down"), shape_.d, shape_.h);
     const double* bias = form.bias ? tensors_.at("b_down").data() : nullptr;
     const double* scale = form.y_scale ? tensors_.at("y_scale").data() : nullptr;
     const double* residual = form.residual ? tensors_.at("residual").data() : nullptr;
@@ -119,6 +119,10 @@ class Forward {
   }
 
  private:
+  std::string weight(const char* name) const {
+    return packed_format(problem_).packed ? std::string(name) + "_dense" : name;
+  }
+
   /// a [m, depth] times b [rows, depth] transposed, both in numbers.
   std::vector<double> product(const std::string& a, const std::string& b, std::int64_t rows,
                               std::int64_t depth) const {
@@ -232,6 +236,9 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel) {
   if (stage == stage_norm) return norm_reference(problem, tensors, parallel);
+  if (stage == stage_expand_gate_up)
+    return reference_expand(packed_gate_up(problem), tensors, parallel);
+  if (stage == stage_expand_down) return reference_expand(packed_down(problem), tensors, parallel);
   if (stage == stage_gate_up) return Forward(problem, tensors, parallel).gate_up();
   if (stage == stage_up) return Forward(problem, tensors, parallel).up();
   if (stage == stage_down) return Forward(problem, tensors, parallel).down();

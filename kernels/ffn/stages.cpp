@@ -6,6 +6,13 @@ namespace {
 constexpr GemmStage gate_up{stage_gate_up, ffn_op, gate_up_gemm};
 /// On the CPU the forward pass has its own families for gate_up and down together.
 constexpr GemmStage gate_up_again{stage_gate_up, ffn_op, gate_up_gemm, "bwd"};
+constexpr ExpandStage gate_up_expansion{stage_expand_gate_up, ffn_op, packed_gate_up};
+constexpr ExpandStage down_expansion{stage_expand_down, ffn_op, packed_down};
+constexpr GemmStage expand_gate_up{stage_expand_gate_up, ffn_op, packed_gate_up_gemm};
+constexpr GemmStage expand_down{stage_expand_down, ffn_op, packed_down_gemm};
+/// On the CPU the two products of expanded weights are not neighbours.
+constexpr GemmStage expanded_gate_up{stage_gate_up, ffn_op, gate_up_gemm, "fwd", true};
+constexpr GemmStage expanded_down{stage_down, ffn_op, down_gemm, "fwd", true};
 constexpr GemmStage up{stage_up, ffn_op, up_gemm};
 constexpr GemmStage down{stage_down, ffn_op, down_gemm};
 constexpr GemmStage d_hidden{stage_d_hidden, ffn_op, d_hidden_gemm};
@@ -17,6 +24,11 @@ constexpr GemmStage d_down{stage_d_down, ffn_op, d_down_gemm};
 GemmProblem gemm_of(const Problem& problem, std::int64_t m, std::int64_t n, std::int64_t k) {
   const DType wide = wide_dtype(problem);
   return {.m = m, .n = n, .k = k, .dtype = problem.dtype, .c_dtype = wide, .wide_dtype = wide};
+}
+
+/// Other forms have dense weights, whatever is asked for: contradiction() refuses it.
+bool has_packed(const Problem& problem) {
+  return form_of(problem).gated && !is_quantised(problem);
 }
 
 Scaling scaling_of(const Problem& problem) {
@@ -54,6 +66,10 @@ GemmProblem gate_up_gemm(const Problem& problem) {
                          .b_scale = {"w_gate_scale", "w_up_scale"},
                          .c_scale = "hidden_scale"};
   gemm.follows = form.normalises;
+  if (packed_format(problem).packed) {
+    gemm.b = {{"w_gate_dense"}, {"w_up_dense"}};
+    gemm.follows = gemm.b_depends = true;
+  }
   return gemm;
 }
 
@@ -84,7 +100,62 @@ GemmProblem down_gemm(const Problem& problem) {
     gemm.quantisation = {
         .scaling = scaling_of(problem), .a_scale = "hidden_scale", .b_scale = {"w_down_scale"}};
   gemm.follows = true;
+  if (packed_format(problem).packed) {
+    gemm.b = {{"w_down_dense"}};
+    gemm.b_depends = true;
+  }
   return gemm;
+}
+
+GemmProblem packed_gate_up_gemm(const Problem& problem) {
+  GemmProblem gemm = gate_up_gemm(problem);
+  gemm.b = {{"w_gate"}, {"w_up"}};
+  gemm.packed = packed_gate_up(problem);
+  gemm.follows = form_of(problem).normalises;
+  gemm.b_depends = false;
+  return gemm;
+}
+
+GemmProblem packed_down_gemm(const Problem& problem) {
+  GemmProblem gemm = down_gemm(problem);
+  gemm.b = {{"w_down"}};
+  gemm.packed = packed_down(problem);
+  gemm.b_depends = false;
+  return gemm;
+}
+
+std::vector<PackedWeight> packed_gate_up(const Problem& problem) {
+  const PackedFormat format = packed_format(problem);
+  if (!format.packed || !has_packed(problem)) return {};
+  const auto [m, d, h] = shape_of(problem);
+  PackedWeight gate{.codes = "w_gate",
+                    .scales = "w_gate_scale",
+                    .zeros = format.zeros ? "w_gate_zero" : "",
+                    .dense = "w_gate_dense",
+                    .n = h,
+                    .k = d,
+                    .format = format,
+                    .dtype = problem.dtype};
+  PackedWeight up = gate;
+  up.codes = "w_up";
+  up.scales = "w_up_scale";
+  up.dense = "w_up_dense";
+  if (format.zeros) up.zeros = "w_up_zero";
+  return {gate, up};
+}
+
+std::vector<PackedWeight> packed_down(const Problem& problem) {
+  const PackedFormat format = packed_format(problem);
+  if (!format.packed || !has_packed(problem)) return {};
+  const auto [m, d, h] = shape_of(problem);
+  return {{.codes = "w_down",
+           .scales = "w_down_scale",
+           .zeros = format.zeros ? "w_down_zero" : "",
+           .dense = "w_down_dense",
+           .n = d,
+           .k = h,
+           .format = format,
+           .dtype = problem.dtype}};
 }
 
 GemmProblem d_hidden_gemm(const Problem& problem) {
@@ -143,7 +214,17 @@ GemmProblem d_down_gemm(const Problem& problem) {
 }
 
 std::vector<const Family*> forward_families() {
+  static constexpr const char* packed =
+      "packed weights for up to 64 tokens, at the speed of reading them once";
+  static constexpr const char* expanded = "one product of expanded weights: blocks over OpenBLAS";
+  static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
   static const std::vector<GemmFamily> families{
+      {packed_decode_engine(), {expand_gate_up, gate_up}, "gate_up_packed", packed},
+      {packed_decode_engine(), {expand_down, down}, "down_packed", packed},
+      {cpu_blas_engine(), {expanded_gate_up}, "cpu_gate_up_expanded", expanded},
+      {cpu_blas_engine(), {expanded_down}, "cpu_down_expanded", expanded},
+      {cpu_plain_engine(), {expanded_gate_up}, "cpu_gate_up_expanded_plain", plain},
+      {cpu_plain_engine(), {expanded_down}, "cpu_down_expanded_plain", plain},
       {fused_decode_engine(),
        {gate_up, down},
        "ffn_decode",
@@ -208,7 +289,13 @@ std::vector<const Family*> forward_families() {
        {gate_up, down},
        "cpu_plain",
        "plain loops for any sizes: the fallback"}};
-  return addresses_of(families);
+  static const auto gate_up_cuda = expand_family(gate_up_expansion, "expand_gate_up"),
+                    gate_up_cpu = cpu_expand_family(gate_up_expansion, "cpu_expand_gate_up"),
+                    down_cuda = expand_family(down_expansion, "expand_down"),
+                    down_cpu = cpu_expand_family(down_expansion, "cpu_expand_down");
+  auto all = addresses_of(families);
+  all.insert(all.end(), {gate_up_cuda.get(), gate_up_cpu.get(), down_cuda.get(), down_cpu.get()});
+  return all;
 }
 
 std::vector<const Family*> backward_families() {

@@ -20,6 +20,10 @@ namespace fftune {
 /// of two the first one's C is the second one's A: gate_up, then down.
 using GemmChain = std::vector<GemmProblem>;
 
+/// Why an engine without Engine::batch_invariant refuses a problem that asks for it.
+constexpr std::string_view order_depends_on_rows =
+    "batch-invariant: it has another order of sums than the kernels of many rows";
+
 struct Engine {
   std::string_view name;  // "sm90"
   DeviceKind device_kind = DeviceKind::cuda;
@@ -34,6 +38,9 @@ struct Engine {
   /// Appends the launches.
   void (*append)(Program&, const GemmChain&, const TensorPlaces&, const DeviceFacts&,
                  const Config&) = nullptr;
+  /// Whether its space for a GemmProblem::batch_invariant has one order of a row's sums alone,
+  /// which other such engines for the same problem and device share.
+  bool batch_invariant = false;
   /// Embedded sources whose code decides a variant's speed.
   std::vector<std::string> sources;
 };
@@ -46,6 +53,9 @@ const Engine& sm80_engine();
 /// one launch.
 const Engine& decode_engine();
 const Engine& fused_decode_engine();
+/// The same for packed weights and up to 64 rows of A; a chain of the stage that would expand them
+/// and the product.
+const Engine& packed_decode_engine();
 /// simt/: any size, alignment and type on any CUDA device: the fallback.
 const Engine& simt_engine();
 /// cpu/: blocks over OpenBLAS; plain loops, the fallback; and for chains of both ffn stages one

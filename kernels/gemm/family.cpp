@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "kernels/gemm/packed/packed.hpp"
+
 namespace fftune {
 namespace {
 
@@ -79,13 +81,23 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
   for (const GemmStage& stage : stages_) {
     if (!stage.pass.empty() && stage.pass != problem.pass)
       return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
+    if (stage.packed && !packed_format(problem).packed)
+      return "it is for packed weights: weights=int4";
     if (std::none_of(specs.begin(), specs.end(),
                      [&](const StageSpec& spec) { return spec.name == stage.name; }))
       return fmt::format("the pass {} has no stage {} here", problem.pass, stage.name);
   }
+  const auto names = stages();
+  if (std::search(specs.begin(), specs.end(), names.begin(), names.end(),
+                  [](const StageSpec& spec, const std::string& name) {
+                    return spec.name == name;
+                  }) == specs.end())
+    return fmt::format("there are others between its stages {} here", fmt::join(names, " and "));
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
     return fmt::format("the kernel needs compute capability 8.0: {} has {}.{}", facts.name,
                        facts.compute_capability / 10, facts.compute_capability % 10);
+  if (is_batch_invariant(problem) && !engine_.batch_invariant)
+    return std::string(order_depends_on_rows);
   return engine_.can_implement(chain(problem), facts);
 }
 
@@ -120,7 +132,10 @@ std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families)
 
 GemmChain GemmFamily::chain(const Problem& problem) const {
   GemmChain chain;
-  for (const GemmStage& stage : stages_) chain.push_back(stage.gemm(problem));
+  for (const GemmStage& stage : stages_) {
+    chain.push_back(stage.gemm(problem));
+    chain.back().batch_invariant = is_batch_invariant(problem);
+  }
   return chain;
 }
 

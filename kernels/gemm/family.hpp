@@ -19,6 +19,8 @@ struct GemmStage {
   GemmProblem (*gemm)(const Problem&) = nullptr;
   /// The one pass in which the family serves it; empty: every pass that has the stage.
   std::string_view pass = {};
+  /// It is for problems with packed weights alone.
+  bool packed = false;
 };
 
 /// The stage as the op lists it: every tensor of the GEMM by its name, and what it counts.

@@ -108,4 +108,16 @@ __device__ __forceinline__ i64 row_of_part(const qkv_params& qkv, int part, i64 
   return token;
 }
 
+// The place of a column of a part in a row of its tensor. Heads of the caches may be apart.
+template <gemm_form form>
+__device__ __forceinline__ i64 place_in_part(const qkv_params& qkv, int part, i64 row, int column) {
+  if constexpr (form.qkv.caches) {
+    constexpr int dim = form.qkv.dim;
+    if (part > 0) {
+      return (row * (qkv.kv_columns / dim) + column / dim) * qkv.cache_head + column % dim;
+    }
+  }
+  return row * qkv.columns(part) + column;
+}
+
 }  // namespace fftune

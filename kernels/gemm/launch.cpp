@@ -223,6 +223,7 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   if (!qkv.slots.empty()) {
     add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
     add(offsetof(qkv_params, cache_rows), static_cast<std::int32_t>(qkv.cache_rows));
+    add(offsetof(qkv_params, cache_head), static_cast<std::int32_t>(qkv.cache_head));
   }
   add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
   add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
@@ -260,9 +261,9 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
 }
 
 bool waits_for_dependencies(const KernelSource& kernel) {
-  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu", "gemm/sm80/gemm.cu",
-                                        "gemm/decode/gemm.cu", "gemm/decode/fused.cu",
-                                        "gemm/head_sines.cu"};
+  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu",     "gemm/sm80/gemm.cu",
+                                        "gemm/decode/gemm.cu",   "gemm/decode/fused.cu",
+                                        "gemm/decode/packed.cu", "gemm/head_sines.cu"};
   return std::find(std::begin(files), std::end(files), kernel.file) != std::end(files);
 }
 

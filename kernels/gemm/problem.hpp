@@ -17,6 +17,7 @@
 #include "core/dtype.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/form.cuh"
+#include "kernels/gemm/packed/weight.hpp"
 #include "kernels/gemm/row_broadcast.cuh"
 
 namespace fftune {
@@ -85,7 +86,7 @@ struct Groups {
 };
 
 /// The heads of a QKV product. GemmProblem::b has one packed weight or three, `c` the outputs q, k
-/// and v, or q and the caches [slots, kv_heads, dim].
+/// and v, or q and the caches [slots, kv_heads, cache_head].
 struct QkvHeads {
   qkv_form form = {};
   std::int64_t heads = 0, kv_heads = 0;
@@ -93,6 +94,7 @@ struct QkvHeads {
   std::vector<std::string_view> norms = {};  // [dim]: of q and k
   std::string_view slots = {};               // [m], of caches
   std::int64_t cache_rows = 0;               // of caches
+  std::int64_t cache_head = 0;               // elements from a head of caches to the next
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   /// Rotation: the row's position, i32 [m], and either a table of angles, f32 [positions, rotary],
@@ -105,6 +107,10 @@ struct QkvHeads {
 
   /// Columns of part 0 (q), 1 (k) or 2 (v).
   std::int64_t columns(std::size_t part) const { return (part == 0 ? heads : kv_heads) * form.dim; }
+  /// Elements from a head of a part to the next in its tensor.
+  std::int64_t head_stride(std::size_t part) const {
+    return part > 0 && form.caches ? cache_head : form.dim;
+  }
   std::int64_t first_column(std::size_t part) const {
     return part == 0 ? 0 : columns(0) + (part == 1 ? 0 : columns(1));
   }
@@ -192,8 +198,12 @@ struct GemmProblem {
   NormOfA norm_of_a = {};
   Epilogue epilogue = {};
   Quantisation quantisation = {};
+  /// Not empty: each of b is the codes of one of these packed weights, instead of a matrix.
+  std::vector<PackedWeight> packed = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.
   bool follows = false;
+  /// A row of C has the same bits whatever m is.
+  bool batch_invariant = false;
   /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
   bool b_depends = false;
 

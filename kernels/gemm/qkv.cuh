@@ -50,6 +50,7 @@ struct qkv_params {
   const float* sines;    // [m, rotary / 2, 2]: cosine and sine of each pair
   const void* slots;     // [m]
   int cache_rows;        // of the caches
+  int cache_head;        // elements from a head of theirs to the next
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;

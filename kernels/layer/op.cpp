@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/part_stages.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe/moe.hpp"
@@ -234,48 +235,6 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   inputs.insert(inputs.end(), std::make_move_iterator(intermediates.begin()),
                 std::make_move_iterator(intermediates.end()));
   return inputs;
-}
-
-std::vector<StageSpec> stages_of_one(const Problem& problem) {
-  std::vector<StageSpec> stages;
-  for (const OpPart& part : parts_of(problem))
-    for (StageSpec& stage : part.op->stages(part.problem)) {
-      stage.name = part.stage(stage.name);
-      for (auto* names : {&stage.inputs, &stage.outputs})
-        for (std::string& name : *names) name = part.tensor(name);
-      stages.push_back(std::move(stage));
-    }
-  return stages;
-}
-
-/// Computes a stage of a part: `name_of` says what its tensors are called in `tensors`.
-template <typename NameOf>
-void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& tensors,
-                       Parallel& parallel, const NameOf& name_of) {
-  const StageSpec spec = part.op->stages(part.problem).at(stage);
-  ReferenceTensors own;
-  std::map<std::string, std::string> lent;  // by the name in `tensors`: they may be large
-  for (const std::string& name : spec.inputs) {
-    const std::string all = name_of(name);
-    const auto known = lent.find(all);
-    if (known != lent.end()) {
-      own[name] = own.at(known->second);
-      continue;
-    }
-    if (const auto encoded = tensors.encoded.find(all); encoded != tensors.encoded.end()) {
-      own.encoded[name] = encoded->second;
-      continue;
-    }
-    own[name] = std::move(tensors.at(all));
-    lent[all] = name;
-  }
-  part.op->reference(part.problem, stage, own, parallel);
-  for (const auto& [all, name] : lent) tensors[all] = std::move(own.at(name));
-  for (const std::string& name : spec.outputs) {
-    // Updated tensors were lent, and are back already.
-    if (const auto known = lent.find(name_of(name)); known != lent.end()) continue;
-    tensors[name_of(name)] = std::move(own.at(name));
-  }
 }
 
 SizeField rare_size(const char* name, const char* help, std::int64_t most, std::int64_t example) {
@@ -554,7 +513,7 @@ class Layer final : public Op {
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    const auto one = stages_of_one(one_layer(problem));
+    const auto one = stages_of_parts(parts_of(problem));
     if (!problem.sizes.contains("layers")) return one;
     const std::int64_t layers = problem.size("layers");
     std::vector<StageSpec> stages;

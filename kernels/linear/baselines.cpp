@@ -2,6 +2,8 @@
 // additions.
 #include <algorithm>
 #include <iterator>
+#include <string>
+#include <vector>
 
 #include "kernels/gemm/library_gemm.hpp"
 #include "kernels/linear/linear.hpp"
@@ -19,6 +21,13 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
                                                    : "products of cuBLASLt";
   Program& program = baseline.program;
   program.host_tensors = places.count();
+  if (packed_format(problem).packed) {
+    for (const Family* family : families())
+      if (family->stages() == std::vector<std::string>{stage_expand} &&
+          family->device_kind() == facts.kind)
+        program = family->program(problem, facts, {});
+    baseline.summary += " with the weights expanded each time";
+  }
   for (const GemmStage& stage : gemm_stages(problem))
     append_library_gemms(program, stage.gemm(problem), places);
   if (form.backward && form.bias) {

@@ -1,11 +1,12 @@
 // A linear layer: y = x·wᵀ (+ bias) (* y_scale) (+ residual), and its gradients dx = dy·w, dw =
-// dyᵀ·x, dbias = the sum of dy's rows.
+// dyᵀ·x, dbias = the sum of dy's rows. The forward pass takes packed weights too (gemm/packed).
 #pragma once
 
 #include <vector>
 
 #include "core/problem.hpp"
 #include "kernels/gemm/family.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -38,8 +39,10 @@ const Family& cpu_d_bias_family();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
-// The stages of linear that are GEMMs; the gradient of the bias (stage_d_bias) is a column sum.
+// The stages of linear that are GEMMs; the gradient of the bias (stage_d_bias) is a column sum, and
+// packed weights are expanded in a stage before the product, unless one kernel does both.
 
+constexpr const char* stage_expand = "expand";    // w as a dense weight: weights=int4
 constexpr const char* stage_product = "product";  // y = x·wᵀ (+ bias) (* y_scale) (+ residual)
 constexpr const char* stage_d_x = "d_x";          // dx = dy·w
 constexpr const char* stage_d_w = "d_w";          // dw = dyᵀ·x
@@ -49,6 +52,10 @@ constexpr const char* stage_d_bias = "d_bias";    // dbias = the sum of dy's row
 std::vector<GemmStage> gemm_stages(const Problem& problem);
 
 GemmProblem product_gemm(const Problem& problem);
+/// The product with the packed weight itself.
+GemmProblem packed_gemm(const Problem& problem);
+/// The packed weight, or none.
+std::vector<PackedWeight> packed_weights(const Problem& problem);
 GemmProblem d_x_gemm(const Problem& problem);
 GemmProblem d_w_gemm(const Problem& problem);
 

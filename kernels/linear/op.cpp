@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "kernels/common/op_parts.hpp"
 
@@ -36,21 +37,28 @@ class Linear final : public Op {
             {.name = "n", .help = "output features", .example = 2048}};
   }
   std::vector<OptionField> options() const override {
-    return {{.name = "bias",
-             .help = "whether y has a bias, and the backward pass its gradient",
-             .choices = {"no", "yes"},
-             .rare = true},
-            y_scale_option(),
-            residual_option(),
-            {.name = "output",
-             .help = "element type of y: that of x and w, or f32",
-             .choices = {"same", "f32"},
-             .rare = true,
-             .pass = "fwd"},
-            accumulate_option("w and bias")};
+    std::vector<OptionField> options{
+        {.name = "bias",
+         .help = "whether y has a bias, and the backward pass its gradient",
+         .choices = {"no", "yes"},
+         .rare = true},
+        y_scale_option(),
+        residual_option(),
+        {.name = "output",
+         .help = "element type of y: that of x and w, or f32",
+         .choices = {"same", "f32"},
+         .rare = true,
+         .pass = "fwd"},
+        batch_invariant_option(),
+        accumulate_option("w and bias")};
+    for (OptionField& option : packed_options()) options.push_back(std::move(option));
+    return options;
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
+  std::string contradiction(const Problem& problem) const override {
+    return packed_contradiction(problem, "k", problem.size("k"));
+  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
@@ -62,12 +70,16 @@ class Linear final : public Op {
     if (form.backward) tensors.push_back({"dy", dtype, {m, n}, Role::input, 1});
     tensors.push_back({"x", dtype, {m, k}, Role::input, 1});
     tensors.back().kept = form.backward;
-    tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
+    const auto packed = packed_weights(problem);
+    for (const PackedWeight& weight : packed)
+      for (TensorSpec& tensor : packed_tensors(weight, by_k)) tensors.push_back(std::move(tensor));
+    if (packed.empty()) tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
     if (!form.backward) {
       if (form.bias) tensors.push_back({"bias", dtype, {n}, Role::input, 1});
       if (form.y_scale) tensors.push_back(y_scale_tensor(n));
       if (form.residual) tensors.push_back({"residual", dtype, {m, n}, Role::input, 1});
       tensors.push_back({"y", form.wide ? DType::f32 : dtype, {m, n}, Role::output, 1});
+      for (const PackedWeight& weight : packed) tensors.push_back(expanded_tensor(weight));
       return tensors;
     }
     const auto of_weights = [&](const std::string& suffix, Role role) {
@@ -86,6 +98,8 @@ class Linear final : public Op {
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const auto tensors = this->tensors(problem);
     std::vector<StageSpec> stages;
+    if (const auto packed = packed_weights(problem); !packed.empty())
+      stages.push_back(expand_spec(stage_expand, packed, tensors));
     for (const GemmStage& stage : gemm_stages(problem))
       stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
     if (form_of(problem).backward && form_of(problem).bias)

@@ -17,9 +17,12 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
     return adds ? large_copy(tensors.at(name), parallel)
                 : large_vector<double>(static_cast<std::size_t>(elements), parallel);
   };
-  if (stage == stage_product) {
+  if (stage == stage_expand) {
+    reference_expand(packed_weights(problem), tensors, parallel);
+  } else if (stage == stage_product) {
     auto y = large_vector<double>(static_cast<std::size_t>(m * n), parallel);
-    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, 0, y.data());
+    reference_product(parallel, m, n, k, {data("x"), k},
+                      {data(packed_format(problem).packed ? "w_dense" : "w"), k}, 0, y.data());
     const double* const bias = form.bias ? data("bias") : nullptr;
     const double* const scale = form.y_scale ? data("y_scale") : nullptr;
     const double* const residual = form.residual ? data("residual") : nullptr;

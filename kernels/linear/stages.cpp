@@ -3,6 +3,8 @@
 namespace fftune::linear {
 namespace {
 
+constexpr ExpandStage expansion{stage_expand, linear_op, packed_weights};
+constexpr GemmStage expand{stage_expand, linear_op, packed_gemm};
 constexpr GemmStage product{stage_product, linear_op, product_gemm};
 constexpr GemmStage d_x{stage_d_x, linear_op, d_x_gemm};
 constexpr GemmStage d_w{stage_d_w, linear_op, d_w_gemm};
@@ -30,11 +32,36 @@ GemmProblem product_gemm(const Problem& problem) {
   gemm.a = {{"x"}};
   gemm.b = {{"w"}};
   gemm.c = {{"y"}};
+  if (packed_format(problem).packed) {
+    gemm.b = {{"w_dense"}};
+    gemm.follows = gemm.b_depends = true;
+  }
   if (form.wide) gemm.c_dtype = DType::f32;
   if (form.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
   if (form.y_scale) gemm.epilogue.row(row_broadcast::scale) = "y_scale";
   if (form.residual) gemm.epilogue.source = {{"residual"}};
   return gemm;
+}
+
+GemmProblem packed_gemm(const Problem& problem) {
+  GemmProblem gemm = product_gemm(problem);
+  gemm.b = {{"w"}};
+  gemm.follows = gemm.b_depends = false;
+  gemm.packed = packed_weights(problem);
+  return gemm;
+}
+
+std::vector<PackedWeight> packed_weights(const Problem& problem) {
+  const PackedFormat format = packed_format(problem);
+  if (!format.packed) return {};
+  return {{.codes = "w",
+           .scales = "w_scale",
+           .zeros = format.zeros ? "w_zero" : "",
+           .dense = "w_dense",
+           .n = problem.size("n"),
+           .k = problem.size("k"),
+           .format = format,
+           .dtype = problem.dtype}};
 }
 
 GemmProblem d_x_gemm(const Problem& problem) {
@@ -64,6 +91,10 @@ std::vector<const Family*> families() {
   static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
   static constexpr const char* plain = "plain loops for any sizes: the fallback";
   static const std::vector<GemmFamily> gemms{
+      {packed_decode_engine(),
+       {expand, product},
+       "packed_decode",
+       "packed weights for up to 64 tokens, at the speed of reading them once"},
       {decode_engine(),
        {product},
        "product_decode",
@@ -83,8 +114,11 @@ std::vector<const Family*> families() {
       {cpu_plain_engine(), {product}, "cpu_plain", plain},
       {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
       {cpu_plain_engine(), {d_w}, "cpu_d_w_plain", plain}};
+  static const auto expand_cuda = expand_family(expansion, "expand");
+  static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
   auto families = addresses_of(gemms);
-  families.insert(families.end(), {&d_bias_family(), &cpu_d_bias_family()});
+  families.insert(families.end(),
+                  {expand_cuda.get(), expand_cpu.get(), &d_bias_family(), &cpu_d_bias_family()});
   return families;
 }
 

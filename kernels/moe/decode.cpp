@@ -80,6 +80,7 @@ class Decode : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
+    if (is_batch_invariant(problem)) return std::string(order_depends_on_rows);
     const Shape shape = shape_of(problem);
     const bool is_fp8 = problem.dtype == DType::fp8;
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16 && !is_fp8)

@@ -406,6 +406,7 @@ class MoeFfn final : public Op {
                        .choices = {"tensor", "token", "block"},
                        .rare = true,
                        .pass = "fwd"});
+    options.push_back(batch_invariant_option());
     options.push_back(accumulate_option("the weights and biases"));
     return options;
   }

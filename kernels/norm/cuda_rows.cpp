@@ -84,6 +84,21 @@ std::int64_t all_threads(const Layer& layer, const DeviceFacts& facts, const Con
   return forward_blocks(layer, facts, config) * config.at("cluster") * block_threads(config);
 }
 
+/// Vectors of a thread by default: many rows, blocks of 256 threads with 2 each, or 4 of wide rows.
+std::int64_t usual_vectors(const Layer& layer) {
+  return layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype)) <= wide_row_bytes ? 2 : 4;
+}
+
+/// The threads that share a row, and the elements of each, are in one order for all numbers of
+/// rows: those of many.
+void keep_order(Space& space, const Layer& layer, const DeviceFacts& facts) {
+  const Config usual = default_rows(layer, facts, usual_vectors(layer), 4);
+  for (const char* name : {"vector", "group", "cluster"})
+    space.constraint(
+        "batch-invariant: a row's sum has one order for all numbers of rows",
+        [name, value = usual.at(name)](const Config& c) { return c.at(name) == value; }, {name});
+}
+
 class ForwardRows final : public RowFamily {
  public:
   ForwardRows()
@@ -141,6 +156,7 @@ class ForwardRows final : public RowFamily {
                                                        layer.m * c.at("cluster");
                     },
                     {"groups", "cluster", "unroll", "waves"});
+    if (layer.batch_invariant) keep_order(space, layer, facts);
     return space;
   }
 
@@ -150,10 +166,8 @@ class ForwardRows final : public RowFamily {
   // each row, and what they read is on its way before the kernel's turn.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
-    const std::int64_t row_bytes = layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-    const std::int64_t vectors = layer.m <= 2 * facts.multiprocessors ? 1
-                                 : row_bytes <= wide_row_bytes        ? 2
-                                                                      : 4;
+    const bool few = layer.m <= 2 * facts.multiprocessors && !layer.batch_invariant;
+    const std::int64_t vectors = few ? 1 : usual_vectors(layer);
     Config config = default_rows(layer, facts, vectors, 4);
     config.set("unroll", 1);
     config.set("keep", vectors_of_thread(layer.rows(), config) <= weights_at_hand ? 1 : 0);

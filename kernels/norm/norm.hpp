@@ -63,7 +63,8 @@ struct Layer {
   bool backward = false;
   bool adds = false;        // the residual is added to x
   bool adds_after = false;  // the residual is added to y
-  bool saves = false;       // the forward pass writes rstd, and the backward pass reads it
+  bool batch_invariant = false;
+  bool saves = false;  // the forward pass writes rstd, and the backward pass reads it
   DType dtype = DType::f32;
   DType weight_dtype = DType::f32;
   DType out_dtype = DType::f32;  // of y

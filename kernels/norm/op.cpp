@@ -24,7 +24,8 @@ std::vector<OptionField> rms_options() {
           {"output",
            "element type of y: the op's, or one quantised with a scale for each token",
            {"same", "fp8", "i8"},
-           true}};
+           true},
+          batch_invariant_option()};
 }
 
 std::vector<OptionField> layer_options() {
@@ -127,6 +128,7 @@ Layer layer_of(const Problem& problem) {
                      : problem.has("convention", "llama") ? Convention::llama
                                                           : Convention::t5;
   layer.backward = problem.pass == "bwd";
+  layer.batch_invariant = is_batch_invariant(problem);
   layer.adds = problem.option("residual") == "yes";
   layer.adds_after = problem.option("residual") == "after";
   layer.saves = problem.has("save", "rstd");

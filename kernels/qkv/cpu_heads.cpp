@@ -48,10 +48,12 @@ class HostHeads {
         for (std::int64_t head = 0; head < heads; ++head) rotate(head_of(features, head), angles);
         if (layer_.norm_last) normalise(call, part, features);
       }
-      const auto bytes = dtype_bytes(layer_.dtype) * features.size();
-      encode(
-          layer_.dtype, std::span<const float>(features),
-          static_cast<std::byte*>(call.tensors[to_[part]]) + static_cast<std::size_t>(row) * bytes);
+      const std::int64_t stride = part > 0 && layer_.cache ? layer_.cache_head : layer_.dim;
+      for (std::int64_t head = 0; head < heads; ++head)
+        encode(layer_.dtype, std::span<const float>(head_of(features, head)),
+               static_cast<std::byte*>(call.tensors[to_[part]]) +
+                   static_cast<std::size_t>((row * heads + head) * stride) *
+                       dtype_bytes(layer_.dtype));
     }
   }
 

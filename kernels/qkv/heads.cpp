@@ -67,7 +67,8 @@ class FinishHeads final : public HeadsFamily {
     arguments.emplace_back(ArrayArgument{std::move(turns.frequencies)});
     arguments.emplace_back(static_cast<std::int32_t>(layer.positions));
     arguments.emplace_back(turns.scale);
-    for (const std::int64_t size : {layer.heads, layer.kv_heads, layer.cache_rows})
+    for (const std::int64_t size :
+         {layer.heads, layer.kv_heads, layer.cache_rows, layer.cache_head})
       arguments.emplace_back(static_cast<std::int32_t>(size));
     for (const double number : {layer.epsilon, layer.norm_offset})
       arguments.emplace_back(static_cast<float>(number));

@@ -53,8 +53,9 @@ class heads_kernel {
   // Processes token blockIdx.x and part blockIdx.y.
   static __device__ __forceinline__ void run(const heads_tensors<T>& tensors, const void* slots,
                                              const head_angles& angles, const float* frequencies,
-                                             int heads, int kv_heads, int cache_rows, float epsilon,
-                                             float offset, storage& shared) {
+                                             int heads, int kv_heads, int cache_rows,
+                                             int cache_head, float epsilon, float offset,
+                                             storage& shared) {
     const i64 token = blockIdx.x;
     const int part = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int count = part == 0 ? heads : kv_heads;
@@ -120,7 +121,8 @@ class heads_kernel {
           normalise(features, weights, biases, mean_square, epsilon, offset, lane);
         }
       }
-      T* const to = tensors.to[part] + (row * count + head) * dim;
+      const int stride = config.caches && part > 0 ? cache_head : dim;
+      T* const to = tensors.to[part] + (row * count + head) * stride;
       for (int i = lane; i < dim; i += 32) to[i] = from_float<T>(features[i]);
       __syncwarp();  // before the next head takes the place
     }
@@ -175,9 +177,9 @@ class heads_kernel {
 };
 
 // Tensors [m, heads, dim]; `grouped`: q has all, [m, (heads + 2 kv_heads) dim]. k_to and v_to are
-// the caches, [cache_rows, kv_heads, dim], or [m, kv_heads, dim]; a slot of no row writes nothing.
-// Positions, table, table_rows and scale are those of head_angles. Grid: (m, 3). Block: 32 *
-// config.warps.
+// the caches, [cache_rows, kv_heads, cache_head], or [m, kv_heads, dim]; a slot of no row writes
+// nothing. Positions, table, table_rows and scale are those of head_angles. Grid: (m, 3). Block: 32
+// * config.warps.
 template <class T, heads_config config>
 __global__ void __launch_bounds__(32 * config.warps)
     finish_heads(const T* q, const T* k, const T* v, T* q_to, T* k_to, T* v_to, const T* q_norm,
@@ -185,13 +187,13 @@ __global__ void __launch_bounds__(32 * config.warps)
                  const int* positions, const float* table,
                  const __grid_constant__ pair_frequencies<config.pairs() + 1> frequencies,
                  int table_rows, float scale, int heads, int kv_heads, int cache_rows,
-                 float epsilon, float norm_offset) {
+                 int cache_head, float epsilon, float norm_offset) {
   __shared__ typename heads_kernel<T, config>::storage shared;
   wait_and_launch_dependents();
   const heads_tensors<T> tensors{{q, k, v}, {q_to, k_to, v_to}, {q_norm, k_norm}, {q_bias, k_bias}};
   heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
-                               frequencies.of, heads, kv_heads, cache_rows, epsilon, norm_offset,
-                               shared);
+                               frequencies.of, heads, kv_heads, cache_rows, cache_head, epsilon,
+                               norm_offset, shared);
 }
 
 }  // namespace fftune

@@ -91,7 +91,8 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   };
   if (layer.cache) {
     for (const char* name : {"k_cache", "v_cache"})
-      heads(name, Role::updated, layer.cache_rows, layer.kv_heads);
+      tensors.push_back(
+          {name, dtype, {layer.cache_rows, layer.kv_heads, layer.cache_head}, Role::updated, 1});
     TensorSpec slots{"slots", layer.wide_slots ? DType::i64 : DType::i32, {layer.m}};
     slots.draw = [rows = layer.cache_rows](std::uint64_t seed, std::span<double> values) {
       draw_slots(seed, rows, values);
@@ -167,6 +168,13 @@ class Qkv final : public Op {
              .help = "rows of the caches; m if left out",
              .example = 65536,
              .rare = true,
+             .performance_neutral = true},
+            {.name = "cache-head",
+             .help = "elements from a head of the caches to the next one, a multiple of dim; dim "
+                     "if left out",
+             .max = 1 << 20,
+             .example = 128,
+             .rare = true,
              .performance_neutral = true}};
   }
   std::vector<OptionField> options() const override {
@@ -201,7 +209,8 @@ class Qkv final : public Op {
          .help = "element type of the slots",
          .choices = {"i32", "i64"},
          .rare = true,
-         .performance_neutral = true}};
+         .performance_neutral = true},
+        batch_invariant_option()};
     const auto angles = angle_options();
     fields.insert(fields.end(), angles.begin(), angles.end());
     return fields;
@@ -222,6 +231,10 @@ class Qkv final : public Op {
       return "positions are those of a table of angles: there is none";
     if (problem.sizes.contains("cache-slots") && !layer.cache)
       return "cache-slots with cache=no: there is no cache";
+    if (problem.sizes.contains("cache-head") && !layer.cache)
+      return "cache-head with cache=no: there is no cache";
+    if (layer.cache_head % layer.dim != 0)
+      return fmt::format("cache-head={} is no multiple of dim={}", layer.cache_head, layer.dim);
     if (is(problem, "norm-order", "after") && (!layer.normalises() || layer.norm == HeadNorm::rows))
       return fmt::format("norm-order=after with norm={}: it is of norm=yes and norm=layer",
                          option_or(problem, "norm", "no"));
@@ -281,6 +294,7 @@ Layer layer_of(const Problem& problem) {
   layer.rotary = size_or(problem, "rotary", layer.dim);
   layer.positions = size_or(problem, "positions", usual_positions);
   layer.cache_rows = size_or(problem, "cache-slots", layer.m);
+  layer.cache_head = size_or(problem, "cache-head", layer.dim);
   layer.epsilon = number_or_default(qkv_op(), problem, "eps");
   if (is(problem, "convention", "gemma")) layer.norm_offset = 1;
   layer.rotation = is(problem, "rotation", "halves")        ? head_rotation::halves

@@ -5,7 +5,9 @@
 //
 // With a cache, row i of k and v goes to row slots[i] of k_cache and v_cache [slots, kv_heads,
 // dim] instead, or nowhere if there is no such row. A contiguous cache [sequences, length] has the
-// slot sequence * length + position, a paged one page * page_size + offset.
+// slot sequence * length + position, a paged one page * page_size + offset. Heads of the caches may
+// be further apart than dim (cache-head): keys and values of a head are then side by side, and
+// v_cache begins dim elements after k_cache.
 //
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
@@ -45,6 +47,7 @@ struct Layer {
   std::int64_t rotary = 0;      // features of a head that are rotated
   std::int64_t positions = 0;   // rows of the table of angles
   std::int64_t cache_rows = 0;  // of the caches
+  std::int64_t cache_head = 0;  // elements from a head of the caches to the next
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   head_rotation rotation = head_rotation::none;

@@ -137,8 +137,11 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
       for (std::size_t token = 0; token < static_cast<std::size_t>(layer.m); ++token) {
         const auto slot = static_cast<std::int64_t>(tensors.at("slots")[token]);
         if (slot < 0 || slot >= layer.cache_rows) continue;
-        std::copy_n(y.data() + token * width, width,
-                    cache.data() + static_cast<std::size_t>(slot) * width);
+        for (std::int64_t head = 0; head < layer.kv_heads; ++head)
+          std::copy_n(
+              y.data() + token * width + static_cast<std::size_t>(head * layer.dim), layer.dim,
+              cache.data() +
+                  static_cast<std::size_t>((slot * layer.kv_heads + head) * layer.cache_head));
       }
     } else {
       tensors[part] = std::move(y);

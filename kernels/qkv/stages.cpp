@@ -83,6 +83,7 @@ GemmProblem product_gemm(const Problem& problem) {
     gemm.c = {{"q"}, {"k_cache"}, {"v_cache"}};
     qkv.slots = "slots";
     qkv.cache_rows = layer.cache_rows;
+    qkv.cache_head = layer.cache_head;
   }
   if (layer.rotates()) {
     qkv.positions = "positions";

@@ -77,6 +77,16 @@ enum class Role { input, updated, output, intermediate };
 /// "input", "updated", "output", "intermediate".
 std::string_view role_name(Role role);
 
+/// How ids are chosen from a row of scores: the largest one's place. An id whose score is as large
+/// but for rounding is right too.
+struct IdChoice {
+  std::string from;             // the tensor [rows, ids] that scores are made of; empty: no ids
+  std::vector<std::string> by;  // inputs [rows] that decide about a row's scores
+  /// Makes the scores of a row of `from`, with the row's value of each in `by`. Returns by how much
+  /// a score grows with its element.
+  std::function<double(std::span<double> row, const std::vector<double>& by)> score;
+};
+
 struct TensorSpec {
   std::string name;
   DType dtype = DType::f32;
@@ -119,6 +129,10 @@ struct TensorSpec {
   /// element is the number of rows, from the first on, that belong to a group. The others belong to
   /// none, and may be left unwritten.
   std::string live_rows = {};
+  /// For an output [rows] of ids that are chosen from scores. `of_choice`: of another output
+  /// [rows], the name of the ids to which its values belong.
+  IdChoice choice = {};
+  std::string of_choice = {};
 
   std::int64_t elements() const;
   std::size_t bytes() const;

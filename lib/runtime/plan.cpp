@@ -80,6 +80,37 @@ TensorLayout::TensorLayout(const Op& op, const Problem& problem, const DeviceFac
   }
 }
 
+void TensorLayout::leave_out_unused(const std::vector<bool>& used) {
+  scratch_offset_ = 0;
+  for (std::size_t i = buffer_count_; i < tensors_.size(); ++i) {
+    intermediate_offsets_[i - buffer_count_] = scratch_offset_;
+    if (used.at(i)) scratch_offset_ += align_up(tensors_[i].bytes());
+  }
+}
+
+void mark_used(const Program& program, std::vector<bool>& used) {
+  const auto mark_pointer = [&](const Pointer& pointer) {
+    if (const auto* tensor = std::get_if<TensorArgument>(&pointer)) used.at(tensor->tensor) = true;
+  };
+  const auto mark = [&](const Argument& argument) {
+    if (const auto* tensor = std::get_if<TensorArgument>(&argument)) used.at(tensor->tensor) = true;
+    if (const auto* map = std::get_if<TensorMapArgument>(&argument)) mark_pointer(map->matrix);
+  };
+  for (const auto& step : program.steps) {
+    if (const auto* launch = std::get_if<KernelLaunch>(&step)) {
+      for (const Argument& argument : launch->arguments) mark(argument);
+      if (launch->parameters)
+        for (const auto& field : launch->parameters->fields) mark(field.value);
+    } else if (const auto* gemm = std::get_if<LibraryGemm>(&step)) {
+      for (const Pointer& pointer : {gemm->a, gemm->b, gemm->c}) mark_pointer(pointer);
+      for (const auto& scale : {gemm->a_scale, gemm->b_scale})
+        if (scale) mark_pointer(*scale);
+    } else {
+      used.assign(used.size(), true);
+    }
+  }
+}
+
 std::size_t TensorLayout::workspace_bytes(std::size_t scratch_bytes) const {
   return scratch_offset_ + align_up(scratch_bytes);
 }
@@ -189,8 +220,10 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
       layout_(op, problem_, backend.facts()) {
   const DeviceFacts& facts = backend.facts();
   check_recipe(op, problem_, facts, recipe_);
+  std::vector<bool> used(layout_.tensors().size());
   executables_ = executables_of(
       op, problem_, facts, recipe_, [&](const Variant& variant, const Program& program) {
+        mark_used(program, used);
         auto compiled = backend.compile(program);
         if (!compiled.executable)
           throw Error(ErrorKind::unavailable,
@@ -198,6 +231,8 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
                                   compiled.report.failure));
         return std::move(compiled.executable);
       });
+  // Programs of a repetition have the tensors of one time.
+  if (!op.repetition(problem_)) layout_.leave_out_unused(used);
   workspace_bytes_ = layout_.workspace_bytes(scratch_bytes(executables_));
 }
 

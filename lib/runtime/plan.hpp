@@ -25,6 +25,10 @@ class TensorLayout {
   /// Throws Error(unavailable) if the tensors do not fit in the device's memory.
   TensorLayout(const Op& op, const Problem& problem, const DeviceFacts& facts);
 
+  /// Takes away the memory of intermediates that no step of the plan's programs has: a family that
+  /// covers their writer and their readers may not need them. `used`: for each tensor.
+  void leave_out_unused(const std::vector<bool>& used);
+
   /// The op's tensors in order; the first buffer_count() of them are the caller's buffers.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   std::size_t buffer_count() const { return buffer_count_; }
@@ -41,6 +45,10 @@ class TensorLayout {
   std::vector<std::size_t> intermediate_offsets_;  // in the workspace
   std::size_t scratch_offset_ = 0;
 };
+
+/// Marks the tensors that a step of the program has; of a function on the host, which may take any,
+/// all.
+void mark_used(const Program& program, std::vector<bool>& used);
 
 // The work that a plan enqueues: the executables of a recipe's variants, in order.
 
@@ -82,6 +90,10 @@ class Plan {
   const Op& op() const { return *op_; }
   const Problem& problem() const { return problem_; }
   const Recipe& recipe() const { return recipe_; }
+  /// Takes away the memory of intermediates that no step of the plan's programs has: a family that
+  /// covers their writer and their readers may not need them. `used`: for each tensor.
+  void leave_out_unused(const std::vector<bool>& used);
+
   /// The op's tensors in order; the first buffer_count() of them are the caller's buffers.
   const std::vector<TensorSpec>& tensors() const { return layout_.tensors(); }
   std::size_t buffer_count() const { return layout_.buffer_count(); }

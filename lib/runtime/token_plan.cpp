@@ -77,6 +77,7 @@ void TokenPlan::compile() {
   };
   std::vector<Job> jobs;
   std::set<std::string> known;
+  std::vector<bool> used(layout_.tensors().size());
   for (const auto& segment : segments_) {
     const auto tokens = scanned_tokens(segment);
     for (const auto count : tokens) {
@@ -86,6 +87,7 @@ void TokenPlan::compile() {
         auto program =
             family_of(*op_, variant.family).program(problem, backend_->facts(), variant.config);
         scratch.add(backend_->workspace_bytes(program));
+        mark_used(program, used);
         // Programs of one segment differ in numbers alone, but for the kernels named here.
         bool first = count == tokens.front();
         for (const auto& kernel : program.kernels)
@@ -103,6 +105,7 @@ void TokenPlan::compile() {
     }
   }
   if (most_tokens() > scanned_one_by_one) scratch_bytes_ += scratch_bytes_ / 8;
+  if (!op_->repetition(most_)) layout_.leave_out_unused(used);
 
   compiled_.resize(jobs.size());
   std::vector<std::exception_ptr> errors(jobs.size());

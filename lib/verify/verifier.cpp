@@ -46,6 +46,13 @@ struct Verifier::State {
   void execute(std::size_t first, std::size_t end, const Executables& executables,
                std::uint8_t poison);
   std::string check_values(std::size_t first, std::size_t end, Verification& verification);
+  /// Gives rows that chose another id than the reference does, whose score is as large but for
+  /// rounding, the reference's id in `result`.
+  void accept_choices(std::size_t first, std::size_t tensor, std::vector<std::byte>& result);
+  /// The distinct rows of a tensor that a run reads or writes, and by how much an element of
+  /// magnitude 1, or of none, may be off.
+  std::vector<std::vector<double>> rows_of(std::size_t first, std::size_t tensor,
+                                           double& relative_bound, double& absolute_bound);
   std::string check_repetition(std::size_t first, std::size_t end);
   /// Whether the run writes a tensor whose bits may differ from run to run.
   bool has_any_order(std::size_t first, std::size_t end) const;
@@ -80,6 +87,7 @@ struct Verifier::State {
   DeviceTensors tensors;
   std::vector<std::vector<std::byte>> results{truth.tensors().size()};  // of the first run
   std::vector<std::byte> repeated;                                      // a part of the second
+  std::vector<std::int64_t> accepted;  // rows of the ids that accept_choices() changed last
 };
 
 template <typename Visit>
@@ -178,8 +186,13 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
       size = 1;
     }
     const auto roundings = static_cast<double>(truth.producer(tensor) - first + 1);
+    std::vector<std::byte> chosen;
+    if (!spec.choice.from.empty() || !spec.of_choice.empty()) {
+      chosen = result;
+      accept_choices(first, tensor, chosen);
+    }
     const Difference difference =
-        compare(shape, result.data(), expected.rows,
+        compare(shape, chosen.empty() ? result.data() : chosen.data(), expected.rows,
                 element_roundings * roundings * dtype_unit_roundoff(spec.dtype),
                 element_deviations * expected.tolerance * size, threads);
     const double error = difference.norm == 0 ? 0 : difference.norm / expected.norm;
@@ -206,6 +219,85 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
     }
   });
   return failure;
+}
+
+std::vector<std::vector<double>> Verifier::State::rows_of(std::size_t first, std::size_t tensor,
+                                                          double& relative_bound,
+                                                          double& absolute_bound) {
+  const auto width = static_cast<std::size_t>(truth.columns(tensor));
+  const DType dtype = truth.tensors()[tensor].dtype;
+  std::vector<std::vector<double>> rows;
+  relative_bound = absolute_bound = 0;
+  const std::size_t producer = truth.producer(tensor);
+  if (producer >= first && producer < truth.stages().size()) {
+    const Expected& expected = truth.expected(first, tensor);
+    for (const double* row : expected.rows) rows.emplace_back(row, row + width);
+    relative_bound =
+        element_roundings * static_cast<double>(producer - first + 1) * dtype_unit_roundoff(dtype);
+    absolute_bound = element_deviations * expected.tolerance * expected.root_mean_square;
+    return rows;
+  }
+  const auto& bytes = truth.encoded(tensor, first);
+  for (std::int64_t row = 0; row < truth.period(tensor); ++row) {
+    rows.emplace_back(width);
+    decode(dtype, bytes.data() + static_cast<std::size_t>(row) * width * dtype_bytes(dtype),
+           std::span<double>(rows.back()));
+  }
+  return rows;
+}
+
+void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
+                                     std::vector<std::byte>& result) {
+  const TensorSpec& spec = truth.tensors()[tensor];
+  const Expected& expected = truth.expected(first, tensor);
+  const std::size_t bytes = dtype_bytes(spec.dtype);
+  const std::int64_t* const sources = truth.sources(tensor);
+  const auto source_of = [&](std::int64_t row) {
+    return static_cast<std::size_t>(sources != nullptr ? sources[row] : row % truth.period(tensor));
+  };
+  const auto take_reference = [&](std::int64_t row) {
+    encode(spec.dtype, std::span<const double>(expected.rows[source_of(row)], 1),
+           result.data() + static_cast<std::size_t>(row) * bytes);
+  };
+  if (!spec.of_choice.empty()) {
+    for (const std::int64_t row : accepted) take_reference(row);
+    return;
+  }
+  accepted.clear();
+  std::vector<double> ids(static_cast<std::size_t>(truth.rows(tensor)));
+  decode(spec.dtype, result.data(), std::span<double>(ids));
+  double relative_bound = 0, absolute_bound = 0, exact = 0;
+  std::vector<std::vector<double>> scores, by;
+  for (std::int64_t row = 0; row < std::ssize(ids); ++row) {
+    const std::size_t source = source_of(row);
+    const double id = ids[static_cast<std::size_t>(row)], best = expected.rows[source][0];
+    if (id == best) continue;
+    if (scores.empty()) {
+      scores = rows_of(first, tensor_index(truth.tensors(), spec.choice.from), relative_bound,
+                       absolute_bound);
+      for (const std::string& name : spec.choice.by) {
+        by.emplace_back();
+        for (const auto& value : rows_of(first, tensor_index(truth.tensors(), name), exact, exact))
+          by.back().push_back(value.front());
+      }
+    }
+    std::vector<double> own = scores[source], parameters;
+    if (!(id >= 0 && id < static_cast<double>(own.size()))) continue;
+    for (const auto& values : by) parameters.push_back(values[source]);
+    const auto bound = [&](double i) {
+      return relative_bound * std::abs(scores[source][static_cast<std::size_t>(i)]) +
+             absolute_bound;
+    };
+    double allowed = spec.choice.score(own, parameters) * (bound(id) + bound(best));
+    const double score = own[static_cast<std::size_t>(id)],
+                 best_score = own[static_cast<std::size_t>(best)];
+    // Scores that are not the elements themselves are computed in fp32.
+    constexpr double score_roundoff = 0x1p-21;
+    if (own != scores[source]) allowed += score_roundoff * (std::abs(score) + std::abs(best_score));
+    if (!(score + allowed >= best_score)) continue;
+    take_reference(row);
+    accepted.push_back(row);
+  }
 }
 
 std::string Verifier::State::check_repetition(std::size_t first, std::size_t end) {

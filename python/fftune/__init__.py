@@ -40,11 +40,13 @@ _HOMES = {
     "ops": "ops",
     "nn": "nn",
     "reference": "reference",
+    "quantise": "nn",
     "MaskedFFN": "masked",
     "MaskedLinear": "masked",
     "patch": "patching",
     "unpatch": "patching",
     "PatchReport": "patching",
+    "generate": "patching.decoding",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
     "tune": "tuning",
@@ -57,7 +59,9 @@ if TYPE_CHECKING:
     from .patching.attention import register_attention
     from .patching.experts_interface import register_experts
     from .masked import MaskedFFN, MaskedLinear
+    from .nn import quantise
     from .patching import PatchReport, patch, unpatch
+    from .patching.decoding import generate
     from .tuning import check, explain, tune
 
 __all__ = ["Error", *_HOMES]

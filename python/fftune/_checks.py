@@ -32,7 +32,8 @@ _MASKS = frozenset((torch.bool, torch.uint8))
 KINDS = {"data": DATA, "row": _FLOATS, "floats": _FLOATS, "ints": _INTEGERS,
          "index": frozenset((torch.int64, torch.int32)), "mask": _MASKS,
          "bytes": _MASKS | {torch.int8}, "f32": frozenset((torch.float32,)),
-         "i32": frozenset((torch.int32,)), "u8": frozenset((torch.uint8,))}
+         "i32": frozenset((torch.int32,)), "i64": frozenset((torch.int64,)),
+         "u8": frozenset((torch.uint8,))}
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,9 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
     arguments, and results, by name; its results are the gradients of arguments. The other rules
     are those of `_custom.define`. Returns what `run_into` takes.
     """
-    about = Description.of(of, back, tuple(fixed.items()))
+    # Tensors have their own extents, whatever strides the library takes of them.
+    strides = dict.fromkeys([stride for _, names in lays.values() for stride in names], "")
+    about = Description.of(of, back, tuple({**strides, **fixed}.items()))
     label = label or of
     every = arguments_of(arguments, about, shapes, names)
     form = DerivedForm(label, about, every, results_of(results, every), check=check, fill=fill,

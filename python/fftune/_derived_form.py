@@ -96,7 +96,7 @@ class DerivedForm:
         """The values of options for which the op has these tensors and the results, and the sizes:
         the usual ones first, of those that the tensors' extents allow."""
         sizes = {n.replace("-", "_"): v for n, v in fields.items() if n in self.about.sizes and v}
-        fixed = {n: v for n, v in fields.items() if n in self.axes}
+        fixed = {n: v for n, v in fields.items() if n in self.axes and n not in self.about.fixed}
         key = (tuple((i, t.dtype is dtype, t.dtype, t.dim()) for i, t in there.items()),
                tuple((n, bool(v) if n in self.about.sizes else v) for n, v in fixed.items()), present)
         if key not in self.found:

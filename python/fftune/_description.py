@@ -13,7 +13,8 @@ from typing import Mapping, Sequence
 from ._checks import DATA, FP8, KINDS, Kind
 
 _TABLE = json.loads((Path(__file__).parent / "_op_table.json").read_text())
-_EXACT = {"T": DATA, "fp8": FP8, "f32": KINDS["f32"], "i32": KINDS["i32"], "u8": KINDS["u8"]}
+_EXACT = {"T": DATA, "fp8": FP8, "f32": KINDS["f32"], "i32": KINDS["i32"], "i64": KINDS["i64"],
+          "u8": KINDS["u8"]}
 _VALUES = ("str", "bool", "int", "float", "float[]")
 _ARGUMENT = re.compile(r"(-?)(\w+)(?:=([\w|-]+))?(?::([\w\[\]]+))?(\??)(!?)")
 _RESULT = re.compile(r"(-?)(\w+)(?:=([\w|-]+))?(?::(\w+))?(?:\?(\w+))?")
@@ -36,6 +37,11 @@ def value_of(text: str, sizes: Mapping):
 
 def symbols_of(text: str) -> tuple[str, ...]:
     return _formula(text).co_names
+
+
+@functools.cache
+def has_option(op: str, pass_: str, name: str) -> bool:
+    return any(own == name and where in ("", pass_) for own, where, *_ in _TABLE[op]["options"])
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def _argument(text: str, about: Description, shapes: Mapping[str, str],
         dtypes = {v.dtype for v in variants}
         types = (KINDS["index"] if dtypes == {"i32", "i64"} else
                  FP8 if "T" in dtypes and about.fixed["dtype"] == "fp8" else
-                 _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
+                 DATA if "T" in dtypes else _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
     ranks = {len(v.shape) for v in variants}
     shape = shapes.get(name) or ("[...]" if len(ranks) > 1 else about.words(variants[0].shape))
     return Argument(name, shown, libraries, "Tensor", Kind(types, shape), kind or "", bool(optional),

@@ -4,6 +4,7 @@ A plan that was made is found by the shapes and types of the tensors and by the 
 checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
+import os
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
@@ -11,7 +12,13 @@ import torch
 from torch import Tensor
 
 from ._checks import DTYPE_NAMES, Kind, check_number, check_tensors
+from ._description import has_option
 from ._library import Plan, _lock, check_status, destroy_idle, library, on_two_devices
+
+
+# Whether the bits of a row are to be the same in every batch, for all ops that have the option.
+_BATCH_INVARIANT = any(os.environ.get(name, "0") not in ("", "0")
+                       for name in ("FFTUNE_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +72,19 @@ _older: dict[tuple, Plan | type[_Nothing]] = {}
 _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
 
 
+def _problem_of(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
+    problem = form.problem(options, inputs)
+    if _BATCH_INVARIANT and problem and has_option(form.op, problem["pass"], "batch-invariant"):
+        problem["batch-invariant"] = "yes"
+    return problem
+
+
 def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor | None],
                device: int) -> Plan | type[_Nothing]:
     with _lock:
         plan = _plans.get(key) or _older.pop(key, None)
         if plan is None:
-            problem = form.problem(options, inputs)
+            problem = _problem_of(form, options, inputs)
             plan = _Nothing if problem is None else Plan(device, problem)
             if device >= 0:
                 _destroy_idle()
@@ -157,7 +171,7 @@ def find(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> tuple:
         plan = _make_plan(key, form, options, inputs, device)
     if _listeners and plan is not _Nothing:
         for listener in _listeners:
-            listener(device, form.problem(options, inputs))
+            listener(device, _problem_of(form, options, inputs))
     return plan, device, pointers, copies
 
 

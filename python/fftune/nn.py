@@ -5,10 +5,12 @@ from torch import Tensor, nn
 from . import ops
 from ._checks import flag, named
 from ._library import Error
-from .reference import ACTIVATIONS, quantise, quantise_weight
+from ._ops.packed import group_word
+from .reference import ACTIVATIONS, quantise_weight
+from .reference import quantise as quantise_tensor
 
 __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", "MaskedLinear",
-           "MaskedMLP", "MoE"]
+           "MaskedMLP", "MoE", "QuantLinear", "quantise"]
 
 
 def _expect_one_of(name: str, value: str, words) -> None:
@@ -82,7 +84,7 @@ class GatedMLPFp8(nn.Module):
         self.register_buffer("hidden_scale", hidden_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        x, scale = quantise(x, self.x_scale)
+        x, scale = quantise_tensor(x, self.x_scale)
         return ops.ffn_fp8(x, self.gate_proj, self.up_proj, self.down_proj, scale,
                            self.gate_proj_scale, self.up_proj_scale, self.down_proj_scale,
                            self.hidden_scale, act=self.act)
@@ -242,3 +244,150 @@ class MoE(nn.Module):
         y = ops.moe_ffn(x, ids, weights, self.experts.gate_up_proj, None, self.experts.down_proj,
                         act=self.act, recompute=self.recompute)
         return y if self.shared_experts is None else self.shared_experts(x, y)
+
+
+def _nibbles(words: Tensor, count: int, dim: int) -> Tensor:
+    """The first `count` codes of 4 bits along `dim` of int32 words, eight in each."""
+    shifts = torch.arange(0, 32, 4, device=words.device)
+    codes = (words.unsqueeze(dim + 1) >> shifts.view(-1, *(1,) * (words.dim() - 1 - dim))) & 15
+    return codes.flatten(dim, dim + 1).narrow(dim, 0, count).to(torch.uint8)
+
+
+class QuantLinear(nn.Module):
+    """A linear layer with a weight of 4 bits: (q - 8) * scale, or with `zeros` (q - zero) * scale,
+    with a scale for each `group` elements of a row, or with group=0 for each row.
+
+    x [..., in] -> [..., out]. The weight is packed in the order of kernels. State dicts have the
+    tensors of compressed-tensors' pack-quantized format: weight_packed, weight_scale, weight_shape
+    and with `zeros` weight_zero_point.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, group: int = 128,
+                 zeros: bool = False, device=None, dtype=None):
+        super().__init__()
+        _expect_sizes(in_features=in_features, out_features=out_features)
+        group_word("QuantLinear", group)
+        bias, self.zeros = flag("QuantLinear", "bias", bias), flag("QuantLinear", "zeros", zeros)
+        if group and in_features % group:
+            raise Error(f"QuantLinear: groups of {group} do not divide in_features={in_features}: "
+                        "give group=0, or another")
+        self.in_features, self.out_features, self.group = in_features, out_features, group
+        dtype = dtype or torch.get_default_dtype()
+        groups = in_features // group if group else 1
+        codes = torch.zeros(out_features, -(-in_features // 2), dtype=torch.uint8, device=device)
+        scale = torch.zeros(out_features, groups, dtype=dtype, device=device)
+        for name in ("packed", "scale", "zero"):
+            self.register_buffer(name, None, persistent=False)
+        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if (
+            bias) else None
+        self._set(codes, scale, torch.zeros_like(scale, dtype=torch.uint8) if zeros else None)
+
+    def _set(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
+        packed = ops.pack_weight(codes, scale, zero, k=self.in_features, group=self.group)
+        self.packed, self.scale, self.zero = packed[:3]
+
+    @property
+    def packed_weight(self) -> ops.PackedWeight:
+        return ops.PackedWeight(self.packed, self.scale, self.zero, self.out_features,
+                                self.in_features, self.group)
+
+    @classmethod
+    @torch.no_grad()
+    def from_linear(cls, linear: nn.Linear, group: int = 128, zeros: bool = False) -> "QuantLinear":
+        """The layer with its weight rounded to the nearest codes."""
+        w = linear.weight
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, group, zeros,
+                    w.device, w.dtype)
+        grouped = w.float().unflatten(1, (-1, group or w.shape[1]))
+        if zeros:
+            low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+            scale = (high - low) / 15
+        else:
+            scale = grouped.abs().amax(-1) / 7
+        if not scale.isfinite().all():
+            raise Error("QuantLinear: the weight is not finite")
+        scale = torch.where(scale > 0, scale, 1.0).to(w.dtype)
+        zero = (-low / scale.float()).round().clamp(0, 15) if zeros else None
+        offset = 8 if zero is None else zero.unsqueeze(-1)
+        q = (grouped / scale.float().unsqueeze(-1) + offset).round().clamp(0, 15).to(torch.uint8)
+        q = nn.functional.pad(q.flatten(1), (0, w.shape[1] % 2)).unflatten(1, (-1, 2))
+        layer._set(q[..., 0] | q[..., 1] << 4, scale, None if zero is None else zero.to(torch.uint8))
+        if linear.bias is not None:
+            layer.bias = linear.bias
+        return layer.train(linear.training)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return ops.linear(x, self.packed_weight, self.bias, residual)
+
+    def extra_repr(self) -> str:
+        return (f"in_features={self.in_features}, out_features={self.out_features}, "
+                f"bias={self.bias is not None}, group={self.group}, zeros={self.zeros}")
+
+    def _saved_names(self) -> tuple[str, ...]:
+        return ("weight_packed", "weight_scale", "weight_shape",
+                *(("weight_zero_point",) if self.zeros else ()))
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        codes, scale, zero = self.packed_weight.unpack()
+        words = nn.functional.pad(codes, (0, -codes.shape[1] % 4)).view(torch.int32)
+        saved = [words, scale, torch.tensor([self.out_features, self.in_features])]
+        if zero is not None:
+            rows = nn.functional.pad(zero, (0, 0, 0, -len(zero) % 8)).to(torch.int32)
+            shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=zero.device)
+            saved.append((rows.unflatten(0, (-1, 8)) << shifts.view(-1, 1)).sum(1, dtype=torch.int32))
+        for name, tensor in zip(self._saved_names(), saved):
+            destination[prefix + name] = tensor
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
+                              unexpected_keys, error_msgs):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys,
+                                      unexpected_keys, error_msgs)
+        names = [prefix + name for name in self._saved_names()]
+        unexpected_keys[:] = [key for key in unexpected_keys if key not in names]
+        absent = [name for name in names if name not in state_dict]
+        missing_keys.extend(absent)
+        if absent:
+            return
+        try:
+            self._load(prefix, *(state_dict[name].to(self.packed.device) for name in names))
+        except Error as error:
+            error_msgs.append(str(error))
+
+    def _load(self, prefix, words, scale, shape, zero_words=None) -> None:
+        n, k = self.out_features, self.in_features
+        if shape.tolist() != [n, k]:
+            raise Error(f"{prefix}weight_shape is {shape.tolist()}, not {[n, k]}")
+        groups = k // self.group if self.group else 1
+        wanted = {"weight_packed": (words, (n, -(-k // 8))), "weight_scale": (scale, (n, groups))}
+        if zero_words is not None:
+            wanted["weight_zero_point"] = zero_words, (-(-n // 8), groups)
+        for name, (tensor, right) in wanted.items():
+            if tuple(tensor.shape) != right:
+                raise Error(f"{prefix}{name} is {[*tensor.shape]}, not {[*right]}")
+        if not scale.isfinite().all():
+            raise Error(f"{prefix}weight_scale is not finite")
+        zero = None if zero_words is None else _nibbles(zero_words, n, 0)
+        codes = words.contiguous().view(torch.uint8)[:, :-(-k // 2)].contiguous()
+        self._set(codes, scale.to(self.scale.dtype).contiguous(), zero)
+
+
+def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: bool = False,
+             skip: tuple[str, ...] = ("lm_head",)) -> nn.Module:
+    """Rounds the weight of each nn.Linear in the module to 4 bits, in place, and returns the module,
+    or the QuantLinear of a module that is an nn.Linear itself. `skip`: last parts of names of
+    layers that stay as they are."""
+    _expect_one_of("format", format, ("int4",))
+    group_word("quantise", group)
+    if type(module) is nn.Linear:
+        return QuantLinear.from_linear(module, group, zeros)
+    found = [(name, child) for name, child in module.named_modules()
+             if type(child) is nn.Linear and name.rpartition(".")[2] not in skip]
+    for name, child in found:
+        if group and child.in_features % group:
+            raise Error(f"quantise: groups of {group} do not divide in_features="
+                        f"{child.in_features} of {name}: give group=0, or skip it")
+    for name, child in found:
+        parent, _, own = name.rpartition(".")
+        setattr(module.get_submodule(parent), own, QuantLinear.from_linear(child, group, zeros))
+    return module

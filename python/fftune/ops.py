@@ -11,6 +11,7 @@ of a call have one type, but where a function says otherwise. Errors are fftune.
 from ._ops.attention import attention, pack_mask
 from ._ops.elementwise import act_mul, bias_gelu
 from ._ops.ffn import ffn, ffn_backward, ffn_block, ffn_fp8, mlp
+from ._ops.head import head, head_logits, sample
 from ._ops.layer import layer
 from ._ops.layernorm import add_layernorm, layernorm
 from ._ops.linear import linear, linear_backward
@@ -19,6 +20,7 @@ from ._ops.masked_softmax import masked_softmax
 from ._ops.moe_ffn import moe_ffn, moe_ffn_backward, moe_ffn_fp8
 from ._ops.moe_route import moe_route
 from ._ops.ngram_block import ngram_block
+from ._ops.packed import PackedWeight, pack_weight, unpack_weight
 from ._ops.qkv import qkv
 from ._ops.rmsnorm import add_rmsnorm, rmsnorm, rmsnorm_quantised
 from ._ops.rope import rope
@@ -27,4 +29,5 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "line
            "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",
            "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
            "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
-           "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer"]
+           "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer", "head", "head_logits", "sample",
+           "PackedWeight", "pack_weight", "unpack_weight"]

@@ -147,6 +147,59 @@ def linear_backward_into(dy, x, w, dw, dbias):
     return dx
 
 
+# packed weights of 4 bits: kernels/gemm/packed/layout.cuh has the layout
+
+def _places(n: int, k: int, device) -> tuple[Tensor, Tensor]:
+    """The byte and the shift of each code [n, k] in the packed weight."""
+    row = torch.arange(n, device=device).unsqueeze(1)
+    column = torch.arange(k, device=device)
+    block = 1 + row // 16 * -(-k // 64) + column // 64
+    lane, step = row % 16 // 2 * 4 + column % 8 // 2, column % 64 // 16
+    nibble = row % 2 + column % 16 // 8 * 2 + column % 2 * 4
+    return block * 512 + lane * 16 + step * 4 + nibble // 2, nibble % 2 * 4
+
+
+def _by_tiles(rows: Tensor) -> Tensor:
+    """[n, groups] as [tiles of 16 rows, groups, 16]."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % 16)).unflatten(0, (-1, 16)).transpose(1, 2).contiguous()
+
+
+def _pack_weight(codes, scale, zero, k):
+    n = len(codes)
+    plain = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, :k].int()
+    w = torch.zeros((-(-n // 16) * -(-k // 64) + 1) * 512, dtype=torch.int32, device=codes.device)
+    byte, shift = _places(n, k, codes.device)
+    w.index_add_(0, byte.flatten(), (plain << shift.int()).flatten())
+    header = torch.tensor([0x34576666, 1, n, k], dtype=torch.int32).view(torch.uint8)
+    w[:16] = header.to(w)
+    no_zero = codes.new_empty(0)
+    return (w.to(torch.uint8).view(-1, 512), _by_tiles(scale),
+            no_zero if zero is None else _by_tiles(zero))
+
+
+def _unpack_weight(w, scale, zero, n, k):
+    byte, shift = _places(n, k, w.device)
+    plain = F.pad(w.flatten()[byte] >> shift.to(torch.uint8) & 15, (0, k % 2)).unflatten(1, (-1, 2))
+    rows = [None if t is None else t.transpose(1, 2).flatten(0, 1)[:n].contiguous()
+            for t in (scale, zero)]
+    return plain[..., 0] | plain[..., 1] << 4, rows[0], w.new_empty(0) if zero is None else rows[1]
+
+
+pack_weight_128 = pack_weight_64 = pack_weight_32 = pack_weight_row = _pack_weight
+unpack_weight_128 = unpack_weight_64 = unpack_weight_32 = unpack_weight_row = _unpack_weight
+
+
+def linear_packed(x, w, scale, zero, bias, residual, n, group):
+    k = x.shape[-1]
+    byte, shift = _places(n, k, w.device)
+    _, scale, zero = _unpack_weight(w, scale, zero, n, k)
+    groups = torch.arange(k, device=w.device) // (k if group == "row" else int(group))
+    offset = zero.float()[:, groups] if zero.numel() else 8.0
+    codes = (w.flatten()[byte] >> shift.to(torch.uint8) & 15).float()
+    return _added(F.linear(x, ((codes - offset) * scale.float()[:, groups]).to(x.dtype)), bias,
+                  residual)
+
+
 # two experts behind a mask
 
 def _chosen(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -412,6 +465,76 @@ def moe_route_backward(d_weights, logits, ids, score, order, renormalise, scale)
     return (scores * (d_scores - (d_scores * scores).sum(-1, keepdim=True))).to(logits.dtype)
 
 
+# heads
+
+def _philox(seeds: Tensor, quads: Tensor, steps: Tensor) -> list[Tensor]:
+    """The four words of Philox4x32-10 for 64-bit keys, in int64 that wraps around."""
+    low = 0xffffffff
+    k0, k1 = seeds & low, seeds >> 32 & low
+    zero = torch.zeros_like(quads + steps)
+    c = [quads + zero, zero, (steps & low) + zero, zero]
+    for _ in range(10):
+        first, second = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [second >> 32 & low ^ c[1] ^ k0, second & low, first >> 32 & low ^ c[3] ^ k1, first & low]
+        k0, k1 = k0 + 0x9E3779B9 & low, k1 + 0xBB67AE85 & low
+    return c
+
+
+def _kept(logits, temperature, top_k, top_p, min_p):
+    """Which ids the filters keep, those of equal logits together."""
+    vocab = logits.shape[-1]
+    best = logits.sort(-1, descending=True)[0]
+    count = torch.where((top_k > 0) & (top_k < vocab), top_k, vocab).long()
+    least = best.gather(-1, count - 1)
+    of_top_k = logits >= least
+    mass = ((logits - best[..., :1]) / temperature).exp()
+    better = torch.where(best >= least, ((best - best[..., :1]) / temperature).exp(), 0.0)
+    limit = torch.where(top_p < 1, top_p.double() * better.sum(-1, keepdim=True), math.inf)
+    # An id stays if all better ones together are below the limit: those of equal logits are not.
+    above = better.cumsum(-1) - better
+    first = torch.searchsorted(-best, -logits.contiguous())
+    kept = (above.gather(-1, first) < limit) | (first == 0)
+    return of_top_k & kept & (mass >= min_p)
+
+
+def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap:
+        wide = softcap * torch.tanh(wide / softcap)
+    scores = wide
+    if temperature is not None:
+        temperature, seeds, steps = (t.unsqueeze(-1) for t in (temperature, seeds, steps))
+        quads = torch.arange(-(-wide.shape[-1] // 4), device=wide.device)
+        words = torch.stack(_philox(seeds, quads, steps.long()), -1).flatten(-2)
+        uniform = (words[..., :wide.shape[-1]].double() + 0.5) / 2**32
+        scores = wide.double() / temperature - (-(-uniform).log1p()).log()
+        if top_k is not None:
+            kept = _kept(wide.double(), temperature, *(t.unsqueeze(-1) for t in (top_k, top_p, min_p)))
+            scores = torch.where(kept, scores, -math.inf)
+        scores = torch.where(temperature > 0, scores, wide.double())
+    ids = scores.argmax(-1, keepdim=True)
+    logit = wide.gather(-1, ids).squeeze(-1)
+    logprob = logit - wide.logsumexp(-1) if logprobs else logits.new_empty(0)
+    return ids.squeeze(-1).int(), logit.float(), logprob.float() if logprobs else logprob
+
+
+def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
+    if b_norm is not None:
+        x = layernorm(x, w_norm, b_norm, eps)
+    elif w_norm is not None:
+        x = rmsnorm(x, w_norm, eps, convention)
+    if logits == "same":
+        return F.linear(x, w, bias)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(x.to(wide), w.to(wide), None if bias is None else bias.to(wide)).float()
+
+
+def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, min_p, eps, convention,
+         softcap, logits, logprobs):
+    return sample(head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits), temperature, seeds,
+                  steps, top_k, top_p, min_p, softcap, logprobs)
+
+
 # rmsnorm
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
@@ -641,18 +764,19 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, weights, caches, form):
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         if found.constants:
             own = with_constants(found, own, x)
-        x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
+        x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
+                       found)
     return x
 
 
-def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
+def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     eps = form.get("eps")
 
     def norm(t, name):
@@ -691,9 +815,13 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     if norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
-    keys, values = (cache.transpose(1, 2) for cache in caches)
+    keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
         cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+    if pages is not None:
+        exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
+        keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
+                        .flatten(1, 2) for cache in (keys, values))
     # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
     places = torch.arange(keys.shape[1], device=x.device)
     last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)

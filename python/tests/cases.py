@@ -1,4 +1,5 @@
 """Calls of every custom op, small ones: what test_ops.py checks in many ways."""
+import math
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -33,6 +34,18 @@ class Case:
         return self.name
 
 
+def _codes(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def _packed_linear(random, m, zeros, k=64, n=40):
+    zero = _codes(n, 2) % 16 if zeros else None
+    w, scale, zero = reference.pack_weight_32(_codes(n, k // 2), random(n, 2, scale=0.2 / k**0.5),
+                                              zero, k)
+    extra = (random(n), random(m, n)) if zeros else (None, None)
+    return random(m, k), w, scale, zero if zeros else None, *extra, n, "32"
+
+
 def _weights(random, d=24, h=40):
     return random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5), random(d, h, scale=h**-0.5)
 
@@ -43,6 +56,22 @@ def _mask(*shape):
 
 def _ids(rows, length):
     return torch.randint(0, 5, (rows, length))
+
+
+def _draw(filters, *rows) -> tuple:
+    """Parameters of a draw: without any, without filters, or with them."""
+    if filters is None:
+        return (None,) * 6
+
+    def of(*values, dtype=torch.float32):
+        count = math.prod(rows)
+        return torch.tensor((values * count)[:count], dtype=dtype).view(rows)
+
+    draw = of(0.0, 0.7, 1.0, 1.5), of(1, 2, 2**40, -3, dtype=torch.int64), \
+        of(0, 1, 7, dtype=torch.int32)
+    if not filters:
+        return *draw, None, None, None
+    return *draw, of(0, 5, 2, 100, dtype=torch.int32), of(1.0, 0.9, 0.5), of(0.0, 0.0, 0.1, 0.0, 0.3)
 
 
 def _attention(r, q=(2, 9, 4, 16), k=(2, 9, 2, 16), *, pages=None, mask=None, bias=None,
@@ -161,6 +190,24 @@ CASES = [
          lambda r: (r(6, 24), None, r(24), *_weights(r), "relu", "gemma", 1e-5)),
     Case("linear", "linear", lambda r: (r(2, 3, 24), r(40, 24), None, None)),
     Case("linear-added", "linear", lambda r: (r(6, 24), r(40, 24), r(40), r(6, 40))),
+    Case("pack_weight", "pack_weight_32", lambda r: (_codes(40, 48), r(40, 3), None, 96),
+         differentiable=False),
+    Case("pack_weight-zeros", "pack_weight_row",
+         lambda r: (_codes(33, 100), r(33, 1), _codes(33, 1) % 16, 200), differentiable=False),
+    Case("pack_weight-64", "pack_weight_64", lambda r: (_codes(5, 64), r(5, 2), None, 128),
+         differentiable=False),
+    Case("pack_weight-128", "pack_weight_128", lambda r: (_codes(5, 64), r(5, 1), None, 128),
+         differentiable=False),
+    Case("unpack_weight", "unpack_weight_32", lambda r: (
+        *reference.pack_weight_32(_codes(33, 32), r(33, 2), _codes(33, 2) % 16, 64), 33, 64),
+        differentiable=False),
+    *(Case(f"unpack_weight-{group}", f"unpack_weight_{group}", lambda r, count=count: (
+        *reference.pack_weight_128(_codes(7, 64), r(7, count), None, 128)[:2], None, 7, 128),
+        differentiable=False) for group, count in (("row", 1), ("64", 2), ("128", 1))),
+    Case("linear_packed", "linear_packed", lambda r: _packed_linear(r, 2, False),
+         constants=(1, 2, 3)),
+    Case("linear_packed-zeros", "linear_packed", lambda r: _packed_linear(r, 70, True),
+         constants=(1, 2, 3)),
     Case("masked_linear", "masked_linear",
          lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24), "")),
     Case("masked_linear-pattern", "masked_linear",
@@ -253,6 +300,24 @@ CASES = [
     Case("moe_route-groups", "moe_route",
          lambda r: _route(r, 3, "sigmoid", "before", 4, 2, "top2", True, 2.5, bias=True),
          outputs=1, constants=(1,)),
+    Case("sample", "sample", lambda r: (r(3, 5, 37), *_draw(None), 0.0, False),
+         differentiable=False),
+    Case("sample-draws", "sample", lambda r: (r(3, 5, 37), *_draw(False, 3, 5), 30.0, True),
+         differentiable=False),
+    Case("sample-filtered", "sample", lambda r: (r(15, 40), *_draw(True, 15), 0.0, True),
+         differentiable=False),
+    Case("head", "head",
+         lambda r: (r(5, 24), r(24), None, r(41, 24), None, *_draw(None), 1e-5, "llama", 0.0, "same",
+                    False), differentiable=False),
+    Case("head-draws", "head",
+         lambda r: (r(5, 24), r(24), r(24), r(41, 24), r(41), *_draw(False, 5), 1e-5, "llama", 0.0,
+                    "f32", True), differentiable=False),
+    Case("head-filtered", "head",
+         lambda r: (r(5, 24), None, None, r(41, 24), r(41), *_draw(True, 5), 1e-6, "llama", 30.0,
+                    "same", False), differentiable=False),
+    Case("head_logits", "head_logits",
+         lambda r: (r(2, 3, 24), r(24), None, r(41, 24), r(41), 1e-5, "gemma", "same"),
+         differentiable=False),
     Case("qkv", "qkv", lambda r: _qkv(r), differentiable=False),
     Case("qkv-packed", "qkv",
          lambda r: _qkv(r, (7,), packed=True, bias=True, norm=True, rule="llama3"),

@@ -182,6 +182,45 @@ def test_slots_and_positions_that_are_given(monkeypatch):
     assert error(ops.layer(*arguments, **options), right) < 3e-6
 
 
+@pytest.mark.parametrize("form", ["llama", "packed-heads", "qwen3-moe"])
+@pytest.mark.parametrize("slots_are_given", [False, True])
+def test_pages_hold_what_contiguous_caches_do(form, slots_are_given):
+    arguments, options = make_layers(s=3, **FORMS[form])
+    x, weights, caches, lengths, heads, kv_heads = arguments
+    batch, _, cache, dim = caches[0][0].shape
+    page, width = 16, -(-cache // 16)
+    table = torch.randperm(batch * width + 3)[:batch * width].view(batch, width)
+
+    def to_pages(tensor):
+        paged = torch.full((batch * width + 3, page, kv_heads, dim), 1e9)
+        rows = torch.full((batch, width * page, kv_heads, dim), 1e9)
+        rows[:, :cache] = tensor.transpose(1, 2)
+        paged[table] = rows.view(batch, width, page, kv_heads, dim)
+        return paged
+
+    paged = [tuple(map(to_pages, pair)) for pair in caches]
+    wanted = ops.layer(*arguments, **options)
+    if slots_are_given:
+        at = lengths[:, None].long() - 3 + torch.arange(3)
+        options["slots"] = (table.gather(1, at // page) * page + at % page).int()
+    y = ops.layer(x, weights, paged, lengths, heads, kv_heads, pages=table.int(), **options)
+    torch.testing.assert_close(y, wanted)
+    for pair, others in zip(paged, caches):
+        for one, other in zip(pair, others):
+            torch.testing.assert_close(one, to_pages(other))
+
+
+def test_caches_of_pages_that_are_wrong():
+    arguments, options = make_layers()
+    x, weights, caches, lengths, heads, kv_heads = arguments
+    pages = torch.zeros(2, 2, dtype=torch.int32)
+    for shape, words in (((9, 16, kv_heads + 1, 8), "a cache of layer 0"),
+                         ((9, 24, kv_heads, caches[0][0].shape[3]), "page=24")):
+        with pytest.raises(fftune.Error, match=words):
+            ops.layer(x, weights, [(torch.zeros(shape),) * 2] * len(caches), lengths, heads, kv_heads,
+                      pages=pages, **options)
+
+
 def test_opcheck(monkeypatch):
     arguments, options = make_layers()
     seen = []
@@ -261,7 +300,7 @@ def runs(monkeypatch):
     seen, original = [], patched_layers.call
 
     def call(op, *arguments):
-        seen.append((arguments[0].shape[1], len(arguments[6]) // 2))
+        seen.append((arguments[0].shape[1], len(arguments[7]) // 2))
         return original(op, *arguments)
 
     monkeypatch.setattr(patched_layers, "call", call)
@@ -304,7 +343,7 @@ def test_generate(name, runs):
     assert torch.equal(own.generate(ids, **GENERATE), right)
     layers = model.config.num_hidden_layers
     if name == "mistral-window":  # until its cache is full
-        assert runs == [(9, 2)] + [(1, 2)] * 4
+        assert runs == [(9, 2)] + [(1, 2)] * 5
     else:
         # The masks of a last token in a cache that is full do not say that nothing is padded.
         assert sum(count for s, count in runs if s == 1) == 9 * layers
@@ -358,8 +397,8 @@ def test_weights_and_caches_are_read_where_they_are(name, monkeypatch):
     cache = cache_of(own)
     decode(own, cache=cache)
     own_pointers = {p.data_ptr() for p in own.parameters()}
-    assert all(w.data_ptr() in own_pointers for given in seen for w in given[5])
-    assert {t.data_ptr() for t in seen[-1][6]} == {t.data_ptr() for layer in cache.layers
+    assert all(w.data_ptr() in own_pointers for given in seen for w in given[6])
+    assert {t.data_ptr() for t in seen[-1][7]} == {t.data_ptr() for layer in cache.layers
                                                   for t in (layer.keys, layer.values)}
     assert [int(layer.cumulative_length) for layer in cache.layers] == [11, 11]
 

@@ -3,6 +3,8 @@ and models that stay vLLM's."""
 import copy
 import importlib
 import logging
+import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +17,15 @@ MODELS = {"llama": "LlamaModel", "mistral": "MistralModel", "qwen2": "Qwen2Model
 BLOCK, BLOCKS = 16, 24
 
 
-@pytest.fixture
-def stand_in(vllm):
-    """The stand-in's module of llama, with the plugin loaded."""
+CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
+          "0.33.0": lambda: torch.randn(BLOCKS, BLOCK, 2, 32).bfloat16().transpose(1, 2)}
+
+
+@pytest.fixture(params=CACHES)
+def stand_in(vllm, monkeypatch, request):
+    """The stand-in's module of llama, with the plugin loaded, and caches of that version."""
+    monkeypatch.setenv("STAND_IN_VERSION", request.param)
+    monkeypatch.setattr(sys.modules[__name__], "cache_of", CACHES[request.param], raising=False)
     importlib.import_module("fftune.vllm").register()
     return importlib.import_module("vllm.model_executor.models.llama")
 
@@ -34,7 +42,7 @@ def model_of(stand_in, kind="llama", tp=1, rotary=None, classes=None, **changes)
     cls = classes or getattr(module_of(kind), MODELS[kind])
     model = cls(vllm_config=stand_in.config_of(sizes, torch.bfloat16, **changes)).bfloat16()
     for layer in model.layers:
-        layer.self_attn.attn.kv_cache = torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16()
+        layer.self_attn.attn.kv_cache = cache_of()
     return model
 
 
@@ -170,7 +178,7 @@ def expect_same_result(model):
     dict(dim=8), dict(dim=16, is_neox_style=False), dict(dim=16, factor=1.17)])
 def test_rotations(stand_in, options):
     """A part of the features, pairs next to each other, and YaRN's factor."""
-    rotary = stand_in.parts.RotaryEmbedding(options.pop("dim"), **options)
+    rotary = stand_in.parts.RotaryEmbedding(**options)
     model = warm(model_of(stand_in, rotary=rotary))
     expect_right(model, *batch_of(model))
 
@@ -216,7 +224,7 @@ def test_slots_are_those_of_the_context(stand_in):
 def test_a_cache_that_is_bound_again(stand_in):
     model = warm(model_of(stand_in))
     for layer in model.layers:
-        layer.self_attn.attn.kv_cache = torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16()
+        layer.self_attn.attn.kv_cache = cache_of()
     expect_right(model, *batch_of(model))
 
 
@@ -286,16 +294,24 @@ def unmasked(attention, q, k, v, *, lengths, **options):
 @pytest.mark.parametrize("name, change, reason", [
     ("attention", swapped, "results differ"), ("attention", unmasked, "results differ"),
     ("qkv", lambda qkv, *a, **o: qkv(*a, **{**o, "positions": o["positions"] + 3}),
-     "keys and values differ"),
+     "(results|keys and values) differ"),
     ("qkv", lambda qkv, *a, **o: qkv(*a, **{**o, "slots": o["slots"] + 1}), "keys and values differ"),
     ("ffn_block", lambda ffn, x, r, n, gate, up, down, **o: ffn(x, r, n, up, gate, down, **o),
      "results differ"),
     ("rmsnorm", lambda norm, *a, **o: -norm(*a, **o), "results differ"),
-    ("linear", lambda linear, x, w, b, r: linear(x, w, b), "results differ")])
+    ("linear", lambda linear, x, w, b, r: linear(x, w, b), "results differ"),
+    ("layer", lambda layer, x, w, caches, *a, **o:
+     layer(x, w, [pair[::-1] for pair in caches], *a, **o), "results differ"),
+    ("layer", lambda layer, *a, **o: layer(*a, **{**o, "positions": o["positions"] + 3}),
+     "keys and values differ"),
+    ("layer", lambda layer, *a, **o: layer(*a, **{**o, "slots": o["slots"] + 1}),
+     "keys and values differ")])
 def test_wrong_computations_are_found(stand_in, monkeypatch, caplog, name, change, reason):
     ops = importlib.import_module("fftune.ops")
     own = getattr(ops, name)
     monkeypatch.setattr(ops, name, lambda *a, **o: change(own, *a, **o))
+    if name != "layer":
+        monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
     model = model_of(stand_in)
     for layer in model.layers:
         layer.self_attn.attn.kv_cache.zero_()
@@ -303,7 +319,7 @@ def test_wrong_computations_are_found(stand_in, monkeypatch, caplog, name, chang
         expect_vllms(model, 2)
         expect_vllms(model, 1)
     line, = lines_of(caplog)
-    assert f"layers of LlamaModel stay vLLM's: {reason} from vLLM's by" in line
+    assert re.search(f"layers of LlamaModel stay vLLM's: {reason} from vLLM's by", line)
 
 
 def test_results_that_say_nothing(stand_in):
@@ -322,10 +338,26 @@ def test_results_that_say_nothing(stand_in):
     expect_right(warm(model), *batch_of(model))
 
 
+def test_an_error_of_all_layers_is_left_to_vllm(stand_in, monkeypatch, caplog):
+    model = warm(model_of(stand_in))
+
+    def fails(*_, **__):
+        raise Error("layer: no kernel")
+
+    monkeypatch.setattr(importlib.import_module("fftune.ops"), "layer", fails)
+    metadata, positions = batch_of(model)
+    with caplog.at_level(logging.INFO):
+        step(model, metadata, positions)
+    step(model, metadata, positions)
+    assert model.calls == 2
+    assert caplog.text.count("stay vLLM's: Error: layer: no kernel") == 1
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_errors_are_left_to_vllm(stand_in, monkeypatch, caplog, kind):
     """Those of a later layer too: the counter of vLLM's experts begins anew."""
     ops = importlib.import_module("fftune.ops")
+    monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
     model = warm(model_of(stand_in, kind))
     attention, calls = ops.attention, []
 
@@ -473,11 +505,15 @@ def test_other_rotary_embeddings(stand_in, caplog):
     assert reasons(stand_in, caplog, model) == "Phi3LongRoPEScaledRotaryEmbedding is not known"
 
 
+ORDER = "a cache that is not contiguous, or has the heads of a block before its tokens"
+
+
 @pytest.mark.parametrize("cache, reason", [
-    (lambda: torch.randn(BLOCKS, 2, BLOCK, 32).bfloat16(), "keys and values of a head lie side by "
-     "side in the cache, as from vLLM 0.33 on"),
-    (lambda: torch.randn(BLOCKS, 2, 2, BLOCK, 16).bfloat16().transpose(2, 3),
-     "a cache that is not contiguous, or not in the order NHD"),
+    (lambda: torch.randn(BLOCKS, 2, BLOCK, 32).bfloat16(), ORDER),
+    (lambda: torch.randn(BLOCKS, 2, 2, BLOCK, 16).bfloat16().transpose(2, 3), ORDER),
+    (lambda: torch.randn(BLOCKS, BLOCK, 2, 48).bfloat16().transpose(1, 2),
+     "a cache of [24, 2, 16, 48]"),
+    (lambda: torch.randn(BLOCKS, 2, 32).bfloat16(), "a cache of [24, 2, 32]"),
     (lambda: torch.randn(BLOCKS, 2, 48, 2, 16).bfloat16(), "blocks of 48 tokens"),
     (lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16), "a cache of torch.float32"),
     (lambda: torch.randn(2, BLOCKS, BLOCK, 2, 16).bfloat16(), "a cache of [2, 24, 16, 2, 16]"),

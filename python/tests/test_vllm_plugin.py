@@ -39,24 +39,12 @@ def test_package_declares_it():
     assert callable(getattr(module(home), name))
 
 
-@pytest.mark.parametrize("version", ["0.24.0", "0.24.3", "0.24.1rc1+cu130"])
+@pytest.mark.parametrize("version", ["0.24.0", "0.24.3", "0.24.1rc1+cu130", "0.33.0"])
 def test_supported_versions(vllm, monkeypatch, caplog, version):
     monkeypatch.setenv("STAND_IN_VERSION", version)
     with caplog.at_level(logging.INFO):
         register()
     assert is_patched("experts") and is_patched("layers") and not caplog.records
-
-
-@pytest.mark.parametrize("given, experts", [(None, True), ("layers", False)])
-def test_only_experts_in_033(vllm, monkeypatch, caplog, given, experts):
-    monkeypatch.setenv("STAND_IN_VERSION", "0.33.0")
-    if given:
-        monkeypatch.setenv("FFTUNE_VLLM", given)
-    with caplog.at_level(logging.INFO):
-        register()
-    assert is_patched("experts") == experts and not is_patched("layers")
-    line, = caplog.records
-    assert "layers stay vLLM's: vLLM 0.33.0 keeps keys and values" in line.getMessage()
 
 
 @pytest.mark.parametrize("version", ["0.23.1", "0.25.0", "0.34.0", "1.24.0", "dev"])
@@ -168,12 +156,13 @@ def test_without_nvml(vllm, monkeypatch, caplog):
     assert not is_patched("experts") and "NVML is not there" in caplog.text
 
 
-def test_batch_invariance(vllm, monkeypatch, caplog):
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"])
+def test_batch_invariance(vllm, monkeypatch, caplog, name):
+    monkeypatch.setenv(name, "1")
     with caplog.at_level(logging.INFO):
         register()
-    assert not is_patched("experts") and not is_patched("layers")
-    assert "VLLM_BATCH_INVARIANT" in caplog.text
+    assert is_patched("experts") and not is_patched("layers")
+    assert f"layers stay vLLM's: {name} is set" in caplog.text
 
 
 def test_errors_inside(vllm, monkeypatch, caplog):

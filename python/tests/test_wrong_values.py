@@ -60,6 +60,11 @@ GOOD = {
                       scale=0.5, return_lse=True),
     "masked_softmax": dict(x=Q, mask=torch.ones(2, 1, 4, 8, dtype=torch.bool), causal=False,
                            scale=1.0),
+    "pack_weight": dict(codes=torch.randint(0, 256, (6, 32), dtype=torch.uint8),
+                        scale=torch.rand(6, 2), zero=torch.zeros(6, 2, dtype=torch.uint8), k=64,
+                        group=32),
+    "unpack_weight": dict(packed=ops.pack_weight(torch.zeros(6, 4, dtype=torch.uint8),
+                                                 torch.ones(6, 1), group=0)),
     "pack_mask": dict(mask=torch.ones(2, 1, 3, 3, dtype=torch.bool)),
     "moe_ffn": dict(x=X, ids=IDS, weights=SHARES, w_gate=torch.randn(2, 12, 8), w_up=None,
                     w_down=EXPERTS[2], biases=(torch.randn(2, 12), torch.randn(2, 8)), act="silu",
@@ -148,7 +153,7 @@ def test_ops_take_no_wrong_value(name):
 
 
 def test_every_public_op_has_a_good_call():
-    assert set(ops.__all__) == {*GOOD, "masked_ffn_backward"}
+    assert set(ops.__all__) == {*GOOD, "masked_ffn_backward", "PackedWeight"}
 
 
 @pytest.mark.filterwarnings("ignore")

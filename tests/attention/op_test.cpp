@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -73,6 +74,11 @@ TEST_CASE("fields of attention that do not go together are refused") {
   CHECK(refusal({{"kv-heads", 3}}) == "attention: kv-heads=3 do not divide heads=4");
   CHECK(refusal({{"dim", 11}}) == "attention: dim=11 is odd");
   CHECK(refusal({{"page", 24}}) == "attention: page=24 is not 16, 32, 64, 128 or 256");
+  CHECK(refusal({{"kv-head", 24}}) == "attention: kv-head=24 is no multiple of dim=16");
+  CHECK(refusal({{"kv-head", 32}}, {}, "bwd") ==
+        "attention: kv-head in pass bwd: gradients are of heads that follow each other");
+  CHECK(refusal({{"kv-head", 32}, {"k-row", 64}}) ==
+        "attention: k-row=64 is less than its heads * dim = 112");
   CHECK(refusal({{"pages", 24}}) == "attention: pages without page: k and v are contiguous");
   CHECK(refusal({{"page", 16}}, {}, "bwd") ==
         "attention: page in pass bwd: gradients are of contiguous keys");
@@ -182,4 +188,24 @@ TEST_CASE("weights whose rounding errors average count by their sizes") {
   const Problem with_bias = problem_of("fwd", {{"s", 65}, {"kv", 63}}, {{"bias", "yes"}});
   CHECK(attention_op().stages(with_bias).front().inner_values ==
         Approx(8 * 65 * 63 * std::exp(-4.0)));
+}
+
+TEST_CASE("sequences of test data fit in the pages together") {
+  const auto longest = [](std::int64_t pages) {
+    Problem problem{"attention",
+                    "fwd",
+                    DType::bf16,
+                    {{"s", 1}, {"b", 8}, {"heads", 1}, {"dim", 16}, {"kv", 1000}, {"page", 16}},
+                    {{"lengths", "yes"}}};
+    if (pages > 0) problem.sizes["pages"] = pages;
+    problem = canonical(attention_op(), problem, DeviceKind::cuda);
+    const auto tensors = attention_op().tensors(problem);
+    std::vector<double> lengths(8);
+    tensors[tensor_index(tensors, "lengths")].draw(1, lengths);
+    return *std::max_element(lengths.begin(), lengths.end());
+  };
+  CHECK(longest(0) == 1000);
+  CHECK(longest(4096) == 1000);
+  CHECK(longest(20) == 40);
+  CHECK(longest(1) == 2);
 }

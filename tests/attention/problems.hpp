@@ -49,8 +49,10 @@ inline void draw_form(Draw& draw, bool backward, std::int64_t heads, std::int64_
   if (!backward) options["lse"] = draw.of({"no", "yes"});
   if (backward) options["deterministic"] = draw.of({"no", "yes"});
   if (draw.below(4) == 0) sizes["q-row"] = (heads + 2 * kv_heads) * dim;
-  if (!paged && draw.below(4) == 0) sizes["k-row"] = (heads + 2 * kv_heads) * dim;
-  if (!paged && draw.below(4) == 0) sizes["v-row"] = (heads + 2 * kv_heads) * dim;
+  const bool apart = !backward && draw.below(4) == 0;
+  if (apart) sizes["kv-head"] = (2 + draw.below(2)) * dim;
+  if (!paged && !apart && draw.below(4) == 0) sizes["k-row"] = (heads + 2 * kv_heads) * dim;
+  if (!paged && draw.below(4) == 0) sizes["v-row"] = (heads + 3 * kv_heads) * dim;
 }
 
 /// A problem with every field drawn.

@@ -264,12 +264,15 @@ TEST_CASE("every index that an op takes is among the forms with hostile ones") {
         CAPTURE(problem.text());
         std::vector<TensorSpec> tensors;
         try {
-          tensors = op->tensors(canonical(*op, problem, DeviceKind::cpu));
+          problem = canonical(*op, problem, DeviceKind::cpu);
+          tensors = op->tensors(problem);
         } catch (const Error&) {
           continue;  // options that do not go together
         }
         for (const TensorSpec& spec : tensors) {
           CAPTURE(spec.name);
+          // Codes and zero points of packed weights are numbers.
+          if (problem.has("weights", "int4") && spec.dtype == DType::u8) continue;
           if (is_index(spec))
             CHECK(tried[std::string(op->name())].contains(pass + " " + spec.name));
         }

@@ -86,6 +86,10 @@ TEST_CASE("qkv refuses fields that do not go together") {
   CHECK(complaint({{"positions", 8}}, {{"rotation", "halves"}, {"angles", "base"}})
             .find("there is none") != std::string::npos);
   CHECK(complaint({{"cache-slots", 8}}, {}).find("there is no cache") != std::string::npos);
+  CHECK(complaint({{"cache-head", 32}}, {}).find("there is no cache") != std::string::npos);
+  CHECK(
+      complaint({{"cache-head", 25}}, {{"cache", "yes"}}).find("cache-head=25 is no multiple of") !=
+      std::string::npos);
   CHECK(complaint({}, {{"norm", "rows"}, {"norm-order", "after"}}).find("norm=rows") !=
         std::string::npos);
   CHECK(complaint({}, {{"norm-order", "after"}}).find("norm=no") != std::string::npos);

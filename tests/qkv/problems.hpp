@@ -51,6 +51,7 @@ inline Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_element
   if (options["cache"] == "yes") {
     options["slots"] = draw.of({"i32", "i64"});
     if (draw.below(2)) sizes["cache-slots"] = 1 + draw.below(2 * m);
+    if (draw.below(3) == 0) sizes["cache-head"] = (2 + draw.below(2)) * dim;
   }
   return qkv_problem(kind, draw.of(qkv_op().dtypes(kind)), sizes, options);
 }

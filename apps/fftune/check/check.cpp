@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "apps/fftune/check/check.hpp"
+#include "apps/fftune/check/invariance.hpp"
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/device_option.hpp"
 #include "apps/fftune/command_line/problem_options.hpp"
@@ -42,6 +44,8 @@ struct Options {
   std::string max_flops;
   std::string budget;
   bool quick = false;
+  bool batch_invariance = false;
+  std::string most;
   std::string report;
   std::string progress;
 };
@@ -166,9 +170,65 @@ int run_saved(const Options& options, const std::string& device, double max_flop
   return good ? exit_good : exit_check_failed;
 }
 
+/// Powers of two, and a number beside each: there are 2048 of them, and a CPU is slow.
+std::vector<std::int64_t> sampled_counts(std::int64_t most) {
+  std::vector<std::int64_t> counts;
+  for (std::int64_t count = 1; count <= most; count *= 2)
+    for (const std::int64_t each : {count, count + 1 + count / 3})
+      if (each <= most && (counts.empty() || each > counts.back())) counts.push_back(each);
+  return counts;
+}
+
+int run_invariance(const Options& options, const std::string& device, const Session& session) {
+  const DeviceKind kind = kind_of_device(device);
+  constexpr std::int64_t most_on_gpu = 2048, most_on_cpu = 80;
+  std::int64_t most = kind == DeviceKind::cuda ? most_on_gpu : most_on_cpu;
+  if (!options.most.empty()) most = parse_whole(options.most, "--most", 1, 1 << 20);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(most));
+  std::iota(counts.begin(), counts.end(), 1);
+  if (kind == DeviceKind::cpu) counts = sampled_counts(most);
+  std::vector<Problem> problems = invariance_problems(session.catalog, kind);
+  std::erase_if(problems, [&](const Problem& problem) {
+    return !admits(options.filter, session.catalog.ops, problem);
+  });
+  if (problems.empty())
+    throw Error(ErrorKind::invalid_input,
+                "no problem of --batch-invariance is among those that the options admit: give "
+                "fewer of them");
+  const PresetLibrary presets = load_presets(options.presets, session);
+  const auto backend = open_named(device, session);
+  const Interrupt interrupt;
+  session.output.heading(fmt::format("batch invariance on {} ({}), up to {} tokens", device,
+                                     backend->facts().name, most));
+  TextTable table(
+      {{"problem"}, {"numbers of tokens", Align::right}, {"recipes", Align::right}, {""}});
+  Json document = Json::Array();
+  bool good = true;
+  for (const Problem& problem : problems) {
+    const InvarianceResult result =
+        check_invariance(session.catalog, *backend, presets, problem, most, counts,
+                         [&] { return interrupt.requested().load(); });
+    if (interrupt.requested()) return exit_interrupted;
+    const bool same = result.difference.empty();
+    good = good && same;
+    table.row({problem.text(),
+               fmt::format("{}", counts.size()),
+               fmt::format("{}", result.recipes),
+               {same ? "same bits" : result.difference, same ? Style::good : Style::bad}});
+    document.push_back({{"problem", to_json(problem)},
+                        {"tokens", counts.size()},
+                        {"recipes", result.recipes},
+                        {"difference", result.difference}});
+  }
+  session.output.table(table);
+  session.output.document(document);
+  return good ? exit_good : exit_check_failed;
+}
+
 int run(const Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   const DeviceKind kind = kind_of_device(device);
+  if (options.batch_invariance) return run_invariance(options, device, session);
   CheckSettings settings;
   settings.seeds = options.quick ? 1 : 2;
   if (!options.seeds.empty())
@@ -254,6 +314,14 @@ void add_check(CommandLine& line) {
       "--max-flops N", options->max_flops,
       "lower a problem's tokens until one run of it takes no more floating-point "
       "operations, and say so (default: 5e10 on the CPU, 5e9 with --quick, no bound on a GPU)");
+  command.flag(
+      "--batch-invariance", options->batch_invariance,
+      "check instead that with batch-invariant=yes the bits of a row are the same whatever "
+      "other rows there are, for each number of tokens on a GPU, and for some on the CPU");
+  command
+      .option("--most N", options->most,
+              "the most tokens of --batch-invariance (default: 2048 on a GPU, 80 on the CPU)")
+      .needs = "--batch-invariance";
   command.option("--report FILE", options->report, "write the outcomes as JUnit's XML too");
   add_progress_option(command, options->progress);
   add_weight_options(command, options->weights);

@@ -111,6 +111,7 @@ class Formulas {
     if (std::string text = multiple(extents); !text.empty()) return text;
     if (std::string text = part(extents); !text.empty()) return text;
     if (std::string text = of_two(extents); !text.empty()) return text;
+    if (std::string text = blocks(extents); !text.empty()) return text;
     return "?";
   }
 
@@ -190,6 +191,16 @@ class Formulas {
         if (const Term* factor = factor_of(extents, parts))
           return fmt::format("{} * ceil({} / {})", factor->text, a.text, b.text);
       }
+    return "";
+  }
+  /// Blocks of rows and columns of a packed matrix, behind a header.
+  std::string blocks(const Values& extents) const {
+    for (const Term& rows : sizes())
+      for (const Term& columns : sizes())
+        if (extents == each([&](std::size_t row) {
+              return quotient(rows.values[row], 16) * quotient(columns.values[row], 64) + 1;
+            }))
+          return fmt::format("ceil({} / 16) * ceil({} / 64) + 1", rows.text, columns.text);
     return "";
   }
   /// The size whose products with the values are the extents; null: none.

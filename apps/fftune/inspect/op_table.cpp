@@ -263,8 +263,9 @@ std::string op_text(const Op& op) {
 std::string op_table(const Catalog& catalog) {
   std::string text = "{";
   for (const Op* op : catalog.ops) {
-    // The buffers of an op made of ops are those of its parts.
-    if (!op->parts(usual_form(*op, op->passes().front())).empty()) continue;
+    // Python lays the buffers of whole layers out itself (_layer_form.py).
+    const Problem usual = usual_form(*op, op->passes().front());
+    if (!op->parts(usual).empty() && !op->rows_are_alike(usual)) continue;
     if (text.size() > 1) text += ",";
     text += "\n" + op_text(*op);
   }

@@ -24,6 +24,7 @@
 #include "apps/fftune/search/records.hpp"
 #include "apps/fftune/search/sweep_device.hpp"
 #include "apps/fftune/search/sweep_report.hpp"
+#include "apps/fftune/search/tune.hpp"
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/progress.hpp"
 #include "apps/fftune/terminal/text.hpp"
@@ -40,21 +41,7 @@ namespace {
 struct Options {
   ProblemOptions problem;
   WeightOptions weights;
-  std::string device;
-  std::string strategy;
-  std::string budget;
-  std::string min_gain;
-  std::string out = "presets";
-  std::string seed = "0";
-  std::string max_variants = "0";
-  std::string progress;
-  std::string launcher;
-  bool resume = false;
-  bool in_process = false;
-  bool retry_quarantined = false;
-  std::string wait = "10s";
-  bool same_bits = false;
-  bool strict = false;
+  SearchOptions search;
 };
 
 struct Sweep {
@@ -65,7 +52,7 @@ struct Sweep {
   int code = exit_good;  // of what was written
 };
 
-TuneOptions tune_options(const Options& options) {
+TuneOptions tune_options(const SearchOptions& options) {
   TuneOptions tuning;
   tuning.strategy =
       options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
@@ -124,7 +111,7 @@ std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
 /// Searches one device, or several of one model together, and writes each record as soon as it is
 /// there.
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
-            const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
+            const std::vector<Problem>& problems, const SearchOptions& options, TuneOptions tuning,
             const SavedInputs* saved, StatusLine& status, const Session& session,
             std::vector<MultiDeviceEvaluator::Device> others) {
   SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved}, options.in_process, session,
@@ -206,61 +193,24 @@ std::optional<std::vector<MultiDeviceEvaluator::Device>> other_devices(
   return {};
 }
 
-int run(const Op& op, const Options& options, const Session& session) {
-  TuneOptions tuning = tune_options(options);
-  StatusLine status(progress_mode(options.progress, session.output));
-  std::vector<std::pair<std::vector<std::string>, std::vector<Problem>>> plans;
+/// Throws Error(invalid_input) for options that exclude each other.
+void check_places(const SearchOptions& options) {
   if (!options.launcher.empty()) check_choice(options.launcher, "--launcher", {"mpi"});
   if (!options.launcher.empty() && options.in_process)
     throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
+}
+
+int run(const Op& op, const Options& options, const Session& session) {
+  check_places(options.search);
   std::optional<SavedInputs> saved;
   check_weight_options(options.weights);
   if (options.weights.given()) saved.emplace(op, options.weights);
-  const std::string named =
-      options.device.empty() && !options.launcher.empty() ? "all" : options.device;
-  for (const auto& devices : devices_by_model(named, session.environment)) {
-    if (options.in_process && devices.size() > 1)
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
-                              "give one",
-                              fmt::join(devices, ",")));
-    plans.emplace_back(devices, saved_problems(op, options.problem, saved ? &*saved : nullptr,
-                                               kind_of_device(devices.front())));
-  }
-
-  std::vector<MultiDeviceEvaluator::Device> others;
-  if (!options.launcher.empty()) {
-    if (plans.size() != 1)
-      throw Error(ErrorKind::invalid_input,
-                  "--launcher needs devices of one model: name them by --device");
-    auto gathered = other_devices(plans.front().first,
-                                  {.seed = tuning.seed, .saved = saved ? &*saved : nullptr});
-    if (!gathered) return exit_good;
-    others = std::move(*gathered);
-  }
-
-  const Interrupt interrupt;
-  tuning.cancel = &interrupt.requested();
-  Json document = Json::Array();
-  int code = exit_good;
-  for (const auto& [devices, problems] : plans) {
-    if (interrupt.requested()) break;
-    const Sweep done = sweep(op, devices, problems, options, tuning, saved ? &*saved : nullptr,
-                             status, session, others);
-    print(done, op, session.output);
-    if (!done.files.empty() && !session.output.quiet())
-      if (const auto hint = how_to_install(options.out, session.environment); !hint.empty())
-        session.output.line(hint);
-    document.push_back({{"device", done.device},
-                        {"problems", sweep_json(done.results)},
-                        {"files", done.files},
-                        {"journal", done.journal}});
-    code = std::max({code, code_of(done.results), done.code});
-  }
-  session.output.document(document);
-  if (!interrupt.requested()) return code;
-  spdlog::warn("interrupted: what was known is written; --resume goes on from there");
-  return exit_interrupted;
+  const SavedInputs* const values = saved ? &*saved : nullptr;
+  return search(
+      [&](DeviceKind kind) {
+        return std::vector{SearchedOp{&op, saved_problems(op, options.problem, values, kind)}};
+      },
+      options.search, values, session);
 }
 
 std::string strategy_help() {
@@ -270,7 +220,67 @@ std::string strategy_help() {
   return fmt::format("{} (default: {})", fmt::join(lines, "; "), strategies().front()->name());
 }
 
-void add_search_options(Command& command, Options& options) {
+}  // namespace
+
+int search(const std::function<std::vector<SearchedOp>(DeviceKind)>& searched,
+           const SearchOptions& options, const SavedInputs* saved, const Session& session) {
+  TuneOptions tuning = tune_options(options);
+  StatusLine status(progress_mode(options.progress, session.output));
+  std::vector<std::pair<std::vector<std::string>, std::vector<SearchedOp>>> plans;
+  const std::string named =
+      options.device.empty() && !options.launcher.empty() ? "all" : options.device;
+  for (const auto& devices : devices_by_model(named, session.environment)) {
+    if (options.in_process && devices.size() > 1)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
+                              "give one",
+                              fmt::join(devices, ",")));
+    plans.emplace_back(devices, searched(kind_of_device(devices.front())));
+  }
+
+  std::vector<MultiDeviceEvaluator::Device> others;
+  if (!options.launcher.empty()) {
+    if (plans.size() != 1)
+      throw Error(ErrorKind::invalid_input,
+                  "--launcher needs devices of one model: name them by --device");
+    auto gathered = other_devices(plans.front().first, {.seed = tuning.seed, .saved = saved});
+    if (!gathered) return exit_good;
+    others = std::move(*gathered);
+  }
+
+  const Interrupt interrupt;
+  tuning.cancel = &interrupt.requested();
+  Json document = Json::Array();
+  int code = exit_good;
+  bool wrote = false;
+  for (const auto& [devices, ops] : plans) {
+    std::size_t all = 0;
+    for (const SearchedOp& each : ops) all += each.problems.size();
+    for (const SearchedOp& each : ops) {
+      if (interrupt.requested()) break;
+      TuneOptions own = tuning;
+      own.budget_seconds *= static_cast<double>(each.problems.size()) / static_cast<double>(all);
+      const Sweep done =
+          sweep(*each.op, devices, each.problems, options, own, saved, status, session, others);
+      print(done, *each.op, session.output);
+      wrote = wrote || !done.files.empty();
+      document.push_back({{"device", done.device},
+                          {"problems", sweep_json(done.results)},
+                          {"files", done.files},
+                          {"journal", done.journal}});
+      code = std::max({code, code_of(done.results), done.code});
+    }
+  }
+  if (wrote && !session.output.quiet())
+    if (const auto hint = how_to_install(options.out, session.environment); !hint.empty())
+      session.output.line(hint);
+  session.output.document(document);
+  if (!interrupt.requested()) return code;
+  spdlog::warn("interrupted: what was known is written; --resume goes on from there");
+  return exit_interrupted;
+}
+
+void add_search_options(Command& command, SearchOptions& options, bool several_hosts) {
   const char* group = "Search";
   add_device_option(command, options.device, true);
   command.option("--strategy NAME", options.strategy, strategy_help(), group);
@@ -293,11 +303,12 @@ void add_search_options(Command& command, Options& options) {
                group);
   command.flag("--retry-quarantined", options.retry_quarantined,
                "try variants again that killed a worker process in an earlier sweep", group);
-  command.option("--launcher NAME", options.launcher,
-                 "mpi: run by mpirun, as in mpirun --enable-recovery --map-by node; each process "
-                 "gives its host's devices (or its part of them, where several share a host) to "
-                 "the one search of rank 0",
-                 group);
+  if (several_hosts)
+    command.option("--launcher NAME", options.launcher,
+                   "mpi: run by mpirun, as in mpirun --enable-recovery --map-by node; each process "
+                   "gives its host's devices (or its part of them, where several share a host) to "
+                   "the one search of rank 0",
+                   group);
   command.flag("--in-process", options.in_process,
                "run variants in this process, for debuggers and profilers: one that crashes or "
                "hangs takes the sweep with it",
@@ -318,8 +329,6 @@ void add_search_options(Command& command, Options& options) {
   add_progress_option(command, options.progress);
 }
 
-}  // namespace
-
 void add_tune(CommandLine& line) {
   for (const Op* op : line.catalog().ops) {
     auto options = std::make_shared<Options>();
@@ -329,7 +338,7 @@ void add_tune(CommandLine& line) {
     command.group = ops_group;
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_weight_options(command, options->weights);
-    add_search_options(command, *options);
+    add_search_options(command, options->search, true);
   }
 }
 

@@ -158,7 +158,7 @@ MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
   const auto* const data = static_cast<const std::byte*>(call.tensors[tensor]);
   if (!copies())
     return {reinterpret_cast<const float*>(data) + (sequence.first_key + keys.first) * row +
-                head * layer.dim,
+                head * layer.kv_head,
             row};
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   for (std::int64_t j = 0; j < keys.size(); ++j) {
@@ -166,7 +166,7 @@ MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
     if (token < 0)
       std::fill_n(room + j * layer.dim, layer.dim, 0.0f);
     else
-      converter.load(layer.dtype, data + (token * row + head * layer.dim) * bytes,
+      converter.load(layer.dtype, data + (token * row + head * layer.kv_head) * bytes,
                      room + j * layer.dim, layer.dim);
   }
   return {room, layer.dim};

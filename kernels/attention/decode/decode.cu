@@ -216,8 +216,8 @@ class decode_kernel {
     __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
                                       int begin, int end)
         : p_(p),
-          k_(static_cast<const T*>(p.k) + kv_head * dim),
-          v_(static_cast<const T*>(p.v) + kv_head * dim),
+          k_(static_cast<const T*>(p.k) + kv_head * p.kv_head),
+          v_(static_cast<const T*>(p.v) + kv_head * p.kv_head),
           begin_(begin),
           before_(from.before),
           left_(end - begin) {
@@ -290,7 +290,7 @@ class decode_kernel {
       const int keys = smaller(smaller(most, (end - at) * config.tile()), sequence.kv_len - first);
       const T* const k = static_cast<const T*>(p.k) + from.index * p.k_batch;
       const T* const v = static_cast<const T*>(p.v) + from.index * p.v_batch;
-      const int width = p.kv_heads * dim;
+      const int width = (p.kv_heads - 1) * p.kv_head + dim;
       prefetch_rows(k + static_cast<i64>(first) * p.k_row, p.k_row, width, keys);
       prefetch_rows(v + static_cast<i64>(first) * p.v_row, p.v_row, width, keys);
     }

@@ -68,7 +68,7 @@ struct simt_rows {
     if (item >= static_cast<i64>(tokens) * p.heads) return {};
     const token query = find(p, static_cast<int>(item / p.heads), false);
     const int head = static_cast<int>(item % p.heads);
-    const int of_kv_head = head / (p.heads / p.kv_heads) * dim;
+    const int of_kv_head = head / (p.heads / p.kv_heads) * p.kv_head;
     return {query.is_valid,
             head,
             query.sequence,

@@ -264,9 +264,11 @@ class sm80_attention_backward {
               if constexpr (packed) {
                 allowed = allowed && (!masked || (words[column / 32] >> column % 32 & 1) != 0);
               }
-              const float probability = exp2_approximate(power * scaling.factor() - lse[half]);
+              const float probability =
+                  allowed ? exp2_approximate(power * scaling.factor() - lse[half]) : 0.0f;
               const float gradient = probability * (dp[0][j][i] - delta[half]) * slope(capped);
-              dp[0][j][i] = allowed ? gradient : 0.0f;  // delta may be infinite
+              // The zeros of a key that does not exist meet an infinite delta.
+              dp[0][j][i] = key + column < sequence.kv_len ? gradient : 0.0f;
             }
           }
         }

@@ -69,8 +69,8 @@ class sm80_attention {
   __device__ __forceinline__ void load_block(const attention_tile& tile, int block,
                                              int slot) const {
     const int kv_head = tile.head / (p.heads / p.kv_heads);
-    const T* const k = static_cast<const T*>(p.k) + kv_head * dim;
-    const T* const v = static_cast<const T*>(p.v) + kv_head * dim;
+    const T* const k = static_cast<const T*>(p.k) + kv_head * p.kv_head;
+    const T* const v = static_cast<const T*>(p.v) + kv_head * p.kv_head;
     const u32 to = shared + plan.stages_at + slot * (2 * plan.block_bytes);
     constexpr int copies = bn * layout::chunks;
     constexpr int each = ceil_div(copies, threads);

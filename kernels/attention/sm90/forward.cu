@@ -160,7 +160,7 @@ struct attention_forward {
 
   // Where the keys and values of a tile's head begin in their rows.
   __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
-    return tile.head / (params.heads / params.kv_heads) * form.dim;
+    return tile.head / (params.heads / params.kv_heads) * params.kv_head;
   }
 
   // One thread: the keys or values of a block.

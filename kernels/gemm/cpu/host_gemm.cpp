@@ -347,7 +347,9 @@ void HostGemm::finish_heads(const HostCall& call, std::int64_t row, std::int64_t
                                    : static_cast<const std::int32_t*>(call.tensors[slots_])[row];
     if (to_row < 0 || (is_cached && to_row >= qkv.cache_rows)) continue;
     const Matrix& out = c[part];
-    converter.store(out.dtype, head, out.at(call, 0, to_row * qkv.columns(part) + of_part), dim);
+    const std::int64_t heads = qkv.columns(part) / dim;
+    converter.store(out.dtype, head,
+                    out.at(call, 0, (to_row * heads + of_part / dim) * qkv.head_stride(part)), dim);
   }
 }
 

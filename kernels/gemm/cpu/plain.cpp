@@ -165,6 +165,7 @@ const Engine& cpu_plain_engine() {
                              .is_fallback = true,
                              .can_implement = can_implement,
                              .append = append,
+                             .batch_invariant = true,
                              .sources = sources_with({"gemm/cpu/plain.cpp"})};
   return engine;
 }

@@ -296,9 +296,9 @@ class decode_kernel {
       const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
       if (to_row < 0) continue;
       T* const to = static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
-                    to_row * all.qkv.columns(own.part);
+                    place_in_part<form>(all.qkv, own.part, to_row, own.column);
       const float2* const turns = turns_of(shared) + token * (rows / 2);
-      head.store(to + own.column, own.part == 2, feature_of,
+      head.store(to, own.part == 2, feature_of,
                  [&](int i) { return turns[config.own_pair(form, i)]; });
     }
     if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads

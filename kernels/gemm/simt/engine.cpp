@@ -40,6 +40,7 @@ const Engine& simt_engine() {
                              .is_fallback = true,
                              .can_implement = can_implement,
                              .append = append,
+                             .batch_invariant = true,
                              .sources = {"gemm/simt/gemm.cu", "gemm/head_sines.cu"}};
   return engine;
 }

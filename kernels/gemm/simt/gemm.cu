@@ -398,7 +398,8 @@ class simt_kernel {
         if (part > 0) to_row = slot_of<form.qkv>(all.qkv, at_m);
       }
       if (line < tile.rows && to_row >= 0) {
-        out* const to = static_cast<out*>(all.gemm.c[part / 2][part % 2]) + to_row * width + first;
+        out* const to = static_cast<out*>(all.gemm.c[part / 2][part % 2]) +
+                        place_in_part<form>(all.qkv, part, to_row, first);
         for (int feature = lane; feature < dim; feature += side) {
           float value = head[feature];
           if constexpr (form.qkv.rotates()) {

@@ -30,6 +30,10 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
     return fmt::format(
         "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
         most_tokens_beside_wgmma);
+  // Its epilogue of heads adds up squares in another order.
+  if (gemm.batch_invariant && gemm.epilogue.kind == EpilogueKind::qkv &&
+      !sm90_engine().can_implement(chain, facts))
+    return std::string(order_depends_on_rows);
   if (gemm.groups.by == Grouping::rows && gemm.a_major == Major::mn)
     return "cp.async gathers rows of 16 bytes or more: grouped rows of a K-major A";
   if (gemm.groups.by == Grouping::reduction &&
@@ -107,6 +111,7 @@ const Engine& sm80_engine() {
       .default_config = default_config,
       .estimate = estimate,
       .append = append,
+      .batch_invariant = true,
       .sources = {"gemm/sm80/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
   return engine;
 }

@@ -64,7 +64,7 @@ class sm80_heads_epilogue {
     __syncthreads();
     const qkv_params& qkv = all.qkv;
     const auto feature_of = [](int i) { return i; };
-    const int part = tile.part, width = qkv.columns(part);
+    const int part = tile.part;
     for (int i = here.thread / 32; i < tile.rows * heads; i += config.warps()) {
       const int row = i / heads, first = i % heads * dim;
       const i64 token = tile.first_row + row, to_row = row_of_part<form>(qkv, part, token);
@@ -79,10 +79,11 @@ class sm80_heads_epilogue {
                          qkv.norm_offset, feature_of);
         }
       }
-      T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) + to_row * width;
+      T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) +
+                    place_in_part<form>(qkv, part, to_row, tile.column + first);
       const auto* const sines =
           reinterpret_cast<const float2*>(qkv.sines) + token * (of_heads.rotary / 2);
-      head.store(to + tile.column + first, part == 2, feature_of, [&](int feature) {
+      head.store(to, part == 2, feature_of, [&](int feature) {
         constexpr bool halves = of_heads.rotation == head_rotation::halves;
         return sines[halves ? feature % (of_heads.rotary / 2) : feature / 2];
       });

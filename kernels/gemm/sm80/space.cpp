@@ -196,7 +196,9 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
       .parameter("warps_m", "warps along the rows of the tile", {1, 2, 4})
       .parameter("warps_n", "warps along the columns of the tile", {1, 2, 4})
       .parameter("stages", "K blocks that shared memory holds", {2, 3, 4, 5, 6})
-      .parameter("split_k", "blocks that share the k of a tile", {1, 2, 4, max_split_k})
+      .parameter("split_k", "blocks that share the k of a tile",
+                 gemm.batch_invariant ? std::vector<std::int64_t>{1}
+                                      : std::vector<std::int64_t>{1, 2, 4, max_split_k})
       .parameter("group_m", "tile rows in a band of the raster order", {1, 8});
   add_tile_constraints(space, shape, facts);
   add_problem_constraints(space, shape, facts);

@@ -382,6 +382,7 @@ const Engine& sm90_engine() {
       .default_config = default_config,
       .estimate = estimate,
       .append = append,
+      .batch_invariant = true,
       .sources = {"gemm/sm90/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
   return engine;
 }

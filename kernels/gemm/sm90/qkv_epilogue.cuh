@@ -165,8 +165,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
   __device__ __forceinline__ void store_cached(const fragment& acc, const output_tile& to) {
     constexpr int chunks = plan.subtile_n / 8;
     const int thread = threadIdx.x % 128, chunk = thread % chunks;
-    T* const cache = static_cast<T*>(to.output == 1 ? this->gemm.c[0][1] : this->gemm.c[1][0]) +
-                     to.column + chunk * 8;
+    T* const cache = static_cast<T*>(to.output == 1 ? this->gemm.c[0][1] : this->gemm.c[1][0]);
 #pragma unroll
     for (int subtile = 0; subtile < plan.subtiles; ++subtile) {
       const u32 buffer = this->stages.buffer(this->stages.take());
@@ -179,7 +178,8 @@ struct qkv_epilogue : value_epilogue<Traits> {
         if (to.row + row >= this->gemm.m) break;
         const i64 slot = slot_of<of_heads>(qkv, to.row + row);
         if (slot < 0) continue;
-        *reinterpret_cast<float4*>(cache + slot * qkv.kv_columns + subtile * plan.subtile_n) =
+        const int column = to.column + subtile * plan.subtile_n + chunk * 8;
+        *reinterpret_cast<float4*>(cache + place_in_part<form>(qkv, to.output, slot, column)) =
             load_shared(buffer + chunk_offset<plan.subtile_n>(row, chunk));
       }
       if (thread == 0) tma_store_commit();  // an empty group: the wait above counts them

@@ -514,7 +514,9 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
       .parameter("mma_warpgroups", "warpgroups that issue wgmma", {1, 2, 3})
       .parameter("cluster_m", "CTAs along m that share B by multicast", {1, 2})
       .parameter("cluster_n", "CTAs along n that share A by multicast", {1, 2})
-      .parameter("split_k", "CTAs of a cluster that share the k of a tile", {1, 2, 4, 8})
+      .parameter("split_k", "CTAs of a cluster that share the k of a tile",
+                 gemm.batch_invariant ? std::vector<std::int64_t>{1}
+                                      : std::vector<std::int64_t>{1, 2, 4, 8})
       .parameter("stages", "K blocks of 128 bytes a row that shared memory holds",
                  {2, 3, 4, 5, 6, 8, 12, 16})
       .parameter("epilogue_stages",

@@ -32,36 +32,46 @@
 
 /* ffn: gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T
  *
- *   m           1 to 2147483647                    tokens (any number)
- *   d           1 to 2147483647                    embedding size
- *   h           1 to 2147483647                    intermediate size
- *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
- *   save        none, preact                       pass fwd: written for a backward pass: gate and
- *                                                  up before the activation
- *   save        preact, input                      pass bwd: kept by the forward pass: gate and up
- *                                                  before the activation, or its input alone, from
- *                                                  which they are computed again
- *   bias        none, down, both                   pass fwd: biases of every row: down adds b_down
- *                                                  to y; both also adds b_up to the activation's
- *                                                  input (gate=no)
- *   y-scale     no, yes                            pass fwd: whether columns of y are multiplied by
- *                                                  a factor each, before a residual is added
- *   residual    no, yes                            pass fwd: whether y is added to a residual of
- *                                                  its size
- *   gate        yes, no                            pass fwd: whether the activation's result gates
- *                                                  another product, or is hidden itself
- *   scales      tensor, block                      pass fwd: granularity of fp8 scales: a whole
- *                                                  tensor, or blocks of 128 elements (in a weight
- *                                                  128 x 128)
- *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
- *                                                  are added to others, which may be the same
- *                                                  buffers
- *   norm        none, rms, add-rms                 pass fwd: the root mean square norm of x in
- *                                                  front of the products; add-rms: of x and a
- *                                                  residual, whose sum is written too
- *   convention  llama, gemma, t5                   pass fwd: where the norm rounds, and whether
- *                                                  w_norm is kept as its distance from 1
- *   eps         a number from 0 to 1               pass fwd: added to the norm's mean square
+ *   m                1 to 2147483647                    tokens (any number)
+ *   d                1 to 2147483647                    embedding size
+ *   h                1 to 2147483647                    intermediate size
+ *   act              silu, gelu, gelu-tanh, relu, none  activation of the gate
+ *   save             none, preact                       pass fwd: written for a backward pass: gate
+ *                                                       and up before the activation
+ *   save             preact, input                      pass bwd: kept by the forward pass: gate
+ *                                                       and up before the activation, or its input
+ *                                                       alone, from which they are computed again
+ *   bias             none, down, both                   pass fwd: biases of every row: down adds
+ *                                                       b_down to y; both also adds b_up to the
+ *                                                       activation's input (gate=no)
+ *   y-scale          no, yes                            pass fwd: whether columns of y are
+ *                                                       multiplied by a factor each, before a
+ *                                                       residual is added
+ *   residual         no, yes                            pass fwd: whether y is added to a residual
+ *                                                       of its size
+ *   gate             yes, no                            pass fwd: whether the activation's result
+ *                                                       gates another product, or is hidden itself
+ *   scales           tensor, block                      pass fwd: granularity of fp8 scales: a
+ *                                                       whole tensor, or blocks of 128 elements (in
+ *                                                       a weight 128 x 128)
+ *   batch-invariant  no, yes                            pass fwd: whether the bits of a row are the
+ *                                                       same whatever other rows there are
+ *   accumulate       no, yes                            pass bwd: whether the gradients of the
+ *                                                       weights are added to others, which may be
+ *                                                       the same buffers
+ *   norm             none, rms, add-rms                 pass fwd: the root mean square norm of x in
+ *                                                       front of the products; add-rms: of x and a
+ *                                                       residual, whose sum is written too
+ *   convention       llama, gemma, t5                   pass fwd: where the norm rounds, and
+ *                                                       whether w_norm is kept as its distance from
+ *                                                       1
+ *   eps              a number from 0 to 1               pass fwd: added to the norm's mean square
+ *   weights          dense, int4                        pass fwd: format of the weights: those of
+ *                                                       x, or packed integers of 4 bits with scales
+ *   group            128, 64, 32, row                   pass fwd: weights=int4: elements of a row
+ *                                                       of the weight that share a scale
+ *   zeros            no, yes                            pass fwd: weights=int4: whether each group
+ *                                                       has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -93,6 +103,13 @@
  *   4  x_residual  input   T  [m, d]
  *   5  w_norm      input   T  [d]
  *   7  sum         output  T  [m, d]
+ * with weights=int4: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_up          input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_down        input  u8  [ceil(d / 16) * ceil(h / 64) + 1, 512]
+ *   4  w_gate_scale  input  T   [ceil(h / 16), ceil(d / 128), 16]
+ *   5  w_up_scale    input  T   [ceil(h / 16), ceil(d / 128), 16]
+ *   6  w_down_scale  input  T   [ceil(d / 16), ceil(h / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -115,16 +132,24 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m           1 to 2147483647  tokens (any number)
- *   k           1 to 2147483647  input features
- *   n           1 to 2147483647  output features
- *   bias        no, yes          whether y has a bias, and the backward pass its gradient
- *   y-scale     no, yes          pass fwd: whether columns of y are multiplied by a factor each,
- *                                before a residual is added
- *   residual    no, yes          pass fwd: whether y is added to a residual of its size
- *   output      same, f32        pass fwd: element type of y: that of x and w, or f32
- *   accumulate  no, yes          pass bwd: whether the gradients of w and bias are added to others,
- *                                which may be the same buffers
+ *   m                1 to 2147483647   tokens (any number)
+ *   k                1 to 2147483647   input features
+ *   n                1 to 2147483647   output features
+ *   bias             no, yes           whether y has a bias, and the backward pass its gradient
+ *   y-scale          no, yes           pass fwd: whether columns of y are multiplied by a factor
+ *                                      each, before a residual is added
+ *   residual         no, yes           pass fwd: whether y is added to a residual of its size
+ *   output           same, f32         pass fwd: element type of y: that of x and w, or f32
+ *   batch-invariant  no, yes           pass fwd: whether the bits of a row are the same whatever
+ *                                      other rows there are
+ *   accumulate       no, yes           pass bwd: whether the gradients of w and bias are added to
+ *                                      others, which may be the same buffers
+ *   weights          dense, int4       pass fwd: format of the weights: those of x, or packed
+ *                                      integers of 4 bits with scales
+ *   group            128, 64, 32, row  pass fwd: weights=int4: elements of a row of the weight that
+ *                                      share a scale
+ *   zeros            no, yes           pass fwd: weights=int4: whether each group has a zero point,
+ *                                      instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -136,6 +161,9 @@
  *   2  y_scale  input  f32  [n]
  * with residual=yes: x, w, residual, y
  *   2  residual  input  T  [m, n]
+ * with weights=int4: x, w, w_scale, y
+ *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  T   [ceil(n / 16), ceil(k / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -150,16 +178,19 @@
 
 /* rmsnorm: root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w
  *
- *   m           1 to 2147483647       tokens (any number)
- *   d           1 to 65536            features of a token
- *   convention  llama, gemma, t5      where it rounds, and whether w is kept as its distance from 1
- *   residual    no, yes, after        add a residual first, and write the sum too; after: add it to
- *                                     y
- *   save        nothing, rstd         kept by the forward pass for the backward pass
- *   weights     same, f32             element type of w and dw: the op's, or f32
- *   eps         a number from 0 to 1  added to the mean square
- *   output      same, fp8, i8         element type of y: the op's, or one quantised with a scale
- *                                     for each token
+ *   m                1 to 2147483647       tokens (any number)
+ *   d                1 to 65536            features of a token
+ *   convention       llama, gemma, t5      where it rounds, and whether w is kept as its distance
+ *                                          from 1
+ *   residual         no, yes, after        add a residual first, and write the sum too; after: add
+ *                                          it to y
+ *   save             nothing, rstd         kept by the forward pass for the backward pass
+ *   weights          same, f32             element type of w and dw: the op's, or f32
+ *   eps              a number from 0 to 1  added to the mean square
+ *   output           same, fp8, i8         element type of y: the op's, or one quantised with a
+ *                                          scale for each token
+ *   batch-invariant  no, yes               pass fwd: whether the bits of a row are the same
+ *                                          whatever other rows there are
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -473,39 +504,47 @@
 
 /* moe-ffn: mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)
  *
- *   m           1 to 2147483647                tokens (any number)
- *   d           1 to 2147483647                embedding size
- *   h           1 to 2147483647                intermediate size of an expert
- *   top-k       1 to 32                        experts that a token chooses
- *   experts     1 to 1024                      experts to choose from
- *   shared      1 to 8, rare                   experts that every token goes through with weight 1,
- *                                              the last ones of the stacked weights; left out: none
- *   act                                        silu, gelu, gelu-tanh, relu, none, swiglu-oai:
- *                                              activation of the gate; swiglu-oai limits gate and
- *                                              up and adds 1 to up
- *   routing                                    uniform, or zipf:SKEW with a skew from 0 to 4, or
- *                                              file:IDS, a text file of ids: how often experts are
- *                                              chosen: of test data, and to choose a preset by
- *   save        none, preact                   pass fwd: written for a backward pass: gate and up
- *                                              before the activation, in the order of the experts
- *   save        preact, input                  pass bwd: kept by the forward pass: gate and up
- *                                              before the activation, in the order of the experts,
- *                                              or its input alone, from which they are computed
- *                                              again
- *   weigh       after, before                  factor of the weights of a token's choices: its
- *                                              experts' outputs, or its row before them
- *   gate-up     separate, halves, interleaved  where the weights of gate and up are: separate; or
- *                                              packed in w_gate_up, whose rows are those of gate
- *                                              and then those of up, or one of each in turn
- *   bias        none, all                      whether gate, up and an expert's output have biases
- *   residual    no, yes                        pass fwd: whether y is added to a residual of its
- *                                              size
- *   scales      tensor, token, block           pass fwd: granularity of fp8 scales: a whole tensor,
- *                                              of an expert; a token, and a row of a weight; or
- *                                              blocks of 128 elements (in a weight 128 x 128)
- *   accumulate  no, yes                        pass bwd: whether the gradients of the weights and
- *                                              biases are added to others, which may be the same
- *                                              buffers
+ *   m                1 to 2147483647                tokens (any number)
+ *   d                1 to 2147483647                embedding size
+ *   h                1 to 2147483647                intermediate size of an expert
+ *   top-k            1 to 32                        experts that a token chooses
+ *   experts          1 to 1024                      experts to choose from
+ *   shared           1 to 8, rare                   experts that every token goes through with
+ *                                                   weight 1, the last ones of the stacked weights;
+ *                                                   left out: none
+ *   act                                             silu, gelu, gelu-tanh, relu, none, swiglu-oai:
+ *                                                   activation of the gate; swiglu-oai limits gate
+ *                                                   and up and adds 1 to up
+ *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
+ *                                                   or file:IDS, a text file of ids: how often
+ *                                                   experts are chosen: of test data, and to choose
+ *                                                   a preset by
+ *   save             none, preact                   pass fwd: written for a backward pass: gate and
+ *                                                   up before the activation, in the order of the
+ *                                                   experts
+ *   save             preact, input                  pass bwd: kept by the forward pass: gate and up
+ *                                                   before the activation, in the order of the
+ *                                                   experts, or its input alone, from which they
+ *                                                   are computed again
+ *   weigh            after, before                  factor of the weights of a token's choices: its
+ *                                                   experts' outputs, or its row before them
+ *   gate-up          separate, halves, interleaved  where the weights of gate and up are: separate;
+ *                                                   or packed in w_gate_up, whose rows are those of
+ *                                                   gate and then those of up, or one of each in
+ *                                                   turn
+ *   bias             none, all                      whether gate, up and an expert's output have
+ *                                                   biases
+ *   residual         no, yes                        pass fwd: whether y is added to a residual of
+ *                                                   its size
+ *   scales           tensor, token, block           pass fwd: granularity of fp8 scales: a whole
+ *                                                   tensor, of an expert; a token, and a row of a
+ *                                                   weight; or blocks of 128 elements (in a weight
+ *                                                   128 x 128)
+ *   batch-invariant  no, yes                        pass fwd: whether the bits of a row are the
+ *                                                   same whatever other rows there are
+ *   accumulate       no, yes                        pass bwd: whether the gradients of the weights
+ *                                                   and biases are added to others, which may be
+ *                                                   the same buffers
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -622,48 +661,54 @@
 
 /* qkv: queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)
  *
- *   m            1 to 2147483647                   tokens (any number)
- *   d            1 to 2147483647                   features of a token
- *   heads        1 to 1024                         heads of q
- *   dim          1 to 512                          features of a head
- *   kv-heads     1 to 1024, rare                   heads of k, and of v; heads if left out
- *   rotary       1 to 512, rare                    features of a head to rotate, an even number;
- *                                                  all if left out
- *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
- *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
- *   weights      separate, packed, grouped         one weight (and bias) each of q, k and v, or all
- *                                                  rows in one; grouped: of each head of k the rows
- *                                                  of its heads of q, then its own, then those of v
- *   bias         no, yes                           whether q, k and v have a bias
- *   norm         no, yes, rows, layer              whether heads of q and k are RMS-normalised,
- *                                                  with weights of their own; rows: all heads of q,
- *                                                  and of k, together; layer: heads by layer
- *                                                  normalisation
- *   norm-order   before, after                     whether heads are normalised before RoPE or
- *                                                  after it
- *   convention   llama, gemma                      weights of the norm: factors, or (gemma) kept as
- *                                                  their distance from 1
- *   eps          a number from 0 to 1              added to the norm's mean square
- *   rotation     none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart, or
- *                                                  neighbours
- *   cache        no, yes                           whether k and v are written to rows of caches,
- *                                                  by slots: nowhere by one of no row
- *   slots        i32, i64                          element type of the slots
- *   angles       table, base, llama3, yarn         a table is given, or the rule by which
- *                                                  frequencies are computed
- *   base         a number from 1 to 1000000000000  base of the computed frequencies
- *   factor       a number from 0.001 to 1000000    factor by which the rule stretches positions
- *   context      a number from 1 to 1000000000     positions that the model was trained with
- *   low          a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
- *                                                  that is interpolated
- *   high         a number from 0.001 to 1000000    llama3: context/high is the longest wavelength
- *                                                  that is left alone
- *   beta-fast    a number from 0.001 to 1000000    yarn: rotations in the context from which a pair
- *                                                  is left alone
- *   beta-slow    a number from 0.001 to 1000000    yarn: rotations in the context up to which a
- *                                                  pair is stretched
- *   scale        a number from 0 to 1000000        factor of all sines and cosines; 0: the rule's
- *                                                  own
+ *   m                1 to 2147483647                   tokens (any number)
+ *   d                1 to 2147483647                   features of a token
+ *   heads            1 to 1024                         heads of q
+ *   dim              1 to 512                          features of a head
+ *   kv-heads         1 to 1024, rare                   heads of k, and of v; heads if left out
+ *   rotary           1 to 512, rare                    features of a head to rotate, an even
+ *                                                      number; all if left out
+ *   positions        1 to 2147483647, rare             rows of the table of angles; 4096 if left
+ *                                                      out
+ *   cache-slots      1 to 2147483647, rare             rows of the caches; m if left out
+ *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
+ *                                                      next one, a multiple of dim; dim if left out
+ *   weights          separate, packed, grouped         one weight (and bias) each of q, k and v, or
+ *                                                      all rows in one; grouped: of each head of k
+ *                                                      the rows of its heads of q, then its own,
+ *                                                      then those of v
+ *   bias             no, yes                           whether q, k and v have a bias
+ *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
+ *                                                      with weights of their own; rows: all heads
+ *                                                      of q, and of k, together; layer: heads by
+ *                                                      layer normalisation
+ *   norm-order       before, after                     whether heads are normalised before RoPE or
+ *                                                      after it
+ *   convention       llama, gemma                      weights of the norm: factors, or (gemma)
+ *                                                      kept as their distance from 1
+ *   eps              a number from 0 to 1              added to the norm's mean square
+ *   rotation         none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart,
+ *                                                      or neighbours
+ *   cache            no, yes                           whether k and v are written to rows of
+ *                                                      caches, by slots: nowhere by one of no row
+ *   slots            i32, i64                          element type of the slots
+ *   batch-invariant  no, yes                           pass fwd: whether the bits of a row are the
+ *                                                      same whatever other rows there are
+ *   angles           table, base, llama3, yarn         a table is given, or the rule by which
+ *                                                      frequencies are computed
+ *   base             a number from 1 to 1000000000000  base of the computed frequencies
+ *   factor           a number from 0.001 to 1000000    factor by which the rule stretches positions
+ *   context          a number from 1 to 1000000000     positions that the model was trained with
+ *   low              a number from 0.001 to 1000000    llama3: context/low is the longest
+ *                                                      wavelength that is interpolated
+ *   high             a number from 0.001 to 1000000    llama3: context/high is the longest
+ *                                                      wavelength that is left alone
+ *   beta-fast        a number from 0.001 to 1000000    yarn: rotations in the context from which a
+ *                                                      pair is left alone
+ *   beta-slow        a number from 0.001 to 1000000    yarn: rotations in the context up to which a
+ *                                                      pair is stretched
+ *   scale            a number from 0 to 1000000        factor of all sines and cosines; 0: the
+ *                                                      rule's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
@@ -721,11 +766,14 @@
  *                                               two; one that is not in memory is zeros; contiguous
  *                                               if left out
  *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
- *                                               out
+ *                                               out. With fewer and lengths=yes, test data have
+ *                                               shorter sequences
  *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
  *                                               a part of a packed row; heads * dim if left out
  *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out
  *   v-row           1 to 17179869184, rare      the same of v; kv-heads * dim if left out
+ *   kv-head         1 to 17179869184, rare      elements from a head of k, and of v, to the next
+ *                                               one, a multiple of dim; dim if left out
  *   mask            none, causal, bool, packed  keys that a query may see: all, those up to its
  *                                               position, or by a mask of bytes or of bits
  *   layout          bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
@@ -769,6 +817,9 @@
  *   1  k  input  T  [b, s, k-row]
  * with v-row: q, k, v, out
  *   2  v  input  T  [b, s, v-row]
+ * with kv-head: q, k, v, out
+ *   1  k  input  T  [b, s, heads, kv-head]
+ *   2  v  input  T  [b, s, heads, kv-head]
  * with mask=bool: q, k, v, mask, out
  *   3  mask  input  u8  [b, 1, s, s]
  * with mask=packed: q, k, v, mask_bits, mask_flags, out
@@ -821,6 +872,11 @@
  *   2  k  input  T  [b, s, k-row]
  * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
  *   3  v  input  T  [b, s, v-row]
+ * with kv-head: d_out, q, k, v, out, lse, dq, dk, dv
+ *   2  k   input   T  [b, s, heads, kv-head]
+ *   3  v   input   T  [b, s, heads, kv-head]
+ *   7  dk  output  T  [b, s, dim * heads]
+ *   8  dv  output  T  [b, s, dim * heads]
  * with mask=bool: d_out, q, k, v, out, lse, mask, dq, dk, dv
  *   6  mask  input  u8  [b, 1, s, s]
  * with mask=packed: d_out, q, k, v, out, lse, mask_bits, mask_flags, dq, dk, dv
@@ -1148,5 +1204,112 @@
  * with angles=table: x, positions, angles, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
  *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   2  angles  input  f32  [4096, dim] */
+
+/* sample: the next id of each sequence from its logits: the best, or a sample by temperature,
+ *   top-k, top-p and min-p
+ *
+ *   m         1 to 2147483647             sequences (any number)
+ *   vocab     1 to 524288                 ids to choose from
+ *   choose    argmax, sample, filtered    the best id; a sample by temperature; or filtered: a
+ *                                         sample of the ids that top-k, top-p and min-p keep
+ *   softcap   a number from 0 to 1000000  soft cap c of the logits, c tanh(x / c); 0: none
+ *   logprobs  no, yes                     whether the log-probability of the chosen id is written
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  logits  input   T    [m, vocab]
+ *   1  ids     output  i32  [m]
+ *   2  logit   output  f32  [m]
+ * with choose=sample: logits, temperature, seeds, steps, ids, logit
+ *   1  temperature  input  f32  [m]
+ *   2  seeds        input  i64  [m]
+ *   3  steps        input  i32  [m]
+ * with choose=filtered: logits, temperature, seeds, steps, top_k, top_p, min_p, ids, logit
+ *   1  temperature  input  f32  [m]
+ *   2  seeds        input  i64  [m]
+ *   3  steps        input  i32  [m]
+ *   4  top_k        input  i32  [m]
+ *   5  top_p        input  f32  [m]
+ *   6  min_p        input  f32  [m]
+ * with logprobs=yes: logits, ids, logit, logprob
+ *   3  logprob  output  f32  [m] */
+
+/* head: head of a language model: norm, logits of the vocabulary, and the next ids
+ *
+ *   m           1 to 2147483647                 tokens (any number)
+ *   d           1 to 65536                      features of a token
+ *   vocab       1 to 524288                     ids to choose from
+ *   choose      argmax, sample, filtered, none  the best id; a sample by temperature; or filtered:
+ *                                               a sample of the ids that top-k, top-p and min-p
+ *                                               keep; none: the logits are the result
+ *   softcap     a number from 0 to 1000000      soft cap c of the logits, c tanh(x / c); 0: none
+ *   logprobs    no, yes                         whether the log-probability of the chosen id is
+ *                                               written
+ *   norm        rms, layer, none                the norm of x: by the root mean square, layer
+ *                                               normalisation, or none
+ *   logits      same, f32                       element type of the logits, to which they are
+ *                                               rounded before ids are chosen: that of x, or f32
+ *   convention  llama, gemma, t5                where norm=rms rounds, and whether its weights are
+ *                                               kept as their distance from 1
+ *   eps         a number from 0 to 1            added to the norm's mean square
+ *   bias        no, yes                         whether the product has a bias
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       input   T    [m, d]
+ *   1  w_norm  input   T    [d]
+ *   2  w       input   T    [vocab, d]
+ *   3  ids     output  i32  [m]
+ *   4  logit   output  f32  [m]
+ * with choose=sample: x, w_norm, w, temperature, seeds, steps, ids, logit
+ *   3  temperature  input  f32  [m]
+ *   4  seeds        input  i64  [m]
+ *   5  steps        input  i32  [m]
+ * with choose=filtered: x, w_norm, w, temperature, seeds, steps, top_k, top_p, min_p, ids, logit
+ *   3  temperature  input  f32  [m]
+ *   4  seeds        input  i64  [m]
+ *   5  steps        input  i32  [m]
+ *   6  top_k        input  i32  [m]
+ *   7  top_p        input  f32  [m]
+ *   8  min_p        input  f32  [m]
+ * with choose=none: x, w_norm, w, logits
+ *   3  logits  output  T  [m, vocab]
+ * with logprobs=yes: x, w_norm, w, ids, logit, logprob
+ *   5  logprob  output  f32  [m]
+ * with norm=layer: x, w_norm, b_norm, w, ids, logit
+ *   2  b_norm  input  T  [d]
+ * with norm=none: x, w, ids, logit
+ * with bias=yes: x, w_norm, w, bias, ids, logit
+ *   3  bias  input  T  [vocab] */
+
+/* pack-weight: codes of 4 bits with scales, in the order in which kernels read them, and back
+ *
+ *   n          1 to 2147483647   output features (any number)
+ *   k          1 to 2147483647   input features
+ *   direction  pack, unpack      pack: to the order of kernels; unpack: back
+ *   weights    int4              format of the weights: integers of 4 bits
+ *   group      128, 64, 32, row  weights=int4: elements of a row of the weight that share a scale
+ *   zeros      no, yes           weights=int4: whether each group has a zero point, instead of 8
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16, fp16 on the CPU
+ *   0  codes    input   u8  [n, ceil(k / 2)]
+ *   1  scale    input   T   [n, ceil(k / 128)]
+ *   2  w        output  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   3  w_scale  output  T   [ceil(n / 16), ceil(k / 128), 16]
+ * with direction=unpack: w, w_scale, unpacked, unpacked_scale
+ *   0  w               input   u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   1  w_scale         input   T   [ceil(n / 16), ceil(k / 128), 16]
+ *   2  unpacked        output  u8  [n, ceil(k / 2)]
+ *   3  unpacked_scale  output  T   [n, ceil(k / 128)]
+ * with group=64: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 64)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
+ * with group=32: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, ceil(k / 32)]
+ *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 32), 16]
+ * with group=row: codes, scale, w, w_scale
+ *   1  scale    input   T  [n, 1]
+ *   3  w_scale  output  T  [ceil(n / 16), 1, 16]
+ * with zeros=yes: codes, scale, zero, w, w_scale, w_zero
+ *   2  zero    input   u8  [n, ceil(k / 128)]
+ *   5  w_zero  output  u8  [ceil(n / 16), ceil(k / 128), 16] */
 
 #endif

@@ -43,8 +43,39 @@ def _rowed(x: Tensor) -> tuple[Tensor, int | None]:
     return x, None if row == own else row
 
 
-def _rowed_keys(x: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None]:
-    return _rowed(x) if pages is None else (ready(x), None)
+def head_stride(x: Tensor) -> int:
+    """Elements from a head to the next one, of a cache whose heads may be side by side with others';
+    0 if it is laid out in another way."""
+    *lead, heads, dim = x.shape
+    stride = x.stride(-2) if heads > 1 or not lead else x.stride(-3)
+    row = heads * stride
+    for count, own in zip(reversed(lead), reversed(x.stride()[:-2])):
+        if count > 1 and own != row:
+            return 0
+        row *= count
+    return stride if x.stride(-1) == 1 and stride % dim == 0 else 0
+
+
+def _paged(x: Tensor, other: Tensor) -> tuple[Tensor, int | None]:
+    """Pages of keys or values as the kernels read them, and the elements between heads where those
+    are apart, in both."""
+    stride = head_stride(x)
+    if stride == 0 or head_stride(other) != stride or x.is_cuda and (
+            x.data_ptr() | other.data_ptr()) & 15:
+        return ready(x.contiguous()), None
+    return x, None if stride == x.shape[-1] else stride
+
+
+def _laid_keys(k: Tensor, v: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None, int | None]:
+    """Keys, their row and, in pages, the elements between heads of keys and of values."""
+    if pages is None:
+        return *_rowed(k), None
+    k, head = _paged(k, v)
+    return k, None, head
+
+
+def _laid_values(v: Tensor, k: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None]:
+    return _rowed(v) if pages is None else (_paged(v, k)[0], None)
 
 
 def _keys(k: Tensor, pages: Tensor | None) -> int:
@@ -85,11 +116,12 @@ def _fill(fields, q, k, kv_offsets, pages=None, **_):
 
 _COMMON = dict(shapes=_SHAPES, words=CAUSAL, check=_check, fill=_fill)
 declare("attention", "attention", f"q, k, v, pages:ints?, {_RULES}, lse:bool", "y=out, lse?lse",
-        lays={"q": (_rowed, ["q-row"]), "k": (_rowed_keys, ["k-row"]), "v": (_rowed_keys, ["v-row"])},
-        **_COMMON)
+        lays={"q": (_rowed, ["q-row"]), "k": (_laid_keys, ["k-row", "kv-head"]),
+              "v": (_laid_values, ["v-row"])}, **_COMMON)
 declare("attention_backward", "attention", f"dy=d_out, q, k, v, y=out, lse, {_RULES}, "
         "deterministic:bool", "dq, dk, dv, d_sinks?sinks", back=True,
-        fixed={"page": "", "pages": ""}, lays={t: (_rowed, [f"{t}-row"]) for t in "qkv"}, **_COMMON)
+        fixed={"page": "", "pages": "", "kv-head": ""},
+        lays={t: (_rowed, [f"{t}-row"]) for t in "qkv"}, **_COMMON)
 declare("pack_mask", "pack-mask", "mask:mask", "bits=mask_bits, flags=mask_flags", shapes=_SHAPES)
 
 
@@ -141,7 +173,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
     of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
     gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
-    other keys are read. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
+    other keys are read. Keys and values of a head may be side by side there, parts of one tensor [..., 2
+    features]. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
     Gradients have the same bits in each run under torch.use_deterministic_algorithms.
     """
     if bias is not None and wants_gradient(bias):

@@ -17,6 +17,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           **{name: Kind(KINDS["i32"], "[batch, tokens]") for name in ("positions", "slots")},
           "angles": Kind(KINDS["f32"], "[positions, rotary]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
+          "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
           **{name: Kind(KINDS["floats"], "[...]") for name in ("weights", "own")},
           "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
 
@@ -26,7 +27,7 @@ def _expect_three(x: Tensor) -> None:
         raise Error(f"layer: x is {list(x.shape)}: give [batch, tokens, features]")
 
 
-def _values(options, x, positions, angles, slots, lengths, *own):
+def _values(options, x, positions, angles, slots, lengths, pages, *own):
     form = parse(options[0])
     _expect_three(x)
     batch, s, d = x.shape
@@ -35,7 +36,15 @@ def _values(options, x, positions, angles, slots, lengths, *own):
     h, shared_h = (own[before + 2 + form.behind.index(name)].shape[-1]
                    if name in form.behind else None for name in ("w_down", "w_shared_down"))
     shapes = shapes_of(form, d, h, shared_h)
-    cache = own[before].shape[2]
+    first = own[before]
+    if pages is None:
+        page, count_of_pages, cache = None, None, first.shape[2]
+        of_cache = (batch, form.get("kv-heads"), cache, form.get("dim"))
+    else:
+        expect("layer", "pages", pages, (batch, pages.shape[1]), torch.int32)
+        count_of_pages, page = first.shape[:2]
+        cache = pages.shape[1] * page
+        of_cache = (count_of_pages, page, form.get("kv-heads"), form.get("dim"))
     for at in range(layers):
         tensors = own[at * count:(at + 1) * count]
         for name, tensor in zip(form.before, tensors):
@@ -44,8 +53,7 @@ def _values(options, x, positions, angles, slots, lengths, *own):
             expect("layer", f"{name} of layer {at}", tensor, shapes[name],
                    torch.float32 if name in FLOAT32 else x.dtype)
         for tensor in tensors[before:before + 2]:
-            expect("layer", f"a cache of layer {at}", tensor,
-                   (batch, form.get("kv-heads"), cache, form.get("dim")), x.dtype)
+            expect("layer", f"a cache of layer {at}", tensor, of_cache, x.dtype)
     expect("layer", "lengths", lengths, (batch,), torch.int32)
     expect("layer", "slots", slots, (batch, s), torch.int32)
     rotates = form.get("rotation") != "none"
@@ -58,7 +66,8 @@ def _values(options, x, positions, angles, slots, lengths, *own):
     if not x.numel():
         return None
     sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h,
-             "cache": cache, "layers": layers if layers > 1 else None,
+             "cache": cache, "page": page, "pages": count_of_pages,
+             "layers": layers if layers > 1 else None,
              "positions": angles.shape[0] if rotates else None}
     return sizes | {n: value for n, value in form.options.items() if n != "multiplier"}
 
@@ -80,8 +89,8 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
     rotates = parsed.get("rotation") != "none"
     angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
-    inputs = (x, rows if rotates else None, angles, rows, rows[0], *map(own.get, parsed.before), cache,
-              cache, *map(own.get, parsed.behind))
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], None,
+              *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
     Plan(device, _LAYER.problem((form,), inputs))
 
 
@@ -92,16 +101,18 @@ def has_layout(cache: Tensor) -> bool:
 
 
 @define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
-        "Tensor[] weights, Tensor(a!)[] caches, str form) -> Tensor", "layer", _KINDS)
-def _(x, positions, angles, slots, lengths, weights, caches, form):
+        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form) -> Tensor", "layer", _KINDS)
+def _(x, positions, angles, slots, lengths, pages, weights, caches, form):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
         raise Error(f"layer: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
                     "of each layer")
     for cache in caches:
-        if not has_layout(cache) or cache.is_cuda and cache.data_ptr() & 15:
-            raise Error("layer: a cache does not lie in memory as [batch, cache, heads, features], "
+        lies = cache.is_contiguous() if pages is not None else has_layout(cache)
+        if not lies or cache.is_cuda and cache.data_ptr() & 15:
+            order = "pages, page" if pages is not None else "batch, cache"
+            raise Error(f"layer: a cache does not lie in memory as [{order}, heads, features], "
                         "or not at an address of 16 bytes")
     x = ready(x)
     y = torch.empty_like(x)
@@ -115,7 +126,8 @@ def _(x, positions, angles, slots, lengths, weights, caches, form):
         own += caches[2 * at:2 * at + 2]
         own += map(tensors.get, parsed.behind)
     positions, angles = (None if t is None else ready(t) for t in (positions, angles))
-    run(_LAYER, (form,), (x, positions, angles, ready(slots), ready(lengths), *own), (y,))
+    table = None if pages is None else ready(pages)
+    run(_LAYER, (form,), (x, positions, angles, ready(slots), ready(lengths), table, *own), (y,))
     return y
 
 
@@ -126,7 +138,7 @@ def _(x, *others):
 
 def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           caches: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, heads: int,
-          kv_heads: int | None = None, *, slots: Tensor | None = None,
+          kv_heads: int | None = None, *, slots: Tensor | None = None, pages: Tensor | None = None,
           positions: Tensor | None = None, angles: Tensor | None = None, act: str = "silu",
           convention: str = "llama", eps: float = 1e-6, softcap: float = 0.0, scale: float = 0.0,
           rope_scale: float = 0.0, top_k: int = 0, score: str = "softmax", order: str = "before",
@@ -169,13 +181,17 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
     [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
     [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the
-    places in front of `lengths` if left out. `angles` [rows, rotary] float32: for RoPE, with `rotation`
+    places in front of `lengths` if left out. With `pages` [batch, n] int32 the caches are contiguous
+    [pages, page, kv_heads, dim], with pages of 16 to 256 keys, a power of two: key t of sequence i is
+    in page pages[i, t // page] at row t % page, and one outside of the cache is zeros. Slots are rows
+    of all pages; a token whose slot is no row is written nowhere. `angles` [rows, rotary] float32: for RoPE, with `rotation`
     and the columns as in ops.rope, found by positions [batch, tokens] int32, which are the places if
     left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
     [batch, tokens, d]. No gradients.
     """
     expect_given("layer", x=x, lengths=lengths)
-    expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, positions=positions, angles=angles)
+    expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
+                   positions=positions, angles=angles)
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
         if not isinstance(given, (list, tuple)) or not all(isinstance(one, of) for one in given):
             raise Error(f"layer: {name} are no list of what each layer has: give mappings of "
@@ -229,8 +245,12 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
                   + torch.arange(s, dtype=torch.int32, device=x.device)).to(torch.int32)
         if positions is None and angles is not None:
             positions = places
-        if slots is None:
+        if slots is None and pages is not None:
+            page = caches[0][0].shape[1]
+            at = places.clamp(0, pages.shape[1] * page - 1).long()
+            slots = torch.where(places < 0, -1, pages.gather(1, at // page) * page + at % page).int()
+        elif slots is None:
             starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
             slots = places + starts * caches[0][0].shape[2]
-    return call(OPS.layer, x, positions, angles, slots, lengths, flat,
+    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat,
                 [tensor for pair in caches for tensor in pair], form)

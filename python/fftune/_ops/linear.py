@@ -7,6 +7,7 @@ from torch import Tensor
 from .._checks import flag, several
 from .._custom import OPS, call, gradient, rows
 from .._declare import declare
+from .packed import PackedWeight, linear_packed
 
 declare("linear", "linear", "x, w, bias?, residual?", "y", casts=True, by_row=True)
 declare("linear_backward", "linear", "dy, x, w, bias:bool", "dx, dw, dbias?bias", back=True)
@@ -37,9 +38,15 @@ def _(ctx, dy):
     return dx, dw, dbias if needs[2] else None, dy if needs[3] else None
 
 
-def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
+def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None = None,
            residual: Tensor | None = None) -> Tensor:
-    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]"""
+    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]
+
+    With a PackedWeight, whose scales are of the type of x, the gradients are those of x, bias and
+    residual.
+    """
+    if isinstance(w, PackedWeight):
+        return linear_packed(x, w, bias, residual)
     return call(OPS.linear, x, w, bias, residual)
 
 

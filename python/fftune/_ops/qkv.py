@@ -6,6 +6,7 @@ from .._checks import int32, several
 from .._custom import OPS, call, expect_good, wants_gradient
 from .._declare import declare
 from .._library import Error
+from .attention import head_stride
 from .linear import linear
 from .rmsnorm import rmsnorm
 from .rope import NUMBERS, RULE, expect_rule, leave_out_unused, rope
@@ -36,7 +37,7 @@ def _check(w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, rule, **_
         expect_rule("qkv", rule, angles)
 
 
-def _fill(fields, q_norm, positions, rule, **_):
+def _fill(fields, w_q, w_k, q_norm, positions, heads, kv_heads, rotary, rule, **_):
     fields["norm"] = None if q_norm is None else "yes"
     if q_norm is None:
         fields["eps"] = None
@@ -44,12 +45,22 @@ def _fill(fields, q_norm, positions, rule, **_):
         fields |= dict.fromkeys(("rotation", "rotary", "angles", *NUMBERS))
     else:
         leave_out_unused(fields, rule)
+        if rotary == _dim(w_q, w_k, heads, kv_heads):
+            fields["rotary"] = None
 
 
-def _in_place(cache: Tensor) -> Tensor:
-    if not cache.is_contiguous() or cache.is_cuda and cache.data_ptr() & 15:
-        raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
-    return cache
+def _in_place(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, int | None]:
+    """The cache of keys, and the elements between heads of both caches where those are apart."""
+    stride = head_stride(k_cache)
+    for cache in (k_cache, v_cache):
+        if not stride or head_stride(cache) != stride or cache.is_cuda and cache.data_ptr() & 15:
+            raise Error("qkv: rows of a cache do not follow each other, or do not begin at an address "
+                        "of 16 bytes")
+    return k_cache, None if stride == k_cache.shape[-1] else stride
+
+
+def _as_it_is(v_cache: Tensor) -> tuple[Tensor]:
+    return v_cache,
 
 
 _RULES = dict(check=_check, fill=_fill, sizes={"dim": _dim},
@@ -62,7 +73,7 @@ _RULES = dict(check=_check, fill=_fill, sizes={"dim": _dim},
 declare("qkv", "qkv", f"{_TENSORS}, {_OPTIONS}", "q, k, v", casts=True, keeps=("angles",),
         by_row=True, **_RULES)
 declare("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
-        prepare={"k_cache": _in_place, "v_cache": _in_place}, **_RULES)
+        lays={"k_cache": (_in_place, ["cache-head"]), "v_cache": (_as_it_is, [])}, **_RULES)
 
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
@@ -81,7 +92,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
     options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
     position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
 
-    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous. Keys and values
+    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, or parts of one
+    contiguous tensor [..., kv_heads, 2 dim] that has each head's keys and values side by side. Keys and values
     are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
     that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
     `rope`; writing to caches has none.

@@ -9,6 +9,7 @@ from torch import nn
 from .._library import Error
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
+from .decoding import patch_greedy
 from .experts import patch_experts, patch_router, restore_experts
 from .generation import patch_generation
 from .graphs import patch_steps, restore_steps
@@ -38,7 +39,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
     "auto" in calls of up to 64 tokens without gradients, where it is faster, with True in all calls.
     `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without
     the masks. `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
-    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op. Modules that
+    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op, and a greedy
+    search of `generate` runs its steps as fftune.generate() does. Modules that
     cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
     call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
     gives the old one back. As with other changes of a module, no other thread may run this model during
@@ -62,6 +64,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
     if whole_layers:
         try_all(report, "", lambda: patch_whole_layers(model, report))
     try_all(report, "generate", lambda: patch_generation(model, report))
+    if whole_layers and any("_fftune_layers" in m.__dict__ for m in model.children()):
+        try_to(report, "generate", lambda: patch_greedy(model))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
     return report
@@ -82,7 +86,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)
-        for name in ("forward", "_get_logits_processor"):
+        for name in ("forward", "generate", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)

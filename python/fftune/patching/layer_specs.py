@@ -784,7 +784,7 @@ def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
             rows = torch.arange(s, dtype=torch.int32).expand(batch, -1)
         slots = places + torch.arange(batch, dtype=torch.int32)[:, None] * _PLACES
         lengths = torch.full((batch,), _BEFORE + s, dtype=torch.int32)
-        y = reference.layer(x, rows, angles, slots, lengths, [w.of(own) for w in spec.weights], caches,
+        y = reference.layer(x, rows, angles, slots, lengths, None, [w.of(own) for w in spec.weights], caches,
                             spec.form)
         return y, *caches
     return compute

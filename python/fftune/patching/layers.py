@@ -68,7 +68,7 @@ class _Group:
                        for w in self.specs[at].weights]
             start = end
             tensors = [t for cache in own for t in (cache.keys, cache.values)]
-            x = call(OPS.layer, x, rows, angles, slots, lengths, weights, tensors,
+            x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors,
                      first.form)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:

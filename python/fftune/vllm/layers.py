@@ -2,7 +2,8 @@
 
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. Where every request of a batch has
 one new token, its layers run by fftune's ops: qkv into vLLM's pages, attention over them, linear with
-the residual, and the network with its norm and residual. All other calls are vLLM's. Under vLLM's
+the residual, and the network with its norm and residual. The op `layer` runs all of
+them at once where it computes them. All other calls are vLLM's. Under vLLM's
 capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
@@ -201,7 +202,8 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     if (slots is None or found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
             or getattr(found, "use_cascade", False) or found.causal is not True
             or getattr(found, "dcp_context_kv_lens", None) is not None
-            or getattr(found, "mm_prefix_range_tensor", None) is not None):
+            or getattr(found, "mm_prefix_range_tensor", None) is not None
+            or getattr(found, "mm_prefix_query_range_tensor", None) is not None):  # of 0.33
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
@@ -213,20 +215,57 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
 
 def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
-    model = state.model
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
-    table = slots = None
+    own = [_pages_of(state, layer) for layer in state.model.layers]
+    slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
+    of_layers = _run_whole if _is_one_op(state.model, own) else _run_ops
+    added, x = of_layers(state.model, own, batch, x, slots, table)
+    y, _ = _norm(added, x, module.norm)
+    if batch.tokens == batch.rows:
+        return y
+    padded = y.new_zeros(batch.tokens, y.shape[1])
+    padded[:batch.rows] = y
+    return padded
+
+
+def _is_one_op(model: Model, pages: list[Pages]) -> bool:
+    """Whether the op `layer` computes the layers: networks without experts, on one rank, with one
+    epsilon, and caches without gaps between heads."""
+    first = model.layers[0]
+
+    def same(layer: Layer) -> tuple:
+        norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
+        return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
+                layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
+                layer.b_qkv is None, layer.b_o is None, layer.head_norms is None)
+
+    return (model.reduce is None and all(layer.mixture is None for layer in model.layers)
+            and len(same(first)[7]) == 1 and all(same(layer) == same(first) for layer in model.layers)
+            and all(cache.is_contiguous() for own in pages for cache in own.pages))
+
+
+def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
+               table: Tensor) -> tuple[None, Tensor]:
+    first = model.layers[0]
+    y = ops.layer(x[:, None], [layer.weights() for layer in model.layers],
+                  [own.pages for own in pages], batch.lengths, first.heads, first.kv_heads,
+                  slots=slots[:, None].int(), pages=table.int(), positions=batch.positions[:, None],
+                  angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
+                  rope_scale=first.rope_scale, rotation=first.rotation)
+    return None, y[:, 0]
+
+
+def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
+             table: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The stream of the residual, and what is to be added to it before that."""
     added = None  # what is to be added to x, the stream of the residual
-    for layer in model.layers:
-        pages = _pages_of(state, layer)
-        if table is None:
-            slots, table = pages.slots(batch.slots), pages.table(batch.table)
+    for layer, own in zip(model.layers, pages):
         normed, x = _norm(added, x, layer.attn_norm)
         q = ops.qkv(normed, layer.w_qkv, layer.heads, layer.kv_heads, bias=layer.b_qkv,
                     norms=layer.head_norms, eps=layer.head_eps, positions=batch.positions,
                     angles=layer.angles, rotation=layer.rotation, scale=layer.rope_scale,
-                    rotary=layer.rotary, caches=pages.rows, slots=slots)
-        y = ops.attention(q[:, None], *pages.pages, pages=table, lengths=batch.lengths,
+                    rotary=layer.rotary, caches=own.rows, slots=slots)
+        y = ops.attention(q[:, None], *own.pages, pages=table, lengths=batch.lengths,
                           scale=layer.scale).flatten(1)
         if model.reduce is None:
             x, added = ops.linear(y, layer.w_o, layer.b_o, x), None
@@ -241,12 +280,7 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
         else:
             normed, x = _norm(added, x, layer.ffn_norm)
             added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down))
-    y, _ = _norm(added, x, module.norm)
-    if batch.tokens == batch.rows:
-        return y
-    padded = y.new_zeros(batch.tokens, y.shape[1])
-    padded[:batch.rows] = y
-    return padded
+    return added, x
 
 
 def _norm(added: Tensor | None, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:

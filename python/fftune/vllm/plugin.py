@@ -12,8 +12,8 @@ from .imports import after_import
 from .logs import log, one_line
 
 PARTS = ("experts", "layers")
-# The versions whose sources the patches were written for, by major and minor number: the parts.
-VERSIONS = {(0, 24): PARTS, (0, 33): ("experts",)}
+# The versions whose sources the patches were written for, by major and minor number.
+VERSIONS = ((0, 24), (0, 33))
 # Compute capabilities, by their major numbers, for which fftune has kernels of tensor cores.
 _MAJORS = (8, 9)
 _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
@@ -57,16 +57,15 @@ def _decide() -> Decision:
     if version not in VERSIONS:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERSIONS)
         return _nothing(f"this is vLLM {vllm.__version__}: fftune {_own_version()} supports {known}")
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
-        return _nothing("VLLM_BATCH_INVARIANT is set: a row's bits may depend on the batch in "
-                        "fftune's kernels")
     reason = _device_reason()
     if reason:
         return _nothing(reason)
-    parts = tuple(part for part in wanted.parts if part in VERSIONS[version])
-    return Decision(parts, "" if parts == wanted.parts else
-                    f"layers stay vLLM's: vLLM {vllm.__version__} keeps keys and values of a head "
-                    "side by side, for which the ops have no stride")
+    for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
+        if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts:
+            return Decision(tuple(part for part in wanted.parts if part != "layers"),
+                            f"layers stay vLLM's: {name} is set, and batches with prompts run by "
+                            "vLLM's kernels, which give other bits")
+    return wanted
 
 
 def _nothing(reason: str) -> Decision:

@@ -89,6 +89,16 @@ class Layer:
         return self.down.weight.data
 
 
+    def weights(self) -> dict[str, Tensor]:
+        """Those of a layer with a network, as the op `layer` calls them."""
+        q_norm, k_norm = self.head_norms or (None, None)
+        found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
+                     q_norm=q_norm, k_norm=k_norm, w_o=self.w_o, b_o=self.b_o,
+                     ffn_norm=self.ffn_norm.weight.data, w_gate=self.w_gate, w_up=self.w_up,
+                     w_down=self.w_down)
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 @dataclass
 class Model:
     layers: list[Layer]
@@ -101,36 +111,45 @@ class Pages:
 
     vLLM 0.24 keeps [blocks, 2, block, kv heads, features], of each block the keys, then the values.
     That is a cache of 2 * blocks blocks, in which the values are those of the keys' next block.
+    vLLM 0.33 keeps [blocks, block, kv heads, 2 * features], of each head the keys, then the values.
     """
 
     rows: tuple[Tensor, Tensor]   # [rows, kv heads, features], for qkv
     pages: tuple[Tensor, Tensor]  # [pages, block, kv heads, features], for attention
     block: int
+    apart: bool  # the values of a block are a block of their own
 
     def slots(self, slots: Tensor) -> Tensor:
         """vLLM's slots as rows; those of padded tokens stay negative."""
+        if not self.apart:
+            return slots
         return slots + torch.div(slots, self.block, rounding_mode="floor") * self.block
 
     def table(self, blocks: Tensor) -> Tensor:
         """vLLM's blocks of each sequence as pages."""
-        return blocks * 2
+        return blocks * 2 if self.apart else blocks
 
 
 def pages_of(cache: Tensor, kv_heads: int, dim: int) -> Pages:
     """The views of a layer's cache. Unfit if it lies in memory in another way."""
-    if cache.dim() == 4:
-        raise Unfit("keys and values of a head lie side by side in the cache, as from vLLM 0.33 on")
-    if cache.dim() != 5 or cache.shape[1] != 2 or cache.shape[3:] != (kv_heads, dim):
-        raise Unfit(f"a cache of {list(cache.shape)}")
+    shape = tuple(cache.shape)
+    apart = cache.dim() == 5
+    # Both have the tokens of a block in the same place.
+    if len(shape) < 4 or shape != ((shape[0], 2, shape[2], kv_heads, dim) if apart else
+                                   (shape[0], kv_heads, shape[2], 2 * dim)):
+        raise Unfit(f"a cache of {list(shape)}")
     if cache.dtype is not _DTYPE:
         raise Unfit(f"a cache of {cache.dtype}")
-    if not cache.is_contiguous():
-        raise Unfit("a cache that is not contiguous, or not in the order NHD")
-    block = cache.shape[2]
+    memory = cache if apart else cache.transpose(1, 2)  # in the order of the memory
+    if not memory.is_contiguous():
+        raise Unfit("a cache that is not contiguous, or has the heads of a block before its tokens")
+    block = shape[2]
     if block not in (16, 32, 64, 128, 256):
         raise Unfit(f"blocks of {block} tokens")
+    if not apart:
+        return Pages(memory.flatten(0, 1).split(dim, -1), memory.split(dim, -1), block, apart)
     rows, pages = cache.view(-1, kv_heads, dim), cache.view(-1, block, kv_heads, dim)
-    return Pages((rows[:-block], rows[block:]), (pages[:-1], pages[1:]), block)
+    return Pages((rows[:-block], rows[block:]), (pages[:-1], pages[1:]), block, apart)
 
 
 def expect_known(model: nn.Module) -> Model:
@@ -164,7 +183,8 @@ def _expect_deployment(config) -> None:
             (parallel.decode_context_parallel_size > 1, "context parallelism"),
             (parallel.prefill_context_parallel_size > 1, "context parallelism"),
             (parallel.enable_dbo, "two batches that overlap"),
-            (bool(compilation.pass_config.enable_sp), "sequence parallelism"),
+            # 0.33 has no such pass.
+            (bool(getattr(compilation.pass_config, "enable_sp", False)), "sequence parallelism"),
             # Compiled pieces in their graphs start faster than ops one by one.
             (bool(mode) and mode.decode_mode().name != "FULL",
              "CUDA graphs of pieces only: cudagraph_mode has no FULL for decoding")):

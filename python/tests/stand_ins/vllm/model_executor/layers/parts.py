@@ -92,7 +92,8 @@ class FlashAttentionImpl:
 
 
 class Attention(nn.Module):
-    """Over a cache [blocks, 2, block, kv heads, features]."""
+    """Over a cache [blocks, 2, block, kv heads, features], or [blocks, kv heads, block, 2 *
+    features] as in 0.33."""
 
     attn_type, kv_cache_dtype = "decoder", "auto"
     kv_sharing_target_layer_name = sliding_window = None
@@ -111,19 +112,22 @@ class Attention(nn.Module):
             return torch.zeros_like(q)
         metadata, cache = context.attn_metadata[self.layer_name], self.kv_cache
         block = cache.shape[2]
+        # [blocks, block, kv heads, features] of keys and of values.
+        parts = (cache.unbind(1) if cache.dim() == 5 else
+                 cache.transpose(1, 2).split(self.head_size, -1))
         for token, slot in enumerate(context.slot_mapping[self.layer_name].tolist()):
             if slot >= 0:
-                cache[slot // block, 0, slot % block] = k[token]
-                cache[slot // block, 1, slot % block] = v[token]
+                parts[0][slot // block, slot % block] = k[token]
+                parts[1][slot // block, slot % block] = v[token]
         y = torch.zeros_like(q)
         starts = metadata.query_start_loc.tolist()
         for row, (first, last, length) in enumerate(zip(starts, starts[1:],
                                                         metadata.seq_lens.tolist())):
             if not length:
                 continue
-            pages = cache[metadata.block_table[row].long()]
-            keys, values = (pages[:, part].flatten(0, 1)[:length].repeat_interleave(
-                self.num_heads // self.num_kv_heads, 1) for part in (0, 1))
+            keys, values = (part[metadata.block_table[row].long()].flatten(0, 1)[:length]
+                            .repeat_interleave(self.num_heads // self.num_kv_heads, 1)
+                            for part in parts)
             scores = torch.einsum("qhd,khd->hqk", q[first:last], keys) * self.impl.scale
             places = torch.arange(length - (last - first), length)
             scores.masked_fill_(torch.arange(length) > places[:, None], float("-inf"))

@@ -1,0 +1,49 @@
+// Searches of this machine's devices, whatever command names the problems.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/saved/saved_inputs.hpp"
+#include "device/facts.hpp"
+#include "registry/op.hpp"
+
+namespace fftune::tool {
+
+struct Command;
+
+struct SearchOptions {
+  std::string device;
+  std::string strategy;
+  std::string budget;
+  std::string min_gain;
+  std::string out = "presets";
+  std::string seed = "0";
+  std::string max_variants = "0";
+  std::string progress;
+  std::string launcher;
+  bool resume = false;
+  bool in_process = false;
+  bool retry_quarantined = false;
+  std::string wait = "10s";
+  bool same_bits = false;
+  bool strict = false;
+};
+
+/// `options` must live as long as `command` parses. `several_hosts`: with --launcher, whose devices
+/// serve the search of one op.
+void add_search_options(Command& command, SearchOptions& options, bool several_hosts);
+
+struct SearchedOp {
+  const Op* op = nullptr;
+  std::vector<Problem> problems;  // canonical
+};
+
+/// Searches the ops' problems for each kind of device, prints the results and writes the records.
+/// --budget is divided by the number of problems. Returns the exit code; throws Error.
+int search(const std::function<std::vector<SearchedOp>(DeviceKind)>& searched,
+           const SearchOptions& options, const SavedInputs* saved, const Session& session);
+
+}  // namespace fftune::tool

@@ -1,0 +1,133 @@
+// fftune tune-vllm: searches what vLLM's plugin will run for a model, by the model's configuration.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/device_option.hpp"
+#include "apps/fftune/command_line/values.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/search/tune.hpp"
+#include "apps/fftune/search/vllm_problems.hpp"
+#include "apps/fftune/terminal/json.hpp"
+#include "core/error.hpp"
+#include "core/file_access.hpp"
+
+namespace fftune::tool {
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+  std::string tensor_parallel = "1";
+  std::string max_model_len;
+  std::string block_size = "16";
+  std::string max_num_seqs = "1024";
+  std::string tokens;
+  std::string parts = "experts,layers";
+  bool every_graph = false;
+  bool batch_invariant = false;
+  bool list = false;
+  SearchOptions search;
+};
+
+VllmServing serving_of(const Options& options) {
+  constexpr std::int64_t most = 1 << 24;
+  VllmServing serving;
+  serving.tensor_parallel = parse_whole(options.tensor_parallel, "--tp", 1, 1024);
+  if (!options.max_model_len.empty())
+    serving.max_model_len = parse_whole(options.max_model_len, "--max-model-len", 1, most);
+  serving.block_size = parse_whole(options.block_size, "--block-size", 16, 256);
+  if ((serving.block_size & (serving.block_size - 1)) != 0)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--block-size {}: give 16, 32, 64, 128 or 256: attention has no other "
+                            "pages",
+                            serving.block_size));
+  serving.max_num_seqs = parse_whole(options.max_num_seqs, "--max-num-seqs", 1, most);
+  if (!options.tokens.empty()) serving.tokens = parse_whole_list(options.tokens, "--m", 1, most);
+  serving.every_graph = options.every_graph;
+  serving.batch_invariant = options.batch_invariant;
+  serving.experts = serving.layers = false;
+  for (const std::string& part : parse_words(options.parts, "--parts")) {
+    check_choice(part, "--parts", {"experts", "layers"});
+    (part == "experts" ? serving.experts : serving.layers) = true;
+  }
+  return serving;
+}
+
+/// The path, or config.json in the folder that it names.
+VllmProblems read_problems(const Catalog& catalog, std::filesystem::path path,
+                           const VllmServing& serving, DeviceKind kind) {
+  if (std::filesystem::is_directory(path)) path /= "config.json";
+  try {
+    return vllm_problems(catalog, parse_json(read_whole_file(path)), serving, kind);
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+int list(const VllmProblems& found, const Session& session) {
+  Json document = Json::Array();
+  for (const SearchedOp& each : found.ops)
+    for (const Problem& problem : each.problems) {
+      session.output.line(fmt::format("{} {}", each.op->name(), problem.text()));
+      document.push_back(to_json(problem));
+    }
+  session.output.document(document);
+  return exit_good;
+}
+
+int run(const Options& options, const Session& session) {
+  if (options.paths.size() != 1)
+    throw Error(ErrorKind::invalid_input, "tune-vllm takes one model: give its config.json");
+  const VllmServing serving = serving_of(options);
+  bool told = false;
+  const auto problems = [&](DeviceKind kind) {
+    VllmProblems found = read_problems(session.catalog, options.paths.front(), serving, kind);
+    if (!told)
+      for (const std::string& part : found.left_alone) spdlog::warn(part);
+    told = true;
+    return found;
+  };
+  if (options.list) return list(problems(DeviceKind::cuda), session);
+  return search([&](DeviceKind kind) { return problems(kind).ops; }, options.search, nullptr,
+                session);
+}
+
+}  // namespace
+
+void add_tune_vllm(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  Command& command =
+      line.add(line.root(), "tune-vllm",
+               "search this device for what vLLM's plugin runs with a model, and write presets",
+               [options](const Session& session) { return run(*options, session); });
+  command.option("CONFIG", options->paths, "config.json of a model, or the folder that has it")
+      .required = true;
+  const char* group = "How vLLM serves it";
+  command.option("--tp N", options->tensor_parallel, "its --tensor-parallel-size (default: 1)",
+                 group);
+  command.option("--max-model-len N", options->max_model_len,
+                 "likewise (default: max_position_embeddings)", group);
+  command.option("--block-size N", options->block_size, "likewise (default: 16)", group);
+  command.option("--max-num-seqs N", options->max_num_seqs, "likewise (default: 1024)", group);
+  command.option("--m LIST", options->tokens,
+                 "tokens of a batch (default: the powers of two among the sizes of vLLM's CUDA "
+                 "graphs, and for experts 1024 and 4096)",
+                 group);
+  command
+      .flag("--every-graph", options->every_graph,
+            "all sizes of vLLM's CUDA graphs, of which there are up to 51", group)
+      .excludes = "--m";
+  command.option("--parts LIST", options->parts,
+                 "parts that FFTUNE_VLLM turns on (default: experts,layers)", group);
+  command.flag("--batch-invariant", options->batch_invariant,
+               "what it runs with VLLM_BATCH_INVARIANT=1", group);
+  command.flag("--list", options->list, "print the problems, and search nothing", group);
+  add_search_options(command, options->search, false);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,198 @@
+// The decode engine for packed weights: can_implement, its space, which configuration to use
+// untuned, and how its kernel (packed.cu) is launched.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
+#include "kernels/gemm/decode/decode.hpp"
+#include "kernels/gemm/decode/packed_config.cuh"
+#include "kernels/gemm/decode/packed_params.cuh"
+#include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/launch.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr std::int64_t most_tokens = 64;
+
+packed_form format_of(const GemmProblem& gemm) {
+  const PackedFormat& format = gemm.packed.front().format;
+  return {.group = static_cast<int>(format.group), .zeros = format.zeros};
+}
+
+/// The tokens of a kernel for `m`: few numbers of them, so that few kernels serve all.
+int tokens_of(std::int64_t m) {
+  for (const int tokens : {8, 16, 32})
+    if (m <= tokens) return tokens;
+  return most_tokens;
+}
+
+struct Block : packed_config {
+  int split_k;
+
+  Block(const GemmProblem& gemm, const Config& config)
+      : packed_config{.tokens = tokens_of(gemm.m),
+                      .tiles = config.get("tiles"),
+                      .row_warps = config.get("row_warps"),
+                      .k_warps = config.get("k_warps"),
+                      .unroll = config.get("unroll")},
+        split_k(config.get("split_k")) {}
+
+  std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()) * split_k; }
+  /// 16-byte loads of weights that a thread has in flight.
+  int loads(const GemmProblem& gemm) const { return gemm.b_operands() * tiles * unroll; }
+  /// Registers of a thread, with some for addresses and loops.
+  int thread_registers(const GemmProblem& gemm) const {
+    return registers(gemm.b_operands(), format_of(gemm)) + 36 + 2 * n_fragments();
+  }
+  /// Shared memory with that of split-K in clusters.
+  int most_shared(const GemmProblem& gemm) const {
+    const int own = shared_bytes(gemm.b_operands());
+    return split_k == 1 ? own : std::max(own, share_bytes(gemm.b_operands()));
+  }
+  /// Blocks of an SM that are resident at the same time.
+  double resident(const GemmProblem& gemm, const DeviceFacts& facts) const {
+    const int by_registers = 65536 / (threads() * std::min(thread_registers(gemm), 255));
+    const auto by_shared =
+        static_cast<int>(facts.shared_bytes_per_multiprocessor / (most_shared(gemm) + 1024));
+    return std::max(1, std::min({2048 / threads(), by_registers, by_shared}));
+  }
+};
+
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
+  const GemmProblem& gemm = chain.front();
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4";
+  if (gemm.m > most_tokens)
+    return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", gemm.m,
+                       most_tokens);
+  if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
+    return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
+                       dtype_name(gemm.dtype));
+  if (gemm.epilogue.kind != EpilogueKind::linear && gemm.epilogue.kind != EpilogueKind::gated)
+    return "it has a linear or a gated epilogue";
+  return misaligned_rows(gemm);
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem gemm = chain.front();
+  Space space;
+  space.parameter("tiles", "tiles of 16 rows of each weight that a warp takes", {1, 2, 4})
+      .parameter("row_warps", "warps of a block that take other rows", {1, 2, 4, 8})
+      .parameter("k_warps", "warps of a block that share k", {1, 2, 4, 8})
+      .parameter("unroll", "blocks of 64 of k that a warp has in flight", {1, 2, 4, 8})
+      .parameter("split_k", "blocks that share k", {1, 2, 3, 4, 5, 6, 7, max_split_k});
+  const auto add = [&](const char* reason, auto holds, const std::vector<std::string>& reads = {}) {
+    space.constraint(
+        reason, [gemm, holds](const Config& config) { return holds(Block(gemm, config)); }, reads);
+  };
+  add("more than 16 warps have too few registers", [](const Block& b) { return b.warps() <= 16; });
+  limit_stream(space, [=](const Config& config) {
+    const Block block(gemm, config);
+    return StreamNeeds{.loads = block.loads(gemm),
+                       .registers = block.thread_registers(gemm),
+                       .threads = block.threads(),
+                       .is_short = gemm.k <= packed_k};
+  });
+  add("the tokens of three stages, or the accumulators of the k warps, fit into shared memory",
+      [=](const Block& b) { return b.most_shared(gemm) <= facts.shared_bytes_per_block; });
+  add("every warp needs a share of k, 64 * unroll elements at the least", [=](const Block& b) {
+    return (b.k_warps == 1 && b.unroll == 1 && b.split_k == 1) ||
+           gemm.k > std::int64_t{packed_k} * b.unroll * (b.k_warps * b.split_k - 1);
+  });
+  add("more than half of the rows would be padding",
+      [=](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * gemm.n; });
+  add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
+    return b.split_k == 1 || b.blocks(gemm) / b.split_k < facts.multiprocessors;
+  });
+  return space;
+}
+
+/// Microseconds of a launch untuned.
+double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
+  const double processors = std::max(facts.multiprocessors, 1);
+  const double bytes_per_us = 0.9e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
+  const double weights = 0.5 * static_cast<double>(gemm.b_operands() * gemm.n * gemm.k);
+  const double blocks = static_cast<double>(block.blocks(gemm));
+  const double each = std::ceil(blocks / processors);
+  const double resident = std::min(block.resident(gemm, facts), each);
+  const double imbalance = each * processors / blocks;
+  const double k_of_stages = static_cast<double>(packed_k * block.stage_k_blocks() * block.split_k);
+  const double k = static_cast<double>(gemm.k);
+  const double padding = std::ceil(k / k_of_stages) * k_of_stages / k;
+  // Every block reads the tokens, from L2 and from shared memory; a warp reads them once for its
+  // tiles.
+  const double tokens_read =
+      1 + 0.5 * static_cast<double>(gemm.m) / (block.rows() * gemm.b_operands());
+  const double fragments_read =
+      1 + 0.02 * static_cast<double>(block.tokens) / (16.0 * block.tiles * gemm.b_operands());
+  // Memory delivers at full speed once each SM has latency * bandwidth in flight.
+  constexpr double latency_us = 1.2;
+  const double wanted = latency_us * bytes_per_us / processors;
+  const double in_flight = resident * block.threads() * 16 * block.loads(gemm);
+  // Expanding takes a warp some 250 clocks for 512 bytes.
+  constexpr double wanted_warps = 12;
+  const double starved = std::pow(std::max(1.0, wanted / in_flight), 0.5) *
+                         std::pow(std::max(1.0, wanted_warps / (resident * block.warps())), 0.5);
+  const double stream = weights / bytes_per_us * std::pow(imbalance, 0.6) * std::pow(padding, 0.5) *
+                        tokens_read * fragments_read * starved;
+  const double split = block.split_k > 1 ? 1.0 + 0.1 * block.split_k : 0.0;
+  return stream + 0.3 * std::ceil(each / resident) + 0.05 * std::log2(block.k_warps) + split;
+}
+
+Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem& gemm = chain.front();
+  return least_cost(space(chain, facts), "packed_decode", [&](const Config& config) {
+    return microseconds(Block(gemm, config), gemm, facts);
+  });
+}
+
+void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
+            const DeviceFacts& facts, const Config& config) {
+  const GemmProblem& gemm = chain.front();
+  const Block block(gemm, config);
+  const packed_form format = format_of(gemm);
+  const gemm_form form = form_of(gemm);
+  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(packed_params));
+  const auto add = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
+    const PackedWeight& weight = gemm.packed[i];
+    add(offsetof(packed_params, scales) + i * sizeof(void*), tensor_of(places, weight.scales));
+    if (!weight.zeros.empty())
+      add(offsetof(packed_params, zeros) + i * sizeof(void*), tensor_of(places, weight.zeros));
+  }
+  add(offsetof(packed_params, groups),
+      static_cast<std::int32_t>(gemm.packed.front().format.groups(gemm.k)));
+  KernelLaunch& launch =
+      append_gemm(program, "gemm/decode/packed.cu",
+                  fmt::format("packed_decode<{}, fftune::packed_form{{{}, {}}}, "
+                              "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
+                              template_argument(form), format.group, format.zeros, block.tokens,
+                              block.tiles, block.row_warps, block.k_warps, block.unroll),
+                  ceil_div(gemm.n, block.rows()), block.threads(), std::move(parameters));
+  launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
+  split_launch(program, launch, facts, block.split_k, block.share_bytes(gemm.b_operands()));
+}
+
+}  // namespace
+
+const Engine& packed_decode_engine() {
+  static const Engine engine{.name = "packed_decode",
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .append = append,
+                             .sources = {"gemm/decode/packed.cu"}};
+  return engine;
+}
+
+}  // namespace fftune

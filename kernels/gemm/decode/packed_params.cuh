@@ -1,0 +1,16 @@
+// The parameters of the kernel for packed weights: gemm.b are the codes. Included by host and
+// device code.
+#pragma once
+
+#include "gemm/params.cuh"
+
+namespace fftune {
+
+struct packed_params {
+  gemm_params gemm;
+  const void* scales[2];
+  const unsigned char* zeros[2];  // null without zero points
+  int groups;                     // scales of a row
+};
+
+}  // namespace fftune

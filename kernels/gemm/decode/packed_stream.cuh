@@ -1,0 +1,295 @@
+// A stream of packed weights (gemm/packed/layout.cuh) as the operand A of mma.sync m16n8k16. Up to
+// 64 tokens are B. A block of 16 rows and 64 elements of k is one 16-byte load of each lane, and a
+// word of it expands straight into the registers of one MMA.
+//
+//   packed_codes<T>   a word as pairs of T: exact integers, and these scaled
+//   packed_stream     a warp's loads in flight, scales and MMAs
+#pragma once
+
+#include "common/async.cuh"
+#include "common/mma.cuh"
+#include "common/vectors.cuh"
+#include "gemm/decode/packed_config.cuh"
+
+namespace fftune {
+
+// If not `valid`, the result is zero and no memory is accessed. Volatile, with memory clobbered:
+// loads stay where they are written, ahead of the MMAs.
+__device__ __forceinline__ vector16 load_packed(const void* address, bool valid) {
+  vector16 value = {};
+  asm volatile(
+      "{.reg .pred on;\nsetp.ne.u32 on, %5, 0;\n"
+      "@on ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];}"
+      : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3])
+      : "l"(address), "r"(valid ? 1u : 0u)
+      : "memory");
+  return value;
+}
+__device__ __forceinline__ u32 load_packed_scales(const void* address, bool valid) {
+  u32 value = 0;
+  asm volatile(
+      "{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n"
+      "@on ld.global.nc.b32 %0, [%1];}"
+      : "+r"(value)
+      : "l"(address), "r"(valid ? 1u : 0u)
+      : "memory");
+  return value;
+}
+__device__ __forceinline__ u32 load_packed_zeros(const void* address, bool valid) {
+  u16 value = 0;
+  asm volatile(
+      "{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n"
+      "@on ld.global.nc.b16 %0, [%1];}"
+      : "+h"(value)
+      : "l"(address), "r"(valid ? 1u : 0u)
+      : "memory");
+  return value;
+}
+
+// Integers of 4 bits as pairs of T. The bits of a code below those of a constant make the constant
+// plus the code, exactly, and subtracting the constant and the zero point is exact too. Multiplying
+// first would round the zero point times the scale, so that q = z would not be zero.
+template <class T>
+struct packed_codes;
+
+template <>
+struct packed_codes<bf16> {
+  // The addend of both codes of a pair: -(128 + zero point).
+  template <int i>
+  static __device__ __forceinline__ u32 offset(u32 zero) {
+    return (0xc300u | zero) * 0x10001u;
+  }
+  // Register `i` of the operand.
+  template <int i>
+  static __device__ __forceinline__ u32 pair(u32 word, u32 offset) {
+    const u32 codes = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
+    u32 result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(0x3f803f80u), "r"(offset));
+    return result;
+  }
+  static __device__ __forceinline__ u32 scaled(u32 pair, u32 scale) {
+    u32 result;  // the addend is -0, which changes no product
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(scale), "r"(0x80008000u));
+    return result;
+  }
+};
+
+template <>
+struct packed_codes<fp16> {
+  // Four bits further up a code counts 16, and (1024 + 16 q) / 16 is 64 + q: 64 and the zero point
+  // are subtracted then.
+  template <int i>
+  static __device__ __forceinline__ u32 offset(u32 zero) {
+    return (i % 2 == 0 ? 0xe400u | zero : 0xd400u | zero << 4) * 0x10001u;
+  }
+  template <int i>
+  static __device__ __forceinline__ u32 pair(u32 word, u32 offset) {
+    u32 result;
+    if constexpr (i % 2 == 0) {
+      const u32 codes = (word >> 4 * i & 0x000f000fu) | 0x64006400u;
+      asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(codes), "r"(offset));
+    } else {
+      const u32 codes = (word >> 4 * (i - 1) & 0x00f000f0u) | 0x64006400u;
+      asm("fma.rn.f16x2 %0, %1, %2, %3;"
+          : "=r"(result)
+          : "r"(codes), "r"(0x2c002c00u), "r"(offset));
+    }
+    return result;
+  }
+  static __device__ __forceinline__ u32 scaled(u32 pair, u32 scale) {
+    u32 result;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(scale));
+    return result;
+  }
+};
+
+template <class T, packed_form format, packed_config config, int operands>
+struct packed_stream {
+  static constexpr int tiles = config.tiles, unroll = config.unroll;
+  static constexpr int n_fragments = config.n_fragments();
+  static constexpr bool scales_operands = config.scales_operands(format);
+  static constexpr bool by_row = format.group == 0;
+  static constexpr int scales_of_run = config.scales_of_run(format);
+  // Blocks of a run that share a scale; with groups of 32 a block has two.
+  static constexpr int blocks_of_scale = unroll > scales_of_run ? unroll / scales_of_run : 1;
+  static constexpr int scales_of_block = unroll < scales_of_run ? scales_of_run / unroll : 1;
+  using codes = packed_codes<T>;
+  using accumulators = float[operands][tiles][n_fragments][4];
+
+  // Addresses of this lane: of its first block, and of the scales and zero points of its two rows.
+  const u8* blocks[operands][tiles];
+  const T* scales[operands][tiles];
+  const u8* zeros[operands][tiles];
+  accumulators sum = {};
+
+  // The run in flight.
+  vector16 words[operands][tiles][unroll];
+  u32 scale[operands][tiles][scales_of_run];  // of both rows
+  u32 zero[operands][tiles][scales_of_run];
+
+  // Loads block `i` of the run that begins with block `first`; elements of k from `end` on are
+  // zeros.
+  __device__ __forceinline__ void load_block(int i, int first, int end) {
+    const bool valid = (first + i) * packed_k < end;
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        words[operand][tile][i] = load_packed(
+            blocks[operand][tile] + static_cast<i64>(first + i) * packed_block_bytes, valid);
+      }
+    }
+  }
+  // And scale `i` of that run.
+  __device__ __forceinline__ void load_scales(int i, int first, int end) {
+    if constexpr (by_row) {
+      return;
+    } else {
+      const int element = first * packed_k + i * (unroll * packed_k / scales_of_run);
+      const bool valid = element < end;
+      const int at = element / format.group * packed_rows;
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+          scale[operand][tile][i] = load_packed_scales(scales[operand][tile] + at, valid);
+          if constexpr (format.zeros)
+            zero[operand][tile][i] = load_packed_zeros(zeros[operand][tile] + at, valid);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void load_run(int first, int end) {
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) load_block(i, first, end);
+#pragma unroll
+    for (int i = 0; i < scales_of_run; ++i) load_scales(i, first, end);
+  }
+  // The one scale and zero point of a whole row.
+  __device__ __forceinline__ void load_row_scales() {
+    if constexpr (by_row) {
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+          scale[operand][tile][0] = load_packed_scales(scales[operand][tile], true);
+          if constexpr (format.zeros)
+            zero[operand][tile][0] = load_packed_zeros(zeros[operand][tile], true);
+        }
+      }
+    }
+  }
+
+  // The MMAs of the run in flight with the tokens at `tokens` in shared memory, [unroll][tokens] of
+  // 128 bytes under a swizzle of 16 bytes. Each block that is done makes room for the one of the
+  // next run, which begins with `next`.
+  __device__ __forceinline__ void multiply(u32 tokens, int next, int end) {
+    const int lane = threadIdx.x % 32;
+    const u32 row = tokens + lane % 8 * 128;
+    accumulators part;
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const bool begins = half == 0 ? i % blocks_of_scale == 0 : scales_of_block == 2;
+        if (separate_sums && begins) clear(part);
+        u32 b[n_fragments][4];
+        const u32 chunk = ((half * 4 + lane / 8) ^ (lane % 8)) * 16;
+#pragma unroll
+        for (int j = 0; j < n_fragments; ++j) {
+          load_matrices(b[j][0], b[j][1], b[j][2], b[j][3],
+                        row + (i * config.tokens + j * 8) * 128 + chunk);
+        }
+        const int place = i / blocks_of_scale * scales_of_block + (scales_of_block == 2 ? half : 0);
+#pragma unroll
+        for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+          for (int tile = 0; tile < tiles; ++tile) {
+            multiply_half(separate_sums ? part[operand][tile] : sum[operand][tile], b,
+                          words[operand][tile][i].word[half * 2],
+                          words[operand][tile][i].word[half * 2 + 1], scale[operand][tile][place],
+                          zero[operand][tile][place]);
+          }
+        }
+        const bool ends = half == 1 ? (i + 1) % blocks_of_scale == 0 : scales_of_block == 2;
+        if (separate_sums && ends) add_scaled(part, place);
+        if (ends) load_scales(place, next, end);
+      }
+      load_block(i, next, end);
+    }
+  }
+
+  // At the end, where a whole row has one scale.
+  __device__ __forceinline__ void scale_rows() {
+    if constexpr (by_row) {
+      accumulators unscaled;
+      for_each([&](int operand, int tile, int j, int value) {
+        unscaled[operand][tile][j][value] = sum[operand][tile][j][value];
+        sum[operand][tile][j][value] = 0;
+      });
+      add_scaled(unscaled, 0);
+    }
+  }
+
+ private:
+  static constexpr bool separate_sums = !by_row && !scales_operands;
+
+  template <class Body>
+  static __device__ __forceinline__ void for_each(const Body& body) {
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < n_fragments; ++j) {
+#pragma unroll
+          for (int value = 0; value < 4; ++value) body(operand, tile, j, value);
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ void clear(accumulators& part) {
+    for_each([&](int operand, int tile, int j, int value) { part[operand][tile][j][value] = 0; });
+  }
+  __device__ __forceinline__ void add_scaled(const accumulators& part, int place) {
+    for_each([&](int operand, int tile, int j, int value) {
+      float first, second;
+      unpack<T>(scale[operand][tile][place], first, second);
+      sum[operand][tile][j][value] += part[operand][tile][j][value] * (value < 2 ? first : second);
+    });
+  }
+
+  // Two k16 steps of one tile with all tokens.
+  static __device__ __forceinline__ void multiply_half(float (&into)[n_fragments][4],
+                                                       const u32 (&b)[n_fragments][4], u32 first,
+                                                       u32 second, u32 scale, u32 zero) {
+    const u32 of_first = format.zeros ? zero & 15 : 8,
+              of_second = format.zeros ? zero >> 8 & 15 : 8;
+    // Registers 0 and 2 are of the first row, 1 and 3 of the second.
+    const u32 first_offset = codes::template offset<0>(of_first);
+    const u32 second_offset = codes::template offset<1>(of_second);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const u32 word = step == 0 ? first : second;
+      u32 a[4] = {codes::template pair<0>(word, first_offset),
+                  codes::template pair<1>(word, second_offset),
+                  codes::template pair<2>(word, first_offset),
+                  codes::template pair<3>(word, second_offset)};
+      if constexpr (scales_operands) {
+        const u32 of_first = __byte_perm(scale, 0, 0x1010),
+                  of_second = __byte_perm(scale, 0, 0x3232);
+        a[0] = codes::scaled(a[0], of_first);
+        a[1] = codes::scaled(a[1], of_second);
+        a[2] = codes::scaled(a[2], of_first);
+        a[3] = codes::scaled(a[3], of_second);
+      }
+#pragma unroll
+      for (int j = 0; j < n_fragments; ++j) {
+        const u32 tokens[2] = {b[j][step * 2], b[j][step * 2 + 1]};
+        mma_16x8x16<T>(into[j], a, tokens);
+      }
+    }
+  }
+};
+
+}  // namespace fftune

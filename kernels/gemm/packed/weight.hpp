@@ -1,0 +1,29 @@
+// A packed weight of an op (layout.cuh), by the names of its tensors.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/dtype.hpp"
+
+namespace fftune {
+
+/// The format of a problem's weights.
+struct PackedFormat {
+  bool packed = false;     // else they are dense
+  std::int64_t group = 0;  // elements of k that share a scale; 0: the whole row
+  bool zeros = false;      // groups have a zero point each, instead of 8
+
+  std::int64_t groups(std::int64_t k) const { return group == 0 ? 1 : (k + group - 1) / group; }
+};
+
+/// One packed weight [n, k], by the names of the op's tensors.
+struct PackedWeight {
+  std::string_view codes, scales, zeros;  // zeros may be empty
+  std::string_view dense = {};            // the expanded weight
+  std::int64_t n = 0, k = 0;
+  PackedFormat format = {};
+  DType dtype = DType::bf16;  // of the scales and the expanded weight
+};
+
+}  // namespace fftune

@@ -1,0 +1,177 @@
+// The host side of choose_decode.cu: which problems it serves, its space, and its launches.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/gemm/decode/decode.hpp"
+#include "kernels/head/head.hpp"
+#include "kernels/linear/linear.hpp"
+#include "kernels/sample/sample.hpp"
+
+namespace fftune::head {
+namespace {
+
+constexpr const char* kernel_file = "head/choose_decode.cu";
+
+struct Stream {
+  stream_shape shape;
+  int warps, blocks;  // of a block; of an SM
+
+  Stream(const Problem& problem, const Config& config)
+      : shape{.operands = 1,
+              .tokens = stream_tokens(problem.size("m")),
+              .rows = config.get("rows"),
+              .unroll = config.get("unroll")},
+        warps(config.get("warps")),
+        blocks(config.get("blocks")) {}
+
+  /// Registers of a thread: the stream's, addresses and loops, and the best id of each token.
+  int registers(const Problem& problem) const {
+    const int of_token =
+        3 + (problem.has("logprobs", "yes") ? 2 : 0) + (problem.has("choose", "sample") ? 4 : 0);
+    return shape.registers() + 32 + of_token * shape.halves();
+  }
+  std::int64_t grid(const Problem& problem, const DeviceFacts& facts) const {
+    return std::clamp<std::int64_t>(
+        quotient_up(quotient_up(problem.size("vocab"), shape.rows), warps), 1,
+        std::int64_t{blocks} * std::max(facts.multiprocessors, 1));
+  }
+};
+
+class ChooseDecode final : public Family {
+ public:
+  std::string_view name() const override { return "choose_decode"; }
+  std::string_view summary() const override {
+    return "up to 16 tokens: the product and the choice at the speed of reading the weights once";
+  }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override {
+    return {std::string("product.") + linear::stage_product,
+            std::string("choose.") + sample::stage};
+  }
+  std::vector<std::string> sources() const override { return {kernel_file, "sample/choose.cu"}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
+    if (problem.has("choose", "none")) return "it writes no logits: choose=argmax or choose=sample";
+    if (problem.has("choose", "filtered"))
+      return "what a filter keeps depends on all logits, which it does not have";
+    const GemmProblem gemm = product(problem);
+    if (auto reason = no_decode(gemm)) return reason;
+    if (gemm.k % 8 != 0)
+      return fmt::format("it loads 16 bytes of a row at a time: d={} is no multiple of 8", gemm.k);
+    return std::nullopt;
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    Space space;
+    space.parameter("rows", "rows of w that a warp takes at once", {8, 16, 32})
+        .parameter("warps", "warps of a block", {4, 8, 16})
+        .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
+        .parameter("blocks", "blocks of an SM", {1, 2, 3, 4, 6});
+    limit_stream(space, [problem](const Config& config) {
+      const Stream stream(problem, config);
+      return StreamNeeds{.loads = stream.shape.loads(),
+                         .registers = stream.registers(problem),
+                         .threads = stream.warps * 32,
+                         .is_short = problem.size("d") <= 64};
+    });
+    space
+        .constraint("an SM's blocks share 65,536 registers and 2048 threads",
+                    [problem, facts](const Config& config) {
+                      const Stream stream(problem, config);
+                      const int threads = stream.blocks * stream.warps * 32;
+                      return threads <= 1024 + 512 &&
+                             stream.registers(problem) <= most_registers(threads);
+                    })
+        .constraint("more loads than a row has would be in vain", [problem](const Config& config) {
+          return config.at("unroll") == 1 || 32 * config.at("unroll") <= problem.size("d");
+        });
+    return space;
+  }
+
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return least_cost(space(problem, facts), name(), [&](const Config& config) {
+      return microseconds(Stream(problem, config), problem, facts);
+    });
+  }
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    return 1e-6 * microseconds(Stream(problem, config), problem, facts);
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Stream stream(problem, config);
+    const sample::Form form = sample::form_of(find_part(parts_of(problem), "choose")->problem);
+    const TensorPlaces places(head_op().tensors(problem));
+    const bool normalises = !problem.has("norm", "none");
+    const std::int64_t m = problem.size("m"), vocab = problem.size("vocab"),
+                       grid = stream.grid(problem, facts), parts = grid * stream.warps;
+    Program program;
+    program.scratch.push_back({static_cast<std::size_t>(m * parts * sample::partial_bytes), false});
+    const std::string expression = fmt::format(
+        "choose_decode<{}, fftune::choice_form{{{}, {}}}, fftune::head_config{{{}, {}, {}, {}, {}, "
+        "{}, {}, {}}}>",
+        element_type(problem.dtype), form.draws, form.logprobs, stream.shape.tokens,
+        stream.shape.rows, stream.warps, stream.shape.unroll, stream.blocks,
+        problem.has("bias", "yes"), !problem.has("logits", "f32"), form.softcap > 0);
+    KernelLaunch& launch = append_kernel(
+        program, kernel_file, expression, {static_cast<std::uint32_t>(grid)},
+        static_cast<std::uint32_t>(stream.warps * 32),
+        {tensor_of(places, normalises ? "normalised" : "x"), tensor_of(places, "w"),
+         tensor_or_null(places, "bias"), tensor_or_null(places, "temperature"),
+         tensor_or_null(places, "seeds"), tensor_or_null(places, "steps"), ScratchArgument{0},
+         form.softcap, static_cast<std::int32_t>(m), static_cast<std::int32_t>(vocab),
+         static_cast<std::int32_t>(problem.size("d"))});
+    launch.programmatic = facts.compute_capability >= 90;
+    sample::append_finish(program, form, places, facts, 0, m, parts);
+    return program;
+  }
+
+ private:
+  static GemmProblem product(const Problem& problem) {
+    return linear::product_gemm(find_part(parts_of(problem), "product")->problem);
+  }
+
+  /// Memory delivers at full speed once each SM has latency * bandwidth in flight; the last tiles
+  /// leave some warps idle.
+  static double microseconds(const Stream& stream, const Problem& problem,
+                             const DeviceFacts& facts) {
+    const double processors = std::max(facts.multiprocessors, 1);
+    const double bytes_per_us =
+        0.9e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
+    const double vocab = static_cast<double>(problem.size("vocab"));
+    const double bytes = 2 * vocab * static_cast<double>(problem.size("d"));
+    constexpr double latency_us = 1.73;
+    const double in_flight = stream.blocks * stream.warps * 512.0 * stream.shape.loads();
+    const double starved =
+        std::pow(std::max(1.0, latency_us * bytes_per_us / processors / in_flight), 0.21);
+    const double tiles = std::ceil(vocab / stream.shape.rows);
+    const double warps = static_cast<double>(stream.grid(problem, facts)) * stream.warps;
+    const double imbalance = std::ceil(tiles / warps) * warps / tiles;
+    const double tokens_read =
+        1 + 0.028 * static_cast<double>(problem.size("m")) / stream.shape.rows;
+    return bytes / bytes_per_us * std::pow(imbalance, 0.28) * tokens_read * starved *
+               (1 + 0.085 / stream.shape.loads()) +
+           0.0002 * warps;
+  }
+};
+
+}  // namespace
+
+const Family& choose_decode() {
+  static const ChooseDecode family;
+  return family;
+}
+
+}  // namespace fftune::head

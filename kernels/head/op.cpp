@@ -1,0 +1,221 @@
+// head: its fields, and what follows from its parts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/common/part_stages.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/head/head.hpp"
+#include "kernels/linear/linear.hpp"
+#include "kernels/norm/norm.hpp"
+#include "kernels/sample/sample.hpp"
+#include "registry/part_family.hpp"
+
+namespace fftune {
+namespace head {
+namespace {
+
+constexpr const char* usual_eps = "1e-06";
+
+/// A family of a part. Its kernels follow others, so they are launched programmatically where they
+/// can be.
+class HeadFamily final : public PartFamily {
+ public:
+  using PartFamily::PartFamily;
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    Program program = PartFamily::program(problem, facts, config);
+    if (facts.compute_capability < 90 || problem.has("norm", "none")) return program;
+    for (Step& step : program.steps)
+      if (auto* launch = std::get_if<KernelLaunch>(&step))
+        if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+    return program;
+  }
+};
+
+class Head final : public Op {
+ public:
+  std::string_view name() const override { return "head"; }
+  std::string_view summary() const override {
+    return "head of a language model: norm, logits of the vocabulary, and the next ids";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {
+        {.name = "m", .help = "tokens", .default_on_cuda = {1, 16, 64}, .default_on_cpu = {1, 16}},
+        {.name = "d", .help = "features of a token", .max = norm::most_features},
+        {.name = "vocab", .help = "ids to choose from", .max = sample::most_ids, .example = 32000}};
+  }
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> fields = sample::options();
+    fields.front().help += "; none: the logits are the result";
+    fields.front().choices.emplace_back("none");
+    std::vector<OptionField> own{
+        {.name = "norm",
+         .help = "the norm of x: by the root mean square, layer normalisation, or none",
+         .choices = {"rms", "layer", "none"},
+         .rare = true},
+        {.name = "logits",
+         .help =
+             "element type of the logits, to which they are rounded before ids are chosen: that "
+             "of x, or f32",
+         .choices = {"same", "f32"},
+         .rare = true},
+        {.name = "convention",
+         .help = "where norm=rms rounds, and whether its weights are kept as their distance from 1",
+         .choices = {"llama", "gemma", "t5"},
+         .rare = true},
+        {.name = "eps",
+         .help = "added to the norm's mean square",
+         .choices = {usual_eps},
+         .rare = true,
+         .number = NumberRange{0, 1}},
+        {.name = "bias",
+         .help = "whether the product has a bias",
+         .choices = {"no", "yes"},
+         .rare = true}};
+    fields.insert(fields.end(), std::make_move_iterator(own.begin()),
+                  std::make_move_iterator(own.end()));
+    return fields;
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "m"; }
+
+  std::string contradiction(const Problem& problem) const override {
+    if (problem.options.contains("norm") && problem.options.contains("convention"))
+      return "convention=" + problem.option("convention") + " is of norm=rms";
+    if (problem.has("norm", "none") && problem.options.contains("eps"))
+      return "eps=" + problem.option("eps") + " is of a norm: give norm=rms or norm=layer";
+    if (problem.has("choose", "none"))
+      for (const char* name : {"logprobs", "softcap"})
+        if (problem.options.contains(name))
+          return fmt::format("{}={} is of a choice: give choose=argmax or choose=sample", name,
+                             problem.option(name));
+    try {
+      parts_of(problem);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    std::vector<TensorSpec> inputs, outputs, intermediates;
+    for (const OpPart& part : parts_of(problem))
+      for (TensorSpec tensor : part.op->tensors(part.problem)) {
+        tensor.name = part.tensor(tensor.name);
+        if (find_tensor(inputs, tensor.name) || find_tensor(intermediates, tensor.name)) continue;
+        const bool is_last = part.op == &sample_op() || problem.has("choose", "none");
+        if (tensor.role == Role::output && (!is_last || tensor.name == "normalised"))
+          tensor.role = Role::intermediate;
+        (tensor.role == Role::input    ? inputs
+         : tensor.role == Role::output ? outputs
+                                       : intermediates)
+            .push_back(std::move(tensor));
+      }
+    for (auto* more : {&outputs, &intermediates})
+      inputs.insert(inputs.end(), std::make_move_iterator(more->begin()),
+                    std::make_move_iterator(more->end()));
+    return inputs;
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    return stages_of_parts(parts_of(problem));
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    const auto parts = parts_of(problem);  // of one stage each
+    const OpPart& part = parts.at(stage);
+    reference_of_part(part, 0, tensors, parallel,
+                      [&](const std::string& name) { return part.tensor(name); });
+  }
+
+  std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
+
+  std::vector<const Family*> families() const override {
+    static const auto families = [] {
+      struct Part {
+        const char* name;
+        const Op& (*op)();
+        const char* stage;
+      };
+      std::vector<std::unique_ptr<const HeadFamily>> all;
+      for (const Part& part : {Part{"norm", rmsnorm_op, norm::stage_forward},
+                               Part{"layernorm", layernorm_op, norm::stage_forward},
+                               Part{"product", linear_op, linear::stage_product},
+                               Part{"choose", sample_op, sample::stage}})
+        for (const Family* family : part.op().families())
+          if (family->stages() == std::vector<std::string>{part.stage})
+            all.push_back(std::make_unique<HeadFamily>(head_op, part.name, *family));
+      return all;
+    }();
+    std::vector<const Family*> list{&choose_decode()};
+    for (const auto& family : families) list.push_back(family.get());
+    return list;
+  }
+
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
+}  // namespace
+
+std::vector<OpPart> parts_of(const Problem& problem) {
+  const std::int64_t m = problem.size("m"), d = problem.size("d"), vocab = problem.size("vocab");
+  const bool widens = problem.has("logits", "f32");
+  std::vector<OpPart> parts;
+  // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
+  const auto add = [&](const char* name, const Op& op, std::map<std::string, std::int64_t> sizes,
+                       std::map<std::string, std::string> options,
+                       std::map<std::string, std::string> names, DType dtype) {
+    parts.push_back(
+        {name, &op,
+         canonical(op, {std::string(op.name()), "fwd", dtype, std::move(sizes), std::move(options)},
+                   DeviceKind::cuda),
+         std::move(names)});
+  };
+  const std::string eps = option_or(problem, "eps", usual_eps);
+  const bool normalises = !problem.has("norm", "none");
+  if (problem.has("norm", "layer"))
+    add("layernorm", layernorm_op(), {{"m", m}, {"d", d}}, {{"eps", eps}},
+        {{"w", "w_norm"}, {"b", "b_norm"}, {"y", "normalised"}}, problem.dtype);
+  else if (normalises)
+    add("norm", rmsnorm_op(), {{"m", m}, {"d", d}},
+        {{"convention", option_or(problem, "convention", "llama")}, {"eps", eps}},
+        {{"w", "w_norm"}, {"y", "normalised"}}, problem.dtype);
+  add("product", linear_op(), {{"m", m}, {"k", d}, {"n", vocab}},
+      {{"bias", option_or(problem, "bias", "no")}, {"output", widens ? "f32" : "same"}},
+      {{"x", normalises ? "normalised" : "x"}, {"y", "logits"}}, problem.dtype);
+  if (problem.has("choose", "none")) return parts;
+  std::map<std::string, std::string> options;
+  for (const char* name : {"choose", "softcap", "logprobs"})
+    if (problem.options.contains(name)) options[name] = problem.option(name);
+  add("choose", sample_op(), {{"m", m}, {"vocab", vocab}}, std::move(options), {},
+      widens ? DType::f32 : problem.dtype);
+  return parts;
+}
+
+const OpPart* find_part(const std::vector<OpPart>& parts, std::string_view name) {
+  const auto found = std::find_if(parts.begin(), parts.end(),
+                                  [&](const OpPart& part) { return part.name == name; });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+}  // namespace head
+
+const Op& head_op() {
+  static const head::Head op;
+  return op;
+}
+
+}  // namespace fftune

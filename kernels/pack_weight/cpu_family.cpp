@@ -1,0 +1,109 @@
+// pack-weight on the CPU: tiles of 16 rows on all threads.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/error.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/pack_weight/pack_weight.hpp"
+
+namespace fftune::pack_weight {
+namespace {
+
+/// Both sides of a weight in memory.
+struct Sides {
+  std::byte *codes, *packed, *scale, *packed_scale, *zero, *packed_zero;
+};
+
+/// The codes of a tile of 16 rows, one way or back.
+void move_codes(const Sides& sides, const PackedWeight& weight, bool back, std::int64_t tile) {
+  const std::int64_t k = weight.k, width = (k + 1) / 2, blocks = packed_k_blocks(k);
+  const std::int64_t end = std::min(weight.n, (tile + 1) * packed_rows);
+  std::byte* const packed = sides.packed + (1 + tile * blocks) * packed_block_bytes;
+  if (!back) std::memset(packed, 0, static_cast<std::size_t>(blocks * packed_block_bytes));
+  for (std::int64_t row = tile * packed_rows; row < end; ++row) {
+    std::byte* const plain = sides.codes + row * width;
+    if (back) std::memset(plain, 0, static_cast<std::size_t>(width));
+    for (std::int64_t i = 0; i < k; ++i) {
+      const auto [byte, shift] = packed_place_of(row, i, k);
+      const int plain_shift = static_cast<int>(i % 2 * 4);
+      const std::byte code = back ? sides.packed[byte] >> shift : plain[i / 2] >> plain_shift;
+      (back ? plain[i / 2] : sides.packed[byte]) |= (code & std::byte{15})
+                                                    << (back ? plain_shift : shift);
+    }
+  }
+}
+
+/// Numbers of `bytes` for each row of a tile and each group.
+void move_numbers(std::byte* plain, std::byte* packed, std::size_t bytes,
+                  const PackedWeight& weight, bool back, std::int64_t tile) {
+  const std::int64_t groups = weight.format.groups(weight.k);
+  for (std::int64_t row = tile * packed_rows; row < (tile + 1) * packed_rows; ++row)
+    for (std::int64_t group = 0; group < groups; ++group) {
+      std::byte* const to =
+          packed + static_cast<std::size_t>(packed_scale_place(row, group, groups)) * bytes;
+      if (row >= weight.n) {
+        if (!back) std::memset(to, 0, bytes);
+        continue;
+      }
+      std::byte* const from = plain + static_cast<std::size_t>(row * groups + group) * bytes;
+      std::memcpy(back ? from : to, back ? to : from, bytes);
+    }
+}
+
+class CpuPackWeight final : public StageFamily {
+ public:
+  CpuPackWeight()
+      : StageFamily({.name = "cpu_pack_weight",
+                     .summary = "tiles of 16 rows on several threads",
+                     .device_kind = DeviceKind::cpu,
+                     .stage = stage_pack,
+                     .pass = "fwd",
+                     .sources = {"pack_weight/cpu_family.cpp"},
+                     .is_fallback = true}) {}
+
+  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
+    const TensorPlaces places(pack_weight_op().tensors(problem));
+    const auto at = [&](const char* name) { return places.at(name); };
+    const PlainNames names = plain_names(problem);
+    Program program;
+    program.host_tensors = places.count();
+    program.steps.emplace_back(
+        HostFunction([weight = weight_of(problem), back = unpacks(problem), codes = at(names.codes),
+                      w = at("w"), scale = at(names.scale), w_scale = at("w_scale"),
+                      zero = at(names.zero), w_zero = at("w_zero")](const HostCall& call) {
+          const auto place = [&](std::size_t tensor) {
+            return static_cast<std::byte*>(address_of(call, tensor));
+          };
+          const Sides sides{place(codes),   place(w),    place(scale),
+                            place(w_scale), place(zero), place(w_zero)};
+          if (back) {
+            const auto reason = packed_header_error(sides.packed, weight.n, weight.k);
+            if (!reason.empty()) throw Error(ErrorKind::invalid_input, reason);
+          } else {
+            std::memset(sides.packed, 0, packed_block_bytes);
+            write_packed_header(sides.packed, weight.n, weight.k);
+          }
+          call.parallel.run(static_cast<int>(packed_tiles(weight.n)), call.parallel.max_threads(),
+                            [&](int tile) {
+                              move_codes(sides, weight, back, tile);
+                              move_numbers(sides.scale, sides.packed_scale,
+                                           dtype_bytes(weight.dtype), weight, back, tile);
+                              if (!weight.zeros.empty())
+                                move_numbers(sides.zero, sides.packed_zero, 1, weight, back, tile);
+                            });
+        }));
+    return program;
+  }
+};
+
+}  // namespace
+
+const Family& cpu_family() {
+  static const CpuPackWeight family;
+  return family;
+}
+
+}  // namespace fftune::pack_weight

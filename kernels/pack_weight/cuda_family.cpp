@@ -1,0 +1,51 @@
+// The host side of pack_weight.cu.
+#include <fmt/format.h>
+
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/pack_weight/pack_weight.hpp"
+
+namespace fftune::pack_weight {
+namespace {
+
+constexpr const char* file = "pack_weight/pack_weight.cu";
+constexpr std::int64_t warps = 8;  // pack_warps
+
+class CudaPackWeight final : public StageFamily {
+ public:
+  CudaPackWeight()
+      : StageFamily({.name = "pack_weight",
+                     .summary = "a warp has a block of 16 rows and 64 elements of k",
+                     .stage = stage_pack,
+                     .pass = "fwd",
+                     .sources = {file},
+                     .is_fallback = true}) {}
+
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    const TensorPlaces places(pack_weight_op().tensors(problem));
+    const PackedWeight weight = weight_of(problem);
+    const auto at = [&](const char* name) { return tensor_or_null(places, name); };
+    const PlainNames names = plain_names(problem);
+    Program program;
+    KernelLaunch& launch = append_kernel(
+        program, file,
+        fmt::format("pack_weight<{}, {}>",
+                    weight.dtype == DType::f32 ? "fftune::u32" : "fftune::u16", unpacks(problem)),
+        {static_cast<std::uint32_t>(quotient_up(packed_blocks(weight.n, weight.k) - 1, warps))},
+        32 * warps,
+        {at(names.codes), at(names.scale), at(names.zero), at("w"), at("w_scale"), at("w_zero"),
+         weight.n, weight.k, weight.format.groups(weight.k)});
+    launch.programmatic = facts.compute_capability >= 90;
+    return program;
+  }
+};
+
+}  // namespace
+
+const Family& cuda_family() {
+  static const CudaPackWeight family;
+  return family;
+}
+
+}  // namespace fftune::pack_weight

@@ -1,0 +1,178 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/hash.hpp"
+#include "device/parallel.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/pack_weight/pack_weight.hpp"
+
+namespace fftune {
+namespace pack_weight {
+namespace {
+
+/// The plain side, with `role`.
+std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, const PlainNames& names,
+                                      Role role) {
+  const std::int64_t n = weight.n, k = weight.k, groups = weight.format.groups(k);
+  TensorSpec codes{names.codes, DType::u8, {n, (k + 1) / 2}, role};
+  codes.draw = [](std::uint64_t seed, std::span<double> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 56);
+  };
+  std::vector<TensorSpec> tensors{codes, {names.scale, weight.dtype, {n, groups}, role, 0.25, 1}};
+  if (weight.zeros.empty()) return tensors;
+  TensorSpec zeros{names.zero, DType::u8, {n, groups}, role};
+  zeros.draw = [](std::uint64_t seed, std::span<double> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 60);
+  };
+  tensors.push_back(zeros);
+  return tensors;
+}
+
+class PackWeight final : public Op {
+ public:
+  std::string_view name() const override { return "pack-weight"; }
+  std::string_view summary() const override {
+    return "codes of 4 bits with scales, in the order in which kernels read them, and back";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "n",
+             .help = "output features",
+             .default_on_cuda = {4096},
+             .default_on_cpu = {1024},
+             .example = 2048},
+            {.name = "k", .help = "input features"}};
+  }
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> options{{.name = "direction",
+                                      .help = "pack: to the order of kernels; unpack: back",
+                                      .choices = {"pack", "unpack"},
+                                      .rare = true}};
+    for (OptionField& option : packed_options()) {
+      option.pass.clear();
+      if (option.name == "weights") {
+        option.help = "format of the weights: integers of 4 bits";
+        std::erase(option.choices, "dense");
+        option.rare = false;
+      }
+      options.push_back(std::move(option));
+    }
+    return options;
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "n"; }
+  bool rows_are_alike(const Problem&) const override { return false; }
+  std::string contradiction(const Problem& problem) const override {
+    return packed_contradiction(problem, "k", problem.size("k"));
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const PackedWeight weight = weight_of(problem);
+    const bool back = unpacks(problem);
+    auto inputs =
+        back ? packed_tensors(weight, 1) : plain_tensors(weight, plain_names(problem), Role::input);
+    auto outputs = back ? plain_tensors(weight, plain_names(problem), Role::output)
+                        : packed_tensors(weight, 1);
+    for (TensorSpec& output : outputs) {
+      output.role = Role::output;
+      output.draw = {};
+      inputs.push_back(std::move(output));
+    }
+    return inputs;
+  }
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    return {whole_stage(stage_pack, tensors(problem))};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override;
+
+  std::vector<const Family*> families() const override { return {&cuda_family(), &cpu_family()}; }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
+void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                           Parallel& parallel) const {
+  const PackedWeight weight = weight_of(problem);
+  const bool back = unpacks(problem);
+  for (const TensorSpec& tensor : this->tensors(problem))
+    if (tensor.role == Role::output)
+      tensors[tensor.name] =
+          large_vector<double>(static_cast<std::size_t>(tensor.elements()), parallel);
+  const std::int64_t n = weight.n, k = weight.k, width = (k + 1) / 2;
+  const std::int64_t groups = weight.format.groups(k);
+  const PlainNames names = plain_names(problem);
+  auto& codes = tensors[names.codes];
+  auto& packed = tensors["w"];
+  for (std::int64_t row = 0; row < n; ++row)
+    for (std::int64_t i = 0; i < k; ++i) {
+      const packed_place place = packed_place_of(row, i, k);
+      const double low = place.shift == 0 ? 1 : 16, plain_low = i % 2 == 0 ? 1 : 16;
+      auto& byte = packed[static_cast<std::size_t>(place.byte)];
+      auto& plain = codes[static_cast<std::size_t>(row * width + i / 2)];
+      const auto nibble = [](double of, double unit) {
+        return static_cast<double>(static_cast<int>(of / unit) % 16);
+      };
+      if (back)
+        plain += nibble(byte, low) * plain_low;
+      else
+        byte += nibble(plain, plain_low) * low;
+    }
+  const auto move = [&](const char* plain_name, const char* packed_name) {
+    for (std::int64_t row = 0; row < n; ++row)
+      for (std::int64_t group = 0; group < groups; ++group) {
+        double& plain = tensors[plain_name][static_cast<std::size_t>(row * groups + group)];
+        double& other =
+            tensors[packed_name][static_cast<std::size_t>(packed_scale_place(row, group, groups))];
+        (back ? plain : other) = back ? other : plain;
+      }
+  };
+  move(names.scale, "w_scale");
+  if (!weight.zeros.empty()) move(names.zero, "w_zero");
+  if (back) return;
+  const std::uint32_t header[] = {packed_magic, packed_version, static_cast<std::uint32_t>(n),
+                                  static_cast<std::uint32_t>(k)};
+  for (std::size_t i = 0; i < sizeof(header); ++i)
+    packed[i] = static_cast<double>(header[i / 4] >> i % 4 * 8 & 255);
+}
+
+}  // namespace
+
+bool unpacks(const Problem& problem) {
+  return problem.has("direction", "unpack");
+}
+
+PlainNames plain_names(const Problem& problem) {
+  if (unpacks(problem)) return {"unpacked", "unpacked_scale", "unpacked_zero"};
+  return {"codes", "scale", "zero"};
+}
+
+PackedWeight weight_of(const Problem& problem) {
+  const PackedFormat format = packed_format(problem);
+  return {.codes = "w",
+          .scales = "w_scale",
+          .zeros = format.zeros ? "w_zero" : "",
+          .n = problem.size("n"),
+          .k = problem.size("k"),
+          .format = format,
+          .dtype = problem.dtype};
+}
+
+}  // namespace pack_weight
+
+const Op& pack_weight_op() {
+  static const pack_weight::PackWeight op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,85 @@
+// Codes of 4 bits, scales and zero points to the layout of packed weights (gemm/packed/layout.cuh),
+// and back.
+//
+// A warp has a block of 16 rows and 64 elements of k: a lane's four words, whose eight codes are
+// four bytes of two rows. Then the threads of all blocks share the scales and zero points.
+#include "common/async.cuh"
+#include "common/vectors.cuh"
+#include "gemm/packed/layout.cuh"
+
+namespace fftune {
+
+constexpr int pack_warps = 8;
+
+// A number of each row and group.
+template <class Number>
+__device__ __forceinline__ void move_numbers(Number* plain, Number* packed, i64 n, i64 groups,
+                                             bool back, bool known, Number unknown) {
+  const i64 count = packed_tiles(n) * groups * packed_rows;
+  const i64 threads = static_cast<i64>(gridDim.x) * blockDim.x;
+  for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += threads) {
+    const i64 row = i / packed_rows / groups * packed_rows + i % packed_rows;
+    const i64 group = i / packed_rows % groups;
+    if (!back) {
+      packed[i] = row < n ? plain[row * groups + group] : Number{};
+    } else if (row < n) {
+      plain[row * groups + group] = known ? packed[i] : unknown;
+    }
+  }
+}
+
+// Grid: ceil(blocks / pack_warps). Block: 32 * pack_warps. `Bits`: as wide as a scale. Unpacking
+// gives scales of all bits, which are NaN, where the header is not of this layout.
+template <class Bits, bool back>
+__global__ void __launch_bounds__(32 * pack_warps)
+    pack_weight(u8* codes, Bits* scale, u8* zero, u8* packed, Bits* packed_scale, u8* packed_zero,
+                i64 n, i64 k, i64 groups) {
+  const int lane = threadIdx.x % 32;
+  const i64 block = static_cast<i64>(blockIdx.x) * pack_warps + threadIdx.x / 32;
+  wait_and_launch_dependents();
+  const u32 header[4] = {packed_magic, packed_version, static_cast<u32>(n), static_cast<u32>(k)};
+  bool known = true;
+  if constexpr (back) {
+    const vector16 given = load_dependent(packed);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) known = known && given.word[i] == header[i];
+  } else if (block == 0) {
+    vector16 words = {};
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words.word[i] = header[i];
+    }
+    store(packed + lane * 16, words);
+  }
+  move_numbers(scale, packed_scale, n, groups, back, known, static_cast<Bits>(~Bits{}));
+  if (zero != nullptr) move_numbers(zero, packed_zero, n, groups, back, known, u8{0});
+
+  const i64 k_blocks = packed_k_blocks(k), width = (k + 1) / 2;
+  if (block >= packed_blocks(n, k) - 1) return;
+  const i64 first_row = block / k_blocks * packed_rows + lane / 4 * 2;
+  const i64 first_byte = block % k_blocks * (packed_k / 2) + lane % 4;
+  u8* const words = packed + (1 + block) * packed_block_bytes + lane * 16;
+  vector16 value = {};
+  if constexpr (back) value = load_dependent(words);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    u32& word = value.word[step];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // register i of the operand: two neighbours of k
+      const i64 row = first_row + i % 2, byte = first_byte + step * 8 + i / 2 * 4;
+      if (row >= n || byte >= width) continue;
+      u8* const plain = codes + row * width + byte;
+      const bool has_second = byte * 2 + 1 < k;
+      if constexpr (back) {
+        const u32 low = word >> 4 * i & 15, high = word >> (16 + 4 * i) & 15;
+        *plain = static_cast<u8>(low | (has_second ? high << 4 : 0));
+      } else {
+        word |= (*plain & 15u) << 4 * i;
+        if (has_second) word |= (*plain >> 4u) << (16 + 4 * i);
+      }
+    }
+  }
+  if constexpr (!back) store(words, value);
+}
+
+}  // namespace fftune

@@ -1,0 +1,49 @@
+"""FFTUNE_BATCH_INVARIANT: a row has the same bits in every batch, for the ops that have the option."""
+import pytest
+
+PROGRAM = """
+    import json
+    import torch
+    from fftune import ops, _run
+
+    torch.manual_seed(0)
+    def numbers(*shape):
+        return (torch.randn(*shape) / 4).bfloat16()
+    d, h = 64, 96
+    x, w, up, down = numbers(40, d), numbers(5 * 16, d), numbers(2 * h, d), numbers(d, h)
+    experts = numbers(4, 2 * h, d), numbers(4, d, h)
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(40)]).int()
+    norm = torch.ones(d).bfloat16()
+    calls = {
+        "linear": lambda x, ids: ops.linear(x, w),
+        "qkv": lambda x, ids: torch.cat([t.flatten(1) for t in ops.qkv(x, w, 3, 1)], 1),
+        "ffn": lambda x, ids: ops.ffn_block(x, None, norm, up[:h], up[h:], down),
+        "moe-ffn": lambda x, ids: ops.moe_ffn(x, ids, torch.ones(ids.shape) / 2, experts[0], None,
+                                              experts[1]),
+        "rmsnorm": lambda x, ids: ops.rmsnorm(x, norm),
+    }
+    found = []
+    _run._listeners.append(lambda device, problem: found.append(problem))
+    same = {}
+    for name, call in calls.items():
+        all_rows = call(x, ids)
+        same[name] = all(torch.equal(call(x[first:first + count], ids[first:first + count]),
+                                     all_rows[first:first + count])
+                         for first, count in ((0, 1), (3, 2), (8, 7), (5, 33)))
+    q = x.view(1, 40, 4, 16)
+    ops.attention(q, q, q)  # without the option
+    print(json.dumps([same, sorted({p["op"] for p in found if "batch-invariant" in p})]))
+"""
+
+
+@pytest.mark.parametrize("name", ["FFTUNE_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"])
+def test_rows_have_the_same_bits(run_python, name):
+    import json
+
+    same, ops = json.loads(run_python(PROGRAM, **{name: "1"}))
+    assert all(same.values()), same
+    assert ops == sorted(same)
+
+
+def test_it_is_off_by_default(run_python):
+    assert run_python(PROGRAM, FFTUNE_BATCH_INVARIANT="0").endswith("[]]")

@@ -1,0 +1,164 @@
+"""fftune.generate() beside transformers' generate(): the same ids, in one graph for all steps on a GPU."""
+import copy
+
+import pytest
+import torch
+import transformers
+
+import fftune
+from fftune.patching import decoding
+from models import inputs, make
+
+pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
+                                reason="transformers is older than 5")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def patched(name):
+    model = make(name, device=DEVICE)
+    model.generation_config.eos_token_id = None
+    own = copy.deepcopy(model)
+    fftune.patch(own, whole_layers=True)
+    return model, own
+
+
+def right(model, ids, count, **options):
+    return model.generate(ids, max_new_tokens=count, do_sample=False, **options)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt2",
+                                  "olmo2", "mixtral", "mistral-window"])
+@pytest.mark.parametrize("batch, tokens", [(1, 9), (3, 40)])
+def test_greedy_ids_are_transformers(name, batch, tokens):
+    model, own = patched(name)
+    ids = inputs(name, batch, tokens, DEVICE)["input_ids"]
+    assert torch.equal(fftune.generate(own, ids, 20), right(model, ids, 20))
+
+
+def test_sequences_stop_each_at_its_own_id():
+    model, own = patched("llama")
+    ids = inputs("llama", 4, 9, DEVICE)["input_ids"]
+    free = right(model, ids, 40)[:, 9:]
+    # An id that sequences meet at different steps; behind it there is padding.
+    stop = next(int(i) for i in free.unique()
+                if len(set((free == i).int().argmax(-1).tolist())) > 1)
+    theirs = right(model, ids, 40, eos_token_id=stop, pad_token_id=0)
+    assert torch.equal(fftune.generate(own, ids, 40, stop=stop, pad=0), theirs)
+    every = [int(i) for i in free[:, 5].unique()]
+    theirs = right(model, ids, 40, eos_token_id=every, pad_token_id=0)
+    ours = fftune.generate(own, ids, 40, stop=every)
+    assert torch.equal(ours, theirs) and ours.shape[1] < 49
+
+
+def test_the_model_says_what_ends_a_sequence():
+    model, own = patched("llama")
+    ids = inputs("llama", 1, 9, DEVICE)["input_ids"]
+    free = right(model, ids, 40)[0, 9:].tolist()
+    own.generation_config.eos_token_id = free[3]
+    assert fftune.generate(own, ids, 40)[0, 9:].tolist() == free[:free.index(free[3]) + 1]
+    assert fftune.generate(own, ids, 40, stop=[])[0, 9:].tolist() == free
+
+
+def test_steps_behind_the_end_are_few():
+    _, own = patched("llama")
+    ids = inputs("llama", 2, 5, DEVICE)["input_ids"]
+    steps = []
+    advance = decoding.Loop.advance
+    decoding.Loop.advance = lambda self, ids: (steps.append(1), advance(self, ids))
+    try:
+        out = fftune.generate(own, ids, 100, stop=list(range(96)))
+    finally:
+        decoding.Loop.advance = advance
+    assert out.shape == (2, 6) and len(steps) <= 3 * decoding._LOOKS
+
+
+def test_draws_depend_on_seeds_alone():
+    model, own = patched("llama")
+    ids = inputs("llama", 1, 9, DEVICE)["input_ids"].expand(3, -1)
+    draw = lambda **of: fftune.generate(own, ids, 12, temperature=1.5, top_k=20, **of)
+    first = draw(seeds=torch.tensor([1, 2, 1]))
+    assert torch.equal(first, draw(seeds=torch.tensor([1, 2, 1])))
+    assert torch.equal(first[0], first[2]) and not torch.equal(first[0], first[1])
+    torch.manual_seed(0)
+    by_generator = draw()
+    torch.manual_seed(0)
+    assert torch.equal(by_generator, draw())
+    assert torch.equal(fftune.generate(own, ids, 12, temperature=0.0), right(model, ids, 12))
+
+
+def test_the_model_is_as_it_was():
+    model, own = patched("gemma2")
+    ids = inputs("gemma2", 2, 9, DEVICE)["input_ids"]
+    before = own(ids).logits
+    fftune.generate(own, ids, 4)
+    assert torch.equal(own(ids).logits, before)
+    fftune.unpatch(own)
+    assert torch.allclose(own(ids).logits, model(ids).logits, atol=1e-5)
+
+
+def test_what_is_not_known_is_refused_in_one_line():
+    def refused(model, *arguments, **options):
+        with pytest.raises(fftune.Error) as caught:
+            fftune.generate(model, *arguments, **options)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    model, own = patched("llama")
+    ids = inputs("llama", 1, 9, DEVICE)["input_ids"]
+    assert "patch(model, whole_layers=True)" in refused(model, ids, 4)
+    assert "give input_ids" in refused(own, ids[0], 4)
+    assert "give 1 or more" in refused(own, ids, 0)
+    assert "give temperature" in refused(own, ids, 4, top_k=3)
+    assert "stop is" in refused(own, ids, 4, stop=["</s>"])
+    hook = own.lm_head.register_forward_hook(lambda *_: None)
+    assert "hooks" in refused(own, ids, 4)
+    hook.remove()
+    _, scaled = patched("cohere")  # logits times a factor
+    scaled.logit_scale = 0.25
+    assert "not those of a linear layer" in refused(scaled, ids, 4)
+    own.train()
+    assert "model.eval()" in refused(own, ids, 4)
+
+
+def loops(monkeypatch):
+    """The loops that run from now on."""
+    seen = []
+    run = decoding.Loop.run
+    monkeypatch.setattr(decoding.Loop, "run", lambda self, ids: (seen.append(self), run(self, ids))[1])
+    return seen
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3-moe"])
+def test_greedy_calls_of_generate_run_by_the_loop(name, monkeypatch):
+    model, own = patched(name)
+    seen = loops(monkeypatch)
+    ids = inputs(name, 3, 9, DEVICE)["input_ids"]
+    wanted = dict(cache_implementation="static", disable_compile=True)
+    free = right(model, ids, 30, **wanted)
+    assert torch.equal(right(own, ids, 30, **wanted), free) and len(seen) == 1
+    assert torch.equal(right(own, ids[:1], 30, **wanted), right(model, ids[:1], 30, **wanted))
+    stop = dict(eos_token_id=[int(free[0, 14]), int(free[1, 12])], pad_token_id=0)
+    ours = right(own, ids, 30, attention_mask=torch.ones_like(ids), **stop, **wanted)
+    assert torch.equal(ours, right(model, ids, 30, **stop, **wanted)) and len(seen) == 3
+
+
+@pytest.mark.parametrize("options", [
+    dict(repetition_penalty=1.3), dict(no_repeat_ngram_size=2), dict(num_beams=2),
+    dict(output_logits=True, return_dict_in_generate=True), dict(cache_implementation="dynamic"),
+    dict(stopping_criteria=[lambda ids, _: torch.ones(len(ids), dtype=torch.bool, device=DEVICE)]),
+    dict(attention_mask=torch.tensor([[0] + [1] * 8, [1] * 9], device=DEVICE)),
+    dict(prompt_lookup_num_tokens=2), dict(min_new_tokens=8, eos_token_id=5)],
+    ids=lambda options: next(iter(options)))
+def test_other_calls_of_generate_run_as_before(options, monkeypatch):
+    model, own = patched("llama")
+    seen = loops(monkeypatch)
+    ids = inputs("llama", 1 if "prompt_lookup_num_tokens" in options else 2, 9, DEVICE)["input_ids"]
+    given = {"disable_compile": True, "pad_token_id": 0, **options}
+    if "prompt_lookup_num_tokens" not in options:
+        given = {"cache_implementation": "static", **given}
+    ours, theirs = (m.generate(ids, max_new_tokens=8, do_sample=False, **given) for m in (own, model))
+    if "return_dict_in_generate" in options:
+        ours, theirs = ours.sequences, theirs.sequences
+    assert torch.equal(ours, theirs) and not seen
+    fftune.unpatch(own)
+    assert "generate" not in vars(own)

@@ -1,0 +1,111 @@
+"""Packed weights of 4 bits: the layer, its state dict, and rounding to nearest."""
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fftune
+from fftune.nn import QuantLinear, quantise
+
+FILES = Path(__file__).parents[2] / "tests" / "data" / "quantised"
+
+
+def close(ours, theirs, tolerance=1e-5):
+    return (ours.double() - theirs.double()).norm() <= tolerance * theirs.double().norm()
+
+
+@pytest.mark.parametrize("group", (128, 64, 32, 0))
+@pytest.mark.parametrize("zeros", (False, True))
+def test_a_quantised_layer_is_near_the_dense_one_and_exact_for_its_own_weight(group, zeros):
+    linear = nn.Linear(256, 72)
+    layer = QuantLinear.from_linear(linear, group, zeros)
+    x = torch.randn(5, 3, 256)
+    dense = layer.packed_weight.dense()
+    assert close(layer(x), x @ dense.T + linear.bias)
+    limit = 0.5 * layer.packed_weight.unpack()[1].max() * (1 + 1e-5)
+    assert (dense - linear.weight).abs().max() <= limit * (2 if zeros else 1)
+
+
+def test_a_weight_of_codes_is_rounded_to_itself():
+    scale = torch.tensor([[0.5], [0.25]])
+    q = torch.tensor([[-7, 0, 3, 7], [7, 1, -2, 5]])
+    linear = nn.Linear(4, 2, bias=False)
+    linear.weight = nn.Parameter(q * scale)
+    layer = QuantLinear.from_linear(linear, group=0)
+    assert torch.equal(layer.packed_weight.dense(), q * scale)
+
+
+@pytest.mark.parametrize("zeros", (False, True))
+def test_the_state_dict_is_given_back_as_it_was(zeros):
+    layer = QuantLinear(96, 37, group=32, zeros=zeros)
+    saved = {"weight_packed": torch.randint(-2**31, 2**31, (37, 12), dtype=torch.int32),
+             "weight_scale": torch.rand(37, 3), "weight_shape": torch.tensor([37, 96]),
+             "bias": torch.randn(37)}
+    if zeros:
+        saved["weight_zero_point"] = torch.randint(0, 2**20, (5, 3), dtype=torch.int32)
+    layer.load_state_dict(saved)
+    again = layer.state_dict()
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in saved.items())
+
+
+@pytest.mark.parametrize("name, group", (("sym_g128", 128), ("asym_g128", 128), ("asym_g32_n20", 32),
+                                         ("sym_channel_k100", 0)))
+def test_tensors_of_compressed_tensors_decode_as_they_should(name, group):
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = safetensors.load_file(FILES / f"ct_int4_{name}.safetensors")
+    prefix = next(key for key in tensors if key.endswith("weight_packed"))[:-len("weight_packed")]
+    expected = tensors["expected"]
+    layer = QuantLinear(expected.shape[1], expected.shape[0], bias=False, group=group,
+                        zeros=f"{prefix}weight_zero_point" in tensors, dtype=torch.float32)
+    layer.load_state_dict({key.removeprefix(prefix): tensor for key, tensor in tensors.items()
+                           if key.startswith(f"{prefix}weight_")})
+    assert torch.equal(layer.packed_weight.dense(), expected)
+
+
+def test_wrong_state_dicts_are_refused_in_one_line():
+    layer = QuantLinear(64, 16, bias=False, group=64)
+    good = layer.state_dict()
+    for name, tensor, words in (
+            ("weight_shape", torch.tensor([16, 128]), r"weight_shape is \[16, 128\], not \[16, 64\]"),
+            ("weight_packed", torch.zeros(16, 7, dtype=torch.int32), "weight_packed is"),
+            ("weight_scale", torch.full((16, 1), float("inf")), "weight_scale is not finite")):
+        with pytest.raises(RuntimeError, match=words):
+            layer.load_state_dict({**good, name: tensor})
+    with pytest.raises(RuntimeError, match="Missing key.*weight_packed"):
+        layer.load_state_dict({key: tensor for key, tensor in good.items() if key != "weight_packed"})
+    with pytest.raises(RuntimeError, match="Unexpected key.*other"):
+        layer.load_state_dict({**good, "other": torch.zeros(1)})
+
+
+def test_quantise_replaces_the_linear_layers_of_a_module():
+    model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32, bias=False)))
+    model.add_module("lm_head", nn.Linear(32, 8))
+    x = torch.randn(4, 128)
+    before = model(x)
+    assert fftune.quantise(model, "int4", group=64) is model
+    assert [type(m).__name__ for m in model] == ["QuantLinear", "ReLU", "Sequential", "Linear"]
+    assert type(model[2][0]) is QuantLinear and model[2][0].bias is None
+    assert close(model(x), before, 0.2) and not torch.equal(model(x), before)
+    with pytest.raises(fftune.Error, match="groups of 64 do not divide in_features=96 of 0"):
+        quantise(nn.Sequential(nn.Linear(96, 8)), group=64)
+    with pytest.raises(fftune.Error, match="group is 100: give 128, 64, 32, or 0"):
+        quantise(nn.Linear(96, 8), group=100)
+    with pytest.raises(fftune.Error, match="format is 'int3': give one of int4"):
+        quantise(nn.Linear(96, 8), "int3")
+
+
+def test_gradients_reach_what_is_in_front_of_a_packed_weight():
+    layer = QuantLinear.from_linear(nn.Linear(64, 16), group=32)
+    x = torch.randn(3, 64, requires_grad=True)
+    layer(x).sum().backward()
+    assert close(x.grad, torch.ones(3, 16) @ layer.packed_weight.dense())
+    assert close(layer.bias.grad, torch.full((16,), 3.0))
+
+
+def test_torch_compile_keeps_a_packed_product_whole():
+    layer = QuantLinear.from_linear(nn.Linear(64, 16), group=32)
+    x = torch.randn(3, 64)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), layer(x))

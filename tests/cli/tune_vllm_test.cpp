@@ -1,0 +1,192 @@
+// fftune tune-vllm: the problems that it finds for a model, and those that it refuses.
+// python/tests/test_vllm_tuning.py holds them to what the plugin runs.
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/fftune/search/vllm_problems.hpp"
+#include "core/error.hpp"
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::tool;
+using fftune::testing::Sandbox;
+using fftune::testing::write_text;
+
+namespace {
+
+constexpr const char* llama = R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "sliding_window": null})";
+constexpr const char* mixture = R"({"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "max_position_embeddings": 40960, "mlp_only_layers": []})";
+
+/// The configuration with more fields. The first field of a name counts.
+std::string with(std::string_view config, const std::string& fields) {
+  return "{" + fields + "," + std::string(config.substr(1));
+}
+
+VllmProblems problems_of(const std::string& config, const VllmServing& serving = {}) {
+  return vllm_problems(builtin_catalog(), parse_json(config), serving, DeviceKind::cuda);
+}
+
+/// "op problem" of each, in order.
+std::vector<std::string> texts(const VllmProblems& found) {
+  std::vector<std::string> lines;
+  for (const SearchedOp& each : found.ops)
+    for (const Problem& problem : each.problems) lines.push_back(problem.text());
+  return lines;
+}
+
+bool has(const VllmProblems& found, const std::string& part) {
+  const auto lines = texts(found);
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
+}
+
+std::string error_of(const std::string& config, const VllmServing& serving = {}) {
+  try {
+    problems_of(config, serving);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::invalid_input);
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("vLLM captures graphs of 51 sizes, fewer for fewer sequences") {
+  const auto all = graph_sizes(1024);
+  REQUIRE(all.size() == 51);
+  CHECK(std::vector(all.begin(), all.begin() + 6) == std::vector<std::int64_t>{1, 2, 4, 8, 16, 24});
+  CHECK(all[34] == 256);
+  CHECK(all[35] == 272);
+  CHECK(all.back() == 512);
+  CHECK(graph_sizes(20) == std::vector<std::int64_t>{1, 2, 4, 8, 16});
+}
+
+TEST_CASE("a dense model has the ops of a layer, for each size of a graph") {
+  const auto found = problems_of(llama);
+  CHECK(found.left_alone.empty());
+  REQUIRE(found.ops.size() == 5);
+  for (const SearchedOp& each : found.ops) CHECK(each.problems.size() == 10);
+  CHECK(has(found,
+            "attention/fwd bf16 lengths=yes mask=none b=512 dim=128 heads=32 kv=131072 "
+            "kv-heads=8 page=16 pages=32768 s=1"));
+  CHECK(has(found, "ffn/fwd bf16 act=silu norm=rms residual=yes d=4096 h=14336 m=1"));
+  CHECK(problems_of(llama, {.every_graph = true}).ops.front().problems.size() == 51);
+  CHECK(problems_of(llama, {.tokens = {3, 7}}).ops.front().problems.size() == 2);
+  CHECK(has(problems_of(llama, {.max_model_len = 1000, .block_size = 32}),
+            "b=1 dim=128 heads=32 kv=1024 kv-heads=8 page=32 pages=32"));
+}
+
+TEST_CASE("a device has its slice, and no residual before the sum over devices") {
+  const auto found = problems_of(llama, {.tensor_parallel = 16, .tokens = {1}});
+  CHECK(has(found, "heads=2 kv-heads=1 m=1"));  // copies of the 8 heads of k and v
+  CHECK(has(found, "linear/fwd bf16 k=256 m=1 n=4096"));
+  CHECK(has(found, "ffn/fwd bf16 act=silu d=4096 h=896 m=1"));
+  CHECK(has(found, "rmsnorm/fwd bf16 convention=llama eps=1e-06 residual=yes"));
+  CHECK(error_of(llama, {.tensor_parallel = 3}) == "--tp 3 does not divide 32 heads");
+  CHECK(error_of(llama, {.tensor_parallel = 32}).empty());
+  CHECK(error_of(mixture, {.tensor_parallel = 512, .layers = false}) ==
+        "--tp 512 does not divide 768 features of an expert");
+}
+
+TEST_CASE("a mixture has experts, also for batches with prompts") {
+  const auto found = problems_of(mixture);
+  CHECK(has(found,
+            "moe-ffn/fwd bf16 act=silu gate-up=halves routing=uniform d=2048 experts=128 "
+            "h=768 m=4096 top-k=8"));
+  CHECK(has(found, "norm=yes"));
+  CHECK_FALSE(has(found, "ffn/fwd bf16 act=silu norm=rms"));
+  CHECK(has(problems_of(with(mixture, R"("decoder_sparse_step": 2)")), "h=6144"));
+  CHECK(problems_of(mixture, {.layers = false}).ops.size() == 1);
+  CHECK_FALSE(has(problems_of(mixture, {.experts = false}), "moe-ffn"));
+}
+
+TEST_CASE("biases are those of the architecture") {
+  CHECK(has(problems_of(with(llama, R"("attention_bias": true)")), "linear/fwd bf16 bias=yes"));
+  auto qwen2 = std::string(llama);
+  qwen2.replace(qwen2.find("Llama"), 5, "Qwen2");
+  CHECK(has(problems_of(qwen2), "qkv/fwd bf16 bias=yes cache=yes"));
+  CHECK_FALSE(has(problems_of(qwen2), "linear/fwd bf16 bias=yes"));
+}
+
+TEST_CASE("fp8 with block scales is for the experts alone") {
+  const auto found = problems_of(
+      with(mixture,
+           R"("quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]})"));
+  REQUIRE(found.ops.size() == 1);
+  CHECK(has(found, "moe-ffn/fwd fp8 act=silu gate-up=halves routing=uniform scales=block"));
+  CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: quantised weights"});
+}
+
+TEST_CASE("with batch invariance only experts are vLLM's no longer") {
+  const auto found = problems_of(mixture, {.tokens = {4}, .batch_invariant = true});
+  CHECK(texts(found) ==
+        std::vector<std::string>{"moe-ffn/fwd bf16 act=silu batch-invariant=yes gate-up=halves "
+                                 "routing=uniform d=2048 experts=128 h=768 m=4 top-k=8"});
+  CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: batch invariance"});
+}
+
+TEST_CASE("a model that stays vLLM's is an error with the reason") {
+  const auto reason = [](const std::string& base, const std::string& fields) {
+    return error_of(with(base, fields));
+  };
+  const std::string start = "there is nothing to search: layers stay vLLM's: ";
+  CHECK(error_of(R"({"architectures": ["GemmaForCausalLM"]})") ==
+        start + "GemmaForCausalLM is not Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE");
+  CHECK(reason(llama, R"("quantization_config": {"quant_method": "awq"})") ==
+        start + "quantised weights");
+  CHECK(reason(llama, R"("dtype": "float16")") == start + "elements of float16");
+  CHECK(reason(llama, R"("mlp_bias": true)") == start + "biases of the network");
+  CHECK(reason(llama, R"("hidden_act": "gelu")") == start + "the activation gelu");
+  auto mistral = std::string(llama);
+  mistral.replace(mistral.find("Llama"), 5, "Mistral");
+  CHECK(error_of(mistral).empty());
+  CHECK(reason(mistral, R"("sliding_window": 4096)") == start + "a sliding window");
+  CHECK(error_of(llama, {.layers = false}) ==
+        "there is nothing to search: LlamaForCausalLM has no experts");
+  CHECK(reason(mixture, R"("swiglu_limit": 7.0, "dtype": "float16")") ==
+        start + "elements of float16; experts stay vLLM's: a clamped activation and biases");
+}
+
+TEST_CASE("a configuration that is none names the field") {
+  CHECK(error_of("[]") == "no JSON object: give the config.json of a model");
+  CHECK(error_of("{}") ==
+        "architectures is missing: give the config.json of a model as it is saved");
+  CHECK(error_of(R"({"architectures": ["LlamaForCausalLM"]})") ==
+        "hidden_size is missing: give the config.json of a language model");
+  CHECK(error_of(with(llama, R"("hidden_size": "4096")")) ==
+        "hidden_size: expected a whole number from 1, found \"4096\"");
+  CHECK(error_of(with(llama, R"("mlp_bias": 1)")) == "mlp_bias: expected true or false, found 1");
+}
+
+TEST_CASE("tune-vllm lists the problems, and searches them into one folder") {
+  const Sandbox sandbox;
+  write_text(sandbox.folder() / "config.json", R"({"architectures": ["Qwen3MoeForCausalLM"],
+      "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 4,
+      "num_experts_per_tok": 2, "num_attention_heads": 2, "head_dim": 16,
+      "max_position_embeddings": 64})");
+  const auto listed = sandbox.fftune("tune-vllm . --list --m 3 --tp 2");
+  CHECK(listed.code == 0);
+  CHECK(testing::lines_in(listed.out) == 6);
+  CHECK(listed.out.find("attention/fwd bf16 lengths=yes mask=none b=3 dim=16 heads=1 kv=64 "
+                        "kv-heads=1 page=16 pages=12 s=1") != std::string::npos);
+  const auto searched =
+      sandbox.fftune("tune-vllm . --m 3 --device cpu --budget 2s --wait 0s --max-variants 1");
+  CHECK(searched.code == 0);
+  for (const char* op : {"rmsnorm", "qkv", "attention", "linear", "moe-ffn"})
+    CHECK(searched.out.find(std::string("/") + op + ".json") != std::string::npos);
+  const auto refused = sandbox.fftune("tune-vllm no-such.json");
+  CHECK(refused.code == 2);
+  CHECK(refused.err == "fftune: no-such.json: cannot be read: No such file or directory\n");
+  CHECK(sandbox.fftune("tune-vllm . --list --block-size 48").code == 2);
+  CHECK(sandbox.fftune("tune-vllm . --list --parts heads").code == 2);
+  CHECK(sandbox.fftune("tune-vllm . --list --m 3 --every-graph").code == 2);
+}

@@ -1,0 +1,119 @@
+// ffn with packed weights of 4 bits: every family against the float64 reference.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "cpu/open.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "support/op_reference.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, Options options) {
+  options["weights"] = "int4";
+  return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};
+}
+
+void verify_all(Backend& backend, const Problem& given, std::mt19937_64& random, int more) {
+  const Problem problem = canonical(ffn_op(), given, backend.facts().kind);
+  REQUIRE(verify_variants(backend, ffn_op(), problem, random, more) > 0);
+  const auto& facts = backend.facts();
+  verify_recipe(backend, ffn_op(), problem, default_recipe(ffn_op(), problem, facts), 1);
+  verify_recipe(backend, ffn_op(), problem, fallback_recipe(ffn_op(), problem, facts), 2);
+}
+
+std::vector<std::string> families_of(std::int64_t m, const Options& options) {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const Problem problem =
+      canonical(ffn_op(), problem_of(m, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
+  std::vector<std::string> families;
+  for (const Variant& variant : default_recipe(ffn_op(), problem, facts))
+    families.push_back(variant.family);
+  return families;
+}
+
+std::string complaint(Problem problem) {
+  try {
+    canonical(ffn_op(), std::move(problem), DeviceKind::cuda);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("ffn with packed weights has their tensors, and a stage before each product") {
+  const auto problem =
+      canonical(ffn_op(), problem_of(5, 64, 128, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
+                DeviceKind::cuda);
+  CHECK(tensor_names(ffn_op(), problem) ==
+        std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "w_gate_scale", "w_gate_zero",
+                                 "w_up_scale", "w_up_zero", "w_down_scale", "w_down_zero", "y",
+                                 "w_gate_dense", "w_up_dense", "w_down_dense", "hidden"});
+  std::vector<std::string> stages;
+  for (const auto& stage : ffn_op().stages(problem)) stages.push_back(stage.name);
+  CHECK(stages == std::vector<std::string>{"expand_gate_up", "gate_up", "expand_down", "down"});
+}
+
+TEST_CASE("few tokens of ffn read packed weights, and more expand them") {
+  CHECK(families_of(64, {}) == std::vector<std::string>{"gate_up_packed", "down_packed"});
+  CHECK(families_of(65, {}) ==
+        std::vector<std::string>{"expand_gate_up", "gate_up_sm90", "expand_down", "down_sm90"});
+  CHECK(families_of(1, {{"norm", "rms"}}).size() == 3);
+}
+
+TEST_CASE("packed weights of ffn that cannot be are refused in one line") {
+  CHECK(complaint(problem_of(1, 128, 192, DType::bf16, {})) ==
+        "ffn: groups of 128 do not divide h=192: give group=row or another size");
+  CHECK(complaint(problem_of(1, 128, 128, DType::bf16, {{"gate", "no"}})) ==
+        "ffn: weights=int4 is of a network with a gate: leave out gate=no");
+  CHECK(complaint(problem_of(1, 128, 128, DType::fp8, {})) ==
+        "ffn: weights=int4 is for x of bf16, fp16 and f32, not fp8");
+}
+
+TEST_CASE("ffn with packed weights is right on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(1);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [m, d, h] : {std::tuple{1, 32, 64}, {40, 96, 160}})
+      for (const char* zeros : {"no", "yes"}) {
+        verify_all(*backend, problem_of(m, d, h, dtype, {{"group", "32"}, {"zeros", zeros}}),
+                   random, 1);
+        verify_all(*backend,
+                   problem_of(m, d + 3, h + 1, dtype,
+                              {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}}),
+                   random, 1);
+      }
+  verify_all(
+      *backend,
+      problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}}),
+      random, 1);
+}
+
+TEST_CASE("ffn with packed weights is right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const auto& [m, d, h] :
+         {std::tuple{1, 256, 640}, {16, 128, 384}, {50, 384, 256}, {130, 256, 384}})
+      for (const char* group : {"128", "32", "row"})
+        for (const char* zeros : {"no", "yes"})
+          verify_all(*backend, problem_of(m, d, h, dtype, {{"group", group}, {"zeros", zeros}}),
+                     random, 3);
+  for (const std::int64_t m : {3, 64, 200})
+    verify_all(*backend,
+               problem_of(m, 256, 256, DType::bf16,
+                          {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}),
+               random, 2);
+  for (const std::int64_t m : {1, 64})
+    verify_all(*backend, problem_of(m, 4096, 14336, DType::bf16, {}), random, 2);
+}

@@ -1,0 +1,295 @@
+// Packed weights of 4 bits: layout, options, and every family against the float64 reference.
+#include <array>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "cpu/open.hpp"
+#include "kernels/linear/linear.hpp"
+#include "runtime/plan.hpp"
+#include "support/op_reference.hpp"
+#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+struct Sizes {
+  std::int64_t m, k, n;
+};
+
+Problem problem_of(const Sizes& sizes, DType dtype, Options options) {
+  options["weights"] = "int4";
+  return {
+      "linear", "fwd", dtype, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, std::move(options)};
+}
+
+/// Every format that serves weights with `k` input features.
+std::vector<Options> formats_of(std::int64_t k) {
+  std::vector<Options> formats;
+  for (const char* group : {"128", "64", "32", "row"})
+    for (const char* zeros : {"no", "yes"})
+      if (group == std::string("row") || k % std::stoi(group) == 0)
+        formats.push_back({{"group", group}, {"zeros", zeros}});
+  return formats;
+}
+
+void verify_all(Backend& backend, const Problem& given, std::mt19937_64& random, int more) {
+  const Problem problem = canonical(linear_op(), given, backend.facts().kind);
+  REQUIRE(verify_variants(backend, linear_op(), problem, random, more) > 0);
+  const auto& facts = backend.facts();
+  verify_recipe(backend, linear_op(), problem, default_recipe(linear_op(), problem, facts), 1);
+  verify_recipe(backend, linear_op(), problem, fallback_recipe(linear_op(), problem, facts), 2);
+}
+
+std::string complaint(const Sizes& sizes, const Options& options) {
+  try {
+    canonical(
+        linear_op(),
+        {"linear", "fwd", DType::bf16, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, options},
+        DeviceKind::cuda);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("every code of a packed weight has a nibble of its own, behind the header") {
+  for (const auto& [n, k] : {std::pair<int, int>{1, 1}, {16, 64}, {40, 200}}) {
+    std::set<std::pair<long long, int>> places;
+    for (int row = 0; row < n; ++row)
+      for (int i = 0; i < k; ++i) {
+        const auto [byte, shift] = packed_place_of(row, i, k);
+        REQUIRE(byte >= packed_block_bytes);
+        REQUIRE(byte < packed_blocks(n, k) * packed_block_bytes);
+        places.emplace(byte, shift);
+      }
+    CHECK(places.size() == static_cast<std::size_t>(n * k));
+  }
+  // The second row and the tenth k of a block: lane 0, the third register's upper half; k 63 of row
+  // 15 is the last nibble.
+  CHECK(packed_place_of(1, 9, 64).byte == 512 + 3);
+  CHECK(packed_place_of(1, 9, 64).shift == 4);
+  CHECK(packed_place_of(15, 63, 64).byte == 2 * 512 - 1);
+  CHECK(packed_place_of(15, 63, 64).shift == 4);
+  CHECK(packed_place_of(16, 64, 128).byte == 512 * (1 + 3));
+}
+
+TEST_CASE("the reference expands packed weights, by hand") {
+  // [2, 3] in groups of a row: codes 1 2 3 and 15 0 8.
+  const Problem problem = problem_of({2, 3, 2}, DType::f32, {{"group", "row"}, {"zeros", "yes"}});
+  ReferenceTensors tensors{{"x", {1, 10, 100, 1, 0, 0}},
+                           {"w", std::vector<double>(1024)},
+                           {"w_scale", std::vector<double>(16)},
+                           {"w_zero", std::vector<double>(16)}};
+  // Lane 0 has row 0 in nibbles 0 (k 0) and 4 (k 1), row 1 in nibbles 1 and 5; lane 1 k 2.
+  tensors["w"][512] = 1 + 15 * 16;
+  tensors["w"][514] = 2 + 0 * 16;
+  tensors["w"][512 + 16] = 3 + 8 * 16;
+  tensors["w_scale"][0] = 2, tensors["w_scale"][1] = 0.5;
+  tensors["w_zero"][0] = 1, tensors["w_zero"][1] = 8;
+  tensors = run_reference(linear_op(), problem, tensors);
+  CHECK(tensors.at("w_dense") == std::vector<double>{0, 2, 4, 3.5, -4, 0});
+  HostThreads threads;
+  linear_op().reference(problem, 1, tensors, threads);
+  CHECK(tensors.at("y") == std::vector<double>{420, -36.5, 0, 3.5});
+}
+
+TEST_CASE("linear with packed weights has their tensors, and a stage that expands them") {
+  const auto problem = canonical(
+      linear_op(), problem_of({5, 192, 40}, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
+      DeviceKind::cuda);
+  std::vector<std::string> names;
+  for (const auto& tensor : linear_op().tensors(problem)) names.push_back(tensor.name);
+  CHECK(names == std::vector<std::string>{"x", "w", "w_scale", "w_zero", "y", "w_dense"});
+  const auto stages = linear_op().stages(problem);
+  REQUIRE(stages.size() == 2);
+  CHECK(stages[0].name == "expand");
+  CHECK(stages[0].bytes == 512.0 * (1 + 3 * 3) + 3 * 3 * 16 * (2 + 1) + 2 * 192 * 40);
+  // The whole reads the packed weight alone.
+  CHECK(cost_of(linear_op(), problem).bytes ==
+        512.0 * (1 + 3 * 3) + 3 * 3 * 16 * (2 + 1) + 2 * 5 * (192 + 40));
+}
+
+TEST_CASE("packed weights that cannot be are refused in one line") {
+  CHECK(complaint({1, 192, 8}, {{"weights", "int4"}}) ==
+        "linear: groups of 128 do not divide k=192: give group=row or another size");
+  CHECK(complaint({1, 128, 8}, {{"group", "64"}}) ==
+        "linear: group is of packed weights: give weights=int4 too");
+  CHECK(complaint({1, 128, 8}, {{"zeros", "yes"}}) ==
+        "linear: zeros is of packed weights: give weights=int4 too");
+  CHECK(complaint({1, 100, 8}, {{"weights", "int4"}, {"group", "row"}}) == "");
+
+  std::array<std::uint32_t, 4> header{};
+  CHECK(packed_header_error(header.data(), 16, 64) ==
+        "these bytes are no packed weight: pack it with pack-weight first");
+  write_packed_header(header.data(), 16, 64);
+  CHECK(packed_header_error(header.data(), 16, 64) == "");
+  CHECK(packed_header_error(header.data(), 16, 128) ==
+        "the packed weight is [16, 64], not [16, 128]");
+  header[1] += 1;
+  CHECK(packed_header_error(header.data(), 16, 64) ==
+        "the weight is packed in layout 2, and this library reads 1: pack it again");
+}
+
+TEST_CASE("a packed weight of another layout is refused on the CPU") {
+  const auto backend = open_cpu();
+  const Problem problem = canonical(
+      linear_op(), problem_of({2, 64, 16}, DType::f32, {{"group", "64"}}), DeviceKind::cpu);
+  OpRun run(*backend, linear_op(), problem);
+  const Recipe recipe = default_recipe(linear_op(), problem, backend->facts());
+  run.run(linear_op(), problem, recipe);
+  run.set("w", std::vector<float>(2 * 512));
+  std::string reason;
+  try {
+    run.run(linear_op(), problem, recipe);
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  CHECK(reason == "these bytes are no packed weight: pack it with pack-weight first");
+}
+
+TEST_CASE("linear with packed weights is right on the CPU in every format") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(1);
+  for (const DType dtype : linear_op().dtypes(DeviceKind::cpu))
+    for (const Sizes sizes : {Sizes{1, 1, 1}, {3, 192, 37}, {70, 256, 130}})
+      for (Options options : formats_of(sizes.k)) {
+        if (sizes.m == 3) options["bias"] = "yes";
+        verify_all(*backend, problem_of(sizes, dtype, options), random, 1);
+      }
+}
+
+TEST_CASE("every configuration of the kernel for packed weights has legal launches") {
+  for (const auto& arch : known_architectures()) {
+    const DeviceFacts facts = facts_of_architecture(arch);
+    const Family& family = family_of(linear_op(), "packed_decode");
+    for (const Sizes sizes : {Sizes{1, 64, 8}, {16, 4096, 6144}, {64, 14336, 4096}}) {
+      for (const Options& options : formats_of(sizes.k)) {
+        const Problem problem =
+            canonical(linear_op(), problem_of(sizes, DType::bf16, options), DeviceKind::cuda);
+        REQUIRE_FALSE(family.refusal(problem, facts));
+        const Space space = family.space(problem, facts);
+        CAPTURE(problem.text(), arch);
+        CHECK(space.violations(family.default_config(problem, facts)).empty());
+        CHECK(default_recipe(linear_op(), problem, facts).size() == 1);
+        for (const Config& config : space.feasible()) {
+          const Program program = family.program(problem, facts, config);
+          const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
+          REQUIRE(launch.shared_bytes <= facts.shared_bytes_per_block);
+          REQUIRE(launch.block.x <= 512);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("more tokens than the kernel for packed weights has registers for are expanded first") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const auto recipe_of = [&](std::int64_t m) {
+    const Problem problem =
+        canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
+    std::vector<std::string> families;
+    for (const auto& variant : default_recipe(linear_op(), problem, facts))
+      families.push_back(variant.family);
+    return families;
+  };
+  CHECK(recipe_of(64) == std::vector<std::string>{"packed_decode"});
+  CHECK(recipe_of(65) == std::vector<std::string>{"expand", "product_sm90"});
+}
+
+TEST_CASE("a plan has no memory for an expanded weight that its kernel does not need") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const auto workspace_of = [&](std::int64_t m) {
+    const Problem problem =
+        canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
+    TensorLayout layout(linear_op(), problem, facts);
+    std::vector<bool> used(layout.tensors().size());
+    for (const Variant& variant : default_recipe(linear_op(), problem, facts))
+      mark_used(family_of(linear_op(), variant.family).program(problem, facts, variant.config),
+                used);
+    layout.leave_out_unused(used);
+    return layout.workspace_bytes(0);
+  };
+  CHECK(workspace_of(64) == 0);
+  CHECK(workspace_of(65) == 2 * 4096 * 4096);
+}
+
+TEST_CASE("linear's baseline with packed weights writes the same") {
+  const auto backend = open_cpu();
+  check_baselines(*backend, linear_op(), problem_of({33, 64, 72}, DType::bf16, {{"group", "32"}}),
+                  2e-2);
+}
+
+TEST_CASE("linear with packed weights is right on a GPU in every format", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const Sizes sizes : {Sizes{1, 256, 72},
+                              {5, 384, 200},
+                              {16, 512, 136},
+                              {23, 1024, 264},
+                              {64, 640, 328},
+                              {130, 256, 96}})
+      for (const Options& options : formats_of(sizes.k))
+        verify_all(*backend, problem_of(sizes, dtype, options), random, 4);
+  // k that is no multiple of a block, and of a group of 64.
+  for (const Sizes sizes : {Sizes{1, 8, 8}, {9, 72, 24}, {33, 200, 40}, {64, 1000, 48}})
+    for (const Options& options : formats_of(sizes.k))
+      verify_all(*backend, problem_of(sizes, DType::bf16, options), random, 3);
+  for (const Sizes sizes : {Sizes{3, 96, 40}, {64, 1056, 264}})
+    for (const char* more : {"no", "yes"}) {
+      const Options options{
+          {"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}};
+      verify_all(*backend, problem_of(sizes, DType::bf16, options), random, 3);
+    }
+  verify_all(*backend, problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}), random, 3);
+  for (const Options& options : formats_of(96))
+    verify_all(*backend, problem_of({7, 96, 33}, DType::f32, options), random, 0);
+}
+
+TEST_CASE("linear with packed weights is right on a GPU at the sizes of models", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(4);
+  for (const auto& [k, n] : {std::pair{4096, 6144}, {14336, 4096}, {2048, 16384}})
+    for (const std::int64_t m : {1, 16, 64})
+      verify_all(*backend, problem_of({m, k, n}, DType::bf16, {}), random, 6);
+}
+
+TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const std::int64_t m : {2, 100}) {
+    const Problem problem = canonical(
+        linear_op(), problem_of({m, 64, 16}, DType::bf16, {{"group", "64"}}), DeviceKind::cuda);
+    OpRun run(*backend, linear_op(), problem);
+    const Recipe recipe = default_recipe(linear_op(), problem, backend->facts());
+    run.run(linear_op(), problem, recipe);
+    for (const float value : run.values("y")) REQUIRE(std::isfinite(value));
+    std::vector<float> bytes(2 * 512);
+    std::array<std::uint8_t, 16> header;
+    write_packed_header(header.data(), 16, 128);
+    std::copy(header.begin(), header.end(), bytes.begin());
+    run.set("w", bytes);
+    run.run(linear_op(), problem, recipe);
+    for (const float value : run.values("y")) REQUIRE(std::isnan(value));
+  }
+}
+
+TEST_CASE("linear's baseline with packed weights writes the same on a GPU too", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  check_baselines(*backend, linear_op(), problem_of({40, 256, 264}, DType::bf16, {}), 2e-2);
+}
