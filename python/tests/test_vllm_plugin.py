@@ -105,7 +105,7 @@ def test_a_search_for_a_module_is_no_import(vllm):
 
 
 @pytest.mark.parametrize("given, parts", [
-    ("", ""), ("1", "experts layers"), ("experts", "experts"), ("layers", "layers"),
+    ("", "experts layers"), ("1", "experts layers"), ("experts", "experts"), ("layers", "layers"),
     (" layers , experts ", "experts layers"), ("0", ""), ("norms", ""), ("experts,0", "")])
 def test_parts(vllm, monkeypatch, caplog, given, parts):
     monkeypatch.setenv("FFTUNE_VLLM", given)
@@ -115,12 +115,18 @@ def test_parts(vllm, monkeypatch, caplog, given, parts):
     assert bool(caplog.records) == (not parts)
 
 
-def test_nothing_is_replaced_unasked(vllm, monkeypatch, caplog):
+@pytest.mark.parametrize("version, capability, applies", [
+    ("0.24.0", (9, 0), True), ("0.24.0", (8, 0), False), ("0.33.0", (9, 0), False)])
+def test_unasked_only_what_was_measured_is_replaced(vllm, monkeypatch, caplog, version, capability,
+                                                    applies):
     monkeypatch.delenv("FFTUNE_VLLM")
+    monkeypatch.setattr(module("vllm"), "__version__", version)
+    platforms = module("vllm.platforms")
+    monkeypatch.setattr(platforms.NvmlCudaPlatform, "capability", capability)
     with caplog.at_level(logging.INFO):
         register()
-    assert not is_patched("experts") and not is_patched("layers")
-    assert "FFTUNE_VLLM=1 turns" in caplog.text
+    assert is_patched("experts") == is_patched("layers") == applies
+    assert ("FFTUNE_VLLM=1 turns" in caplog.text) != applies
 
 
 @pytest.mark.parametrize("capability, applies", [

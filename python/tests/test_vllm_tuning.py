@@ -40,9 +40,13 @@ def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, k
     with tuning._listening(found):
         step(model, *batch_of(model, REQUESTS))
     ops = {problem["op"] for _, problem in found.values()}
-    assert ops >= {"qkv", "attention", "linear", "rmsnorm"}
     for text, (device, problem) in found.items():
-        preset = Plan(device, problem).describe()["preset"]
-        assert preset and preset["exact_shape"], text
+        described = Plan(device, problem).describe()
+        if problem["op"] == "layer":  # the records of its parts serve
+            assert described["reason"].endswith(
+                "records of attn_norm, qkv, attention, out, ffn_norm, ffn"), described["reason"]
+        else:
+            assert described["preset"] and described["preset"]["exact_shape"], text
     written = {path.stem for path in (tmp_path / "presets").glob("*/*.json")}
-    assert written == ops
+    assert written >= ops - {"layer"}
+    assert written >= {"qkv", "attention", "linear", "rmsnorm"}

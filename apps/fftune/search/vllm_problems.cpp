@@ -296,6 +296,8 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
   Options network;
   if (one) network = {{"norm", "rms"}, {"residual", "yes"}};
   problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network);
+  // A part of the op layer, whose norm is a part of its own.
+  if (one) problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, {{"residual", "yes"}});
 }
 
 }  // namespace

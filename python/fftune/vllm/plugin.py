@@ -12,8 +12,11 @@ from .imports import after_import
 from .logs import log, one_line
 
 PARTS = ("experts", "layers")
-# The versions whose sources the patches were written for, by major and minor number.
+# The versions whose sources the patches were written for, by major and minor number, and those in
+# which they were measured: in the others nobody gets them without asking.
 VERSIONS = ((0, 24), (0, 33))
+MEASURED = ((0, 24),)
+MEASURED_MAJORS = (9,)  # of compute capabilities
 # Compute capabilities, by their major numbers, for which fftune has kernels of tensor cores.
 _MAJORS = (8, 9)
 _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
@@ -48,7 +51,8 @@ def register() -> None:
 
 
 def _decide() -> Decision:
-    wanted = _wanted(os.environ.get("FFTUNE_VLLM"))
+    given = os.environ.get("FFTUNE_VLLM", "").strip()
+    wanted = _wanted(given)
     if not wanted.parts:
         return wanted
     import vllm
@@ -60,6 +64,9 @@ def _decide() -> Decision:
     reason = _device_reason()
     if reason:
         return _nothing(reason)
+    if not given and not _is_measured(version):
+        return _nothing(f"it was not measured in vLLM {vllm.__version__} on this device: "
+                        "FFTUNE_VLLM=1 turns fftune's kernels on")
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
         if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts:
             return Decision(tuple(part for part in wanted.parts if part != "layers"),
@@ -72,12 +79,9 @@ def _nothing(reason: str) -> Decision:
     return Decision((), f"nothing is replaced: {reason}")
 
 
-def _wanted(given: str | None) -> Decision:
-    """The parts that FFTUNE_VLLM names, all of them for 1; none if it is not set."""
-    if given is None or given.strip() == "":
-        # Until it has been measured in the engine, nobody gets it without asking.
-        return _nothing("FFTUNE_VLLM=1 turns fftune's kernels on")
-    if given.strip() == "1":
+def _wanted(given: str) -> Decision:
+    """The parts that FFTUNE_VLLM names, all of them for 1 or if it is not set."""
+    if given in ("", "1"):
         return Decision(PARTS)
     names = [name.strip() for name in given.split(",")]
     if names == ["0"]:
@@ -86,6 +90,12 @@ def _wanted(given: str | None) -> Decision:
     if unknown:
         return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(PARTS)}")
     return Decision(tuple(part for part in PARTS if part in names))
+
+
+def _is_measured(version: tuple[int, int]) -> bool:
+    from vllm.platforms import current_platform
+
+    return version in MEASURED and current_platform.get_device_capability().major in MEASURED_MAJORS
 
 
 def _version(words: str) -> tuple[int, int] | None:
