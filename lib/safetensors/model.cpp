@@ -128,12 +128,12 @@ void SavedModel::add_quantised() {
   std::error_code missing;
   if (!fs::exists(path, missing)) return;
   try {
+    config_ = std::make_shared<JsonValue>(parse_json(read_whole_file(path)));
     std::map<std::string, SavedTensor, std::less<>> saved;
     for (const auto& [name, tensor] : tensors_) saved.emplace(name, tensor.saved);
     packed_ = tensors_;
-    const auto weights =
-        find_quantised_weights(parse_json(read_whole_file(path)), saved,
-                               [this](std::string_view name) { return read_packed(name); });
+    const auto weights = find_quantised_weights(
+        *config_, saved, [this](std::string_view name) { return read_packed(name); });
     if (weights.empty()) packed_.clear();
     for (const auto& weight : weights) {
       Tensor& tensor = tensors_[weight->dense().name];

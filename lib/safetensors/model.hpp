@@ -35,6 +35,8 @@ class SavedModel {
   const std::filesystem::path& path() const { return path_; }
   /// Where config.json would be.
   std::filesystem::path folder() const;
+  /// config.json beside the tensors; null if there is none.
+  const JsonValue* config() const { return config_.get(); }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
 
   /// Null if there is none of that name.
@@ -60,6 +62,7 @@ class SavedModel {
     std::filesystem::path path;
     InputFile content;
   };
+  std::shared_ptr<const JsonValue> config_;
   std::vector<File> files_;
   std::map<std::string, Tensor, std::less<>> tensors_;
   std::map<std::string, Tensor, std::less<>> packed_;  // what quantised weights are read from

@@ -18,6 +18,9 @@ from ._library import Error, on_two_devices
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
                torch.float8_e4m3fn: "fp8"}
+# The library's words for element types.
+TORCH_DTYPES = {**{name: dtype for dtype, name in DTYPE_NAMES.items()}, "i8": torch.int8,
+                "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64}
 FP8 = frozenset((torch.float8_e4m3fn,))
 # All tensors of this kind have one type, that of the problem.
 DATA = frozenset(DTYPE_NAMES) - FP8
@@ -196,6 +199,24 @@ def flag(op: str, name: str, value) -> bool:
     if value is True or value is False:
         return value
     raise Error(f"{op}: {name} is {named(value)}: give True or False")
+
+
+def expect_values(op: str, *, positive: Mapping, counts: Mapping, words: Mapping, numbers: Mapping,
+                  flags: Mapping) -> None:
+    """That options by name are integers of 1, or 0, and more, words, finite numbers, True or False."""
+    for least, integers in ((1, positive), (0, counts)):
+        for name, value in integers.items():
+            if type(value) is not int or value < least:
+                raise Error(f"{op}: {name} is {named(value)}: give a positive integer")
+    for name, value in words.items():
+        if not isinstance(value, str) or not value.replace("-", "").isalnum():
+            raise Error(f"{op}: {name} is {named(value)}: give a word")
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Error(f"{op}: {name} is {named(value)}: give a number")
+        check_number(op, name, value)
+    for name, value in flags.items():
+        flag(op, name, value)
 
 
 def explain_rest(op: str, schema, arguments: Sequence, error: Exception) -> Error:

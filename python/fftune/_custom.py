@@ -122,6 +122,9 @@ def _vmap_rule(op: Op, by_row: bool) -> Callable:
                     folded[i] = (folded[i].movedim(places[i], 0) if i in batched else
                                  folded[i].expand(info.batch_size, *folded[i].shape))
             results = op.overload(*folded)
+            if not isinstance(results, Tensor):  # those that are not there have no rows
+                results = type(results)(r if r.shape[:1] == (info.batch_size,) else
+                                        r.expand(info.batch_size, *r.shape) for r in results)
         else:
             each = [op.overload(*(_taken(a, place, at) for a, place in zip(arguments, places)))
                     for at in range(info.batch_size)]
@@ -311,15 +314,6 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
         _library.impl(name, implementation, "Autograd")
         return backward
     return decorate
-
-
-def empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    # In two thirds of torch.empty's time.
-    return x.new_empty(shape) if dtype is None else x.new_empty(shape, dtype=dtype)
-
-
-def yes(tensor: Tensor | None) -> str | None:
-    return None if tensor is None else "yes"
 
 
 def call(op: Op, *arguments):

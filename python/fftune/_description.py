@@ -16,8 +16,8 @@ _TABLE = json.loads((Path(__file__).parent / "_op_table.json").read_text())
 _EXACT = {"T": DATA, "fp8": FP8, "f32": KINDS["f32"], "i32": KINDS["i32"], "i64": KINDS["i64"],
           "u8": KINDS["u8"]}
 _VALUES = ("str", "bool", "int", "float", "float[]")
-_ARGUMENT = re.compile(r"(\w+)(?:=([\w|-]+))?(?::([\w\[\]]+))?(\??)(!?)")
-_RESULT = re.compile(r"(\w+)(?:=([\w|-]+))?(?::(\w+))?(?:\?(\w+))?")
+_ARGUMENT = re.compile(r"(-?)(\w+)(?:=([\w|-]+))?(?::([\w\[\]]+))?(\??)(!?)")
+_RESULT = re.compile(r"(-?)(\w+)(?:=([\w|-]+))?(?::(\w+))?(?:\?(\w+))?")
 
 
 def python_of(text: str) -> str:
@@ -97,12 +97,14 @@ class Description:
 @dataclass(frozen=True)
 class Argument:
     name: str
+    shown: str  # in errors
     library: tuple[str, ...]
     type: str  # of the schema
     kind: Kind | None  # of a tensor
     cast: str
-    optional: bool
-    written: bool
+    optional: bool = False
+    written: bool = False
+    hidden: bool = False  # from the schema
 
     @property
     def adds(self) -> bool:
@@ -110,15 +112,18 @@ class Argument:
         return self.written and self.library[0].endswith("_before")
 
 
-def _argument(text: str, about: Description, shapes: Mapping[str, str]) -> Argument:
-    name, library, kind, optional, written = _ARGUMENT.fullmatch(text).groups()
+def _argument(text: str, about: Description, shapes: Mapping[str, str],
+              names: Mapping[str, str]) -> Argument:
+    hidden, name, library, kind, optional, written = _ARGUMENT.fullmatch(text).groups()
     libraries = tuple((library or name).split("|"))
+    shown = names.get(name, name)
     field = library or name.replace("_", "-")
     if kind in _VALUES or not any(n in about.inputs for n in libraries) and kind not in KINDS:
         if not kind:
             kind = ("float" if about.options[field] == "number" else "str") if (
                 field in about.options) else "int"
-        return Argument(name, (field,), kind, None, "", False, False)
+        fields = libraries if kind == "float[]" else (field,)
+        return Argument(name, shown, fields, kind, None, "")
     variants = [v for n in libraries for v in about.buffers.get(n, ())]
     if kind in KINDS:
         types = KINDS[kind]
@@ -129,25 +134,31 @@ def _argument(text: str, about: Description, shapes: Mapping[str, str]) -> Argum
                  DATA if "T" in dtypes else _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
     ranks = {len(v.shape) for v in variants}
     shape = shapes.get(name) or ("[...]" if len(ranks) > 1 else about.words(variants[0].shape))
-    return Argument(name, libraries, "Tensor", Kind(types, shape), kind or "", bool(optional),
-                    bool(written))
+    return Argument(name, shown, libraries, "Tensor", Kind(types, shape), kind or "", bool(optional),
+                    bool(written), bool(hidden))
 
 
-def arguments_of(text: str, about: Description, shapes: Mapping[str, str]) -> list[Argument]:
-    return [_argument(one, about, shapes) for one in re.split(r",\s*", text)]
+def arguments_of(text: str, about: Description, shapes: Mapping[str, str] = {},
+                 names: Mapping[str, str] = {}) -> list[Argument]:
+    """`shapes` has those of tensors that are not laid out as the library's, in words, and `names`
+    what errors call an argument."""
+    return [_argument(one, about, shapes, names) for one in re.split(r",\s*", text)]
 
 
 @dataclass(frozen=True)
 class Result:
+    name: str
     library: tuple[str, ...]
     like: int | None  # the place of an argument
     given: int | None
+    hidden: bool
 
 
 def results_of(text: str, arguments: Sequence[Argument]) -> list[Result]:
     places = {a.name: i for i, a in enumerate(arguments)}
     found = []
     for one in re.split(r",\s*", text):
-        name, library, like, given = _RESULT.fullmatch(one).groups()
-        found.append(Result(tuple((library or name).split("|")), places.get(like), places.get(given)))
+        hidden, name, library, like, given = _RESULT.fullmatch(one).groups()
+        found.append(Result(name, tuple((library or name).split("|")), places.get(like),
+                            places.get(given), bool(hidden)))
     return found

@@ -22,14 +22,6 @@ WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
 FLOAT32 = ("sinks", "choice_bias", "residual_scale")  # as the kernels read them
-OPTIONS = ("heads", "kv-heads", "dim", "rotary", "experts", "top-k", "groups", "top-groups", "act",
-            "norm", "post-norms", "block", "ffn", "score", "order", "renormalise", "group-score",
-            "choice-bias", "router-bias", "route-scale", "logits", "shared-gate", "gate-up",
-            "convention", "eps", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks",
-            "residual-scale", "out-bias", "ffn-bias", "rotation", "angles",
-            "softcap", "scale", "rope-scale")
-_INTEGERS = {"heads", "kv-heads", "dim", "rotary", "experts", "top-k", "groups", "top-groups"}
-_FLOATS = {"eps", "softcap", "scale", "rope-scale", "route-scale", "multiplier"}
 
 
 @dataclass(frozen=True)
@@ -68,15 +60,21 @@ class LayerForm:
         return self.options.get(name, otherwise)
 
 
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 @functools.lru_cache(256)
 def parse(form: str) -> LayerForm:
     found: dict = dict(entry.split("=") for entry in form.split(" "))
     names = found.pop("weights").split(",")
     constants = tuple(n for n in found.pop("constants", "").split(",") if n)
-    for name in found.keys() & _INTEGERS:
-        found[name] = int(found[name])
-    for name in found.keys() & _FLOATS:
-        found[name] = float(found[name])
+    found = {name: _value(text) for name, text in found.items()}
     return LayerForm(tuple(n for n in _BEFORE_CACHES if n in names),
                      tuple(n for n in _BEHIND_CACHES if n in names), constants, found)
 

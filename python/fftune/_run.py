@@ -5,7 +5,7 @@ checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
 import torch
@@ -23,32 +23,26 @@ _BATCH_INVARIANT = any(os.environ.get(name, "0") not in ("", "0")
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """An op in one form: what its problems share, and how a problem follows from a call.
+    """A forward pass whose problems do not follow from the registry's table: what they share, and
+    how a problem follows from a call.
 
-    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options called
-    `names`, None for what is left out. All of it is None for no tokens.
+    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options by
+    name, None for those that are left out. All of it is None for no tokens.
     """
 
     op: str
-    backward: bool
     kinds: Mapping[str, Kind]  # of the inputs by name
-    names: tuple[str, ...]
-    values: Callable[..., Sequence | None]
-    fixed: dict[str, str] = field(default_factory=dict)
+    values: Callable[..., Mapping | None]
     strided: bool = False  # inputs are as the kernels read them, which take their strides
-    typed_by: int | None = 0  # the input whose element type is the problem's; of masks alone None
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
-        # Nothing depends on the type where there are masks alone: the device's first one.
-        dtype = (inputs[self.typed_by].dtype if self.typed_by is not None else
-                 torch.bfloat16 if inputs[0].is_cuda else torch.float32)
+        dtype = inputs[0].dtype
         check_tensors(self.op, self.kinds, list(zip(self._names_of(len(inputs)), inputs)), dtype)
         values = self.values(options, *inputs)
         if values is None:
             return None
-        problem = {"op": self.op, "pass": "bwd" if self.backward else "fwd",
-                   "dtype": DTYPE_NAMES[dtype], **self.fixed}
-        for name, value in zip(self.names, values, strict=True):
+        problem = {"op": self.op, "pass": "fwd", "dtype": DTYPE_NAMES[dtype]}
+        for name, value in values.items():
             if isinstance(value, float):
                 # Numbers that are no sizes are options: strings.
                 check_number(self.op, name, value)
@@ -144,6 +138,11 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
     """Runs what the inputs and options say, on the current stream of their device. The op's buffers
     in order are the inputs that are there, then the outputs, which are contiguous. Inputs that are
     not are copied."""
+    finish(find(form, options, inputs), outputs)
+
+
+def find(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> tuple:
+    """The first half of run(): the plan, for which a new problem is checked. finish() takes it."""
     device = -2
     strided = form.strided
     key = [form, options]
@@ -170,13 +169,19 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
     plan = _plans.get(key)
     if plan is None:
         plan = _make_plan(key, form, options, inputs, device)
+    if _listeners and plan is not _Nothing:
+        for listener in _listeners:
+            listener(device, _problem_of(form, options, inputs))
+    return plan, device, pointers, copies
+
+
+def finish(found: tuple, outputs: Sequence[Tensor]) -> None:
+    """Runs what find() gave."""
+    plan, device, pointers, _ = found
     if plan is _Nothing:
         for tensor in outputs:
             tensor.zero_()
         return
-    if _listeners:
-        for listener in _listeners:
-            listener(device, _problem_of(form, options, inputs))
     for tensor in outputs:
         pointers.append(tensor.data_ptr())
     if device >= 0 and plan not in _captured and torch._C._cuda_isCurrentStreamCapturing():

@@ -481,21 +481,23 @@ def _philox(seeds: Tensor, quads: Tensor, steps: Tensor) -> list[Tensor]:
 
 
 def _kept(logits, temperature, top_k, top_p, min_p):
-    """Which ids the filters keep, those of equal logits together."""
+    """Which ids the filters keep, those of equal logits together. NaN is above every number."""
     vocab = logits.shape[-1]
-    best = logits.sort(-1, descending=True)[0]
-    count = torch.where((top_k > 0) & (top_k < vocab), top_k, vocab).long()
-    least = best.gather(-1, count - 1)
-    of_top_k = ~(logits < least)
-    mass = ((logits - best[..., :1]) / temperature).exp()
-    better = torch.where(best >= least, ((best - best[..., :1]) / temperature).exp(), 0.0)
-    limit = torch.where(top_p < 1, top_p.double() * better.sum(-1, keepdim=True), math.inf)
-    # An id stays if all better ones together are below the limit: those of equal logits are not.
-    above = better.cumsum(-1) - better
-    first = torch.searchsorted(-best, -logits.contiguous()).clamp(max=vocab - 1)
-    kept = (above.gather(-1, first) < limit) | (first == 0) | (top_p >= 1)
-    # NaN is above every number, and no comparison with it leaves an id out.
-    return of_top_k & (kept | best[..., :1].isnan()) & ~(mass < min_p.clamp(max=1))
+    ordered, order = logits.sort(-1, descending=True)
+    same = (ordered[..., 1:] == ordered[..., :-1]) | ordered[..., 1:].isnan() & ordered[..., :-1].isnan()
+    places = torch.arange(vocab, device=logits.device)
+    # For each id, how many are better.
+    better = (places * F.pad(~same, (1, 0), value=False)).cummax(-1)[0]
+    kept = better < torch.where(top_k > 0, top_k, vocab)
+    largest = logits.nan_to_num(-math.inf, math.inf, -math.inf).amax(-1, keepdim=True)
+    # Where the largest is infinite no id has a mass.
+    mass = ((ordered - largest) / temperature).exp().nan_to_num(0.0)
+    counted = torch.where(kept, mass, 0.0)
+    limit = (top_p.double() * counted.sum(-1, keepdim=True)).clamp(min=2.0**-44)
+    above = (counted.cumsum(-1) - counted).gather(-1, better)
+    kept &= (above < limit) | ~(top_p < 1)
+    kept &= (mass >= min_p) | ~(ordered < largest) | ~(min_p > 0)
+    return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):

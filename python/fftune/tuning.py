@@ -23,7 +23,7 @@ from .patching import expect_module, patch, unpatch
 
 @functools.cache
 def _token_sizes() -> dict[str, str]:
-    """For each op the size that a search takes a list of: m, s or batch."""
+    """For each op the size that a search takes a list of: m, n, s, b or batch."""
     done = subprocess.run([str(tool_path()), "ops", "--json"], env=tool_environment(), text=True,
                           capture_output=True)
     if done.returncode:

@@ -1,9 +1,12 @@
 """A call of a declared op runs the problem that the registry means: problems written by hand."""
+import inspect
 import json
+import typing
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import fftune
 from fftune import _derived_form, _description, _run, ops
@@ -12,6 +15,10 @@ from fftune._custom import OPS
 X, W, D, V = torch.randn(3, 8), torch.randn(6, 8), torch.randn(8, 6), torch.randn(8)
 EXPERTS = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
 IDS, SHARES = torch.tensor([[0], [1], [1]]), torch.ones(3, 1)
+Q, K, ROW = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), torch.randn(2, 5, 8, 16)
+OFFSETS = torch.tensor([0, 2, 5])
+ATTENTION = {"op": "attention", "pass": "fwd", "dtype": "f32", "s": 5, "b": 2, "heads": 4, "dim": 16,
+             "kv-heads": 2}
 FFN = {"op": "ffn", "dtype": "f32", "m": 3, "d": 8, "h": 6}
 
 
@@ -47,24 +54,96 @@ def problems():
         "op": "moe-ffn", "pass": "fwd", "dtype": "f32", "m": 3, "d": 8, "h": 6, "top-k": 1,
         "experts": 3, "shared": 1, "act": "silu", "weigh": "after", "gate-up": "interleaved",
         "bias": "all"}),
+    (lambda: ops.ffn_block(X, X, V, W, W, D), FFN | {
+        "pass": "fwd", "act": "silu", "convention": "llama", "eps": "1e-06", "norm": "add-rms",
+        "residual": "yes"}),
+    (lambda: ops.attention(Q, K, K, causal=True, window=3), ATTENTION | {"window": 3, "mask": "causal"}),
+    (lambda: ops.attention(ROW[:, :, :4], ROW[:, :, 4:6], ROW[:, :, 6:], torch.ones(2, 4, 5, 5).bool()),
+     ATTENTION | {"q-row": 128, "k-row": 128, "v-row": 128, "mask": "bool", "mask-heads": "each"}),
+    (lambda: ops.attention(Q, torch.cat((K, K), 1), torch.cat((K, K), 1), bias=torch.ones(2, 1, 5, 10)),
+     ATTENTION | {"kv": 10, "bias": "yes", "bias-heads": "one", "bias-sequences": "each"}),
+    (lambda: ops.attention(Q, *[torch.randn(3, 16, 2, 16)] * 2, lengths=torch.tensor([20, 5]),
+                           pages=torch.tensor([[0, 1], [2, -1]])),
+     ATTENTION | {"kv": 32, "page": 16, "pages": 3, "lengths": "yes"}),
+    (lambda: ops.attention(Q, *torch.randn(3, 16, 2, 32).split(16, -1),
+                           pages=torch.tensor([[0, 1], [2, -1]])),
+     ATTENTION | {"kv": 32, "page": 16, "pages": 3, "kv-head": 32}),
+    (lambda: ops.attention(Q[0], K[0], K[0], offsets=OFFSETS, sinks=torch.ones(4)),
+     ATTENTION | {"layout": "thd", "sinks": "yes"}),
+    (lambda: ops.pack_mask(torch.ones(2, 1, 3, 9).bool()),
+     {"op": "pack-mask", "pass": "fwd", "dtype": "f32", "s": 3, "b": 2, "kv": 9, "heads": 1}),
+    (lambda: ops.masked_softmax(Q, torch.ones(2, 5, 4, 16).bool()), {
+        "op": "masked-softmax", "pass": "fwd", "dtype": "f32", "s": 4, "b": 2, "heads": 5, "n": 16,
+        "mask": "bool", "mask-heads": "each", "scale": "1"}),
+    (lambda: ops.rope(ROW[0, :, :4], K[0], offsets=OFFSETS, rule="llama3"), {
+        "op": "rope", "pass": "fwd", "dtype": "f32", "s": 5, "b": 2, "heads": 4, "dim": 16,
+        "kv-heads": 2, "q-row": 128, "q-head": 16, "layout": "thd", "rotation": "halves",
+        "angles": "llama3", "base": "10000", "factor": "1", "context": "8192", "low": "1",
+        "high": "4", "scale": "0"}),
+    (lambda: ops.qkv(X, torch.randn(32, 8), 2, 1, positions=torch.arange(3), norms=(V, V),
+                     caches=[torch.zeros(2, 7, 1, 8) for _ in range(2)], slots=torch.arange(3)), {
+        "op": "qkv", "pass": "fwd", "dtype": "f32", "m": 3, "d": 8, "heads": 2, "dim": 8,
+        "kv-heads": 1, "cache-slots": 14, "weights": "packed", "norm": "yes", "eps": "1e-06",
+        "rotation": "halves", "angles": "base", "base": "10000", "factor": "1", "scale": "0",
+        "cache": "yes", "slots": "i64"}),
+    (lambda: ops.qkv(X, torch.randn(32, 8), 2, 1, positions=torch.arange(3), rotary=8,
+                     caches=torch.zeros(2, 7, 1, 16).split(8, -1), slots=torch.arange(3).int()), {
+        "op": "qkv", "pass": "fwd", "dtype": "f32", "m": 3, "d": 8, "heads": 2, "dim": 8,
+        "kv-heads": 1, "cache-slots": 14, "cache-head": 16, "weights": "packed",
+        "rotation": "halves", "angles": "base", "base": "10000", "factor": "1", "scale": "0",
+        "cache": "yes"}),
+    (lambda: ops.ngram_block(IDS.expand(4, 3, 1)[..., 0], torch.zeros(4, 7), 2,
+                             prefix=torch.ones(2, 5).long()), {
+        "op": "ngram-block", "pass": "fwd", "dtype": "f32", "b": 4, "len": 3, "vocab": 7,
+        "prefix": 5, "beams": 2, "ids": "i64", "n": "2"}),
 ])
 def test_a_call_says_which_problem_it_is(problems, call, problem):
     call()
-    assert problems == [problem]
+    usual = {"softcap": "0", "scale": "0"} if problem["op"] == "attention" else {}
+    assert problems == [usual | problem]
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_an_op_is_checked_before_its_results_are_allocated(on):
+    for top_k in (-1, 0):
+        with pytest.raises(fftune.Error, match=f"moe-route: top_k is {top_k}: give 1 or more"):
+            ops.moe_route(X.to(on), top_k)
+
+
+def test_type_checkers_see_the_types_of_the_table():
+    """The package has py.typed: annotations are all that a checker reads of a function."""
+    words = {"Tensor": Tensor, "str": str, "bool": bool, "int": int, "float": float}
+    assert (Path(fftune.__file__).parent / "py.typed").exists()
+    compared = 0
+    for name in filter(lambda name: inspect.isfunction(getattr(ops, name)), ops.__all__):
+        seen = {n: set(typing.get_args(t)) or {t}
+                for n, t in typing.get_type_hints(getattr(ops, name)).items()}
+        parameters = inspect.signature(getattr(ops, name)).parameters
+        assert set(seen) == {*parameters, "return"}, name
+        op = getattr(OPS, name, None)
+        for argument in op.overload._schema.arguments if op else ():
+            word = str(argument.type).removeprefix("Optional[").rstrip("]")
+            if argument.name not in seen or word not in words:
+                continue
+            compared += 1
+            assert words[word] in seen[argument.name], (name, argument.name)
+            required = parameters[argument.name].default is inspect.Parameter.empty
+            if required and not str(argument.type).startswith("Optional"):
+                assert type(None) not in seen[argument.name], (name, argument.name)
+    assert compared > 100, compared
 
 
 def test_tensors_that_no_form_of_an_op_has_are_an_error():
     with pytest.raises(fftune.Error, match="ffn: .*x_scale.* do not go together"):
         fp8 = torch.float8_e4m3fn
         one = torch.ones(1)
-        form = _derived_form.DerivedForm("ffn", *_declared("ffn", "x, w_up, x_scale, act", "y"),
-                                    None, {}, ())
+        form = _derived_form.DerivedForm("ffn", *_declared("ffn", "x, w_up, x_scale, act", "y"))
         form.problem((("silu",), (0,)), (X.to(fp8), W.to(fp8), one))
 
 
 def _declared(of: str, arguments: str, results: str) -> tuple:
     about = _description.Description(of, False, {"dtype": "fp8"})
-    found = _description.arguments_of(arguments, about, {})
+    found = _description.arguments_of(arguments, about)
     return about, found, _description.results_of(results, found)
 
 

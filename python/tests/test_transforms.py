@@ -112,13 +112,23 @@ def test_jacobians_are_those_of_pytorch():
     assert error(hessian, torch.func.jacrev(torch.func.jacrev(cubes(nn.functional.linear)))(x)) < 1e-5
 
 
-@each([case for case in DIFFERENTIABLE if case.op not in ("linear", "rope", "rope_qk")])
+@each([case for case in DIFFERENTIABLE
+       if case.op not in ("linear", "linear_packed", "rope", "rope_qk")])
 def test_a_second_derivative_is_an_error(case):
-    """But of `linear`, and of `rope`, whose gradient depends on no input."""
+    """But of `linear`, and of `rope` and packed weights, whose gradients depend on no input."""
     function, tensors = scalar(case, case.arguments())
     with pytest.raises(fftune.Error, match="has no gradient itself"):
         torch.func.grad(lambda *t: sum(g.sum() for g in torch.func.grad(
             function, tuple(range(len(t))))(*t)))(*tensors)
+
+
+@each([case for case in DIFFERENTIABLE if case.op == "linear_packed"])
+def test_a_second_derivative_by_packed_weights_is_an_error(case):
+    """Where the gradient that comes from behind depends on the input."""
+    arguments = case.arguments()
+    square = lambda x: op_of(case)(x, *arguments[1:]).square().sum()
+    with pytest.raises(fftune.Error, match="has no gradient itself"):
+        torch.func.grad(lambda x: torch.func.grad(square)(x).sum())(arguments[0])
 
 
 @each(DIFFERENTIABLE)

@@ -54,7 +54,7 @@ def test_tune_knows_the_tokens_of_every_op(tmp_path, monkeypatch):
     cache = StaticCache(config=model.config, max_cache_len=16)
     fftune.tune(model, {**inputs("llama", batch=3), "past_key_values": cache}, presets=tmp_path)
     assert ("layer", [3]) in found
-    assert set(tuning._token_sizes().values()) == {"m", "s", "b", "batch"}
+    assert set(tuning._token_sizes().values()) == {"m", "n", "s", "b", "batch"}
 
 
 def test_tune_says_when_there_is_nothing_to_tune():

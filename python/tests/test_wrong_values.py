@@ -87,12 +87,18 @@ GOOD = {
     "add_layernorm": dict(x=X, residual=X, w=V, b=V, eps=1e-5),
     "layer": dict(x=torch.randn(1, 1, 8), weights=[WEIGHTS], caches=caches(),
                   lengths=torch.tensor([2], dtype=torch.int32), heads=1, kv_heads=1, slots=None,
-                  positions=None, angles=None, act="silu", convention="llama", eps=1e-6, softcap=0.0,
+                  pages=None, positions=None, angles=None, act="silu", convention="llama", eps=1e-6, softcap=0.0,
                   scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
                   renormalise=False, packing="halves", groups=0, top_groups=0, group_score="max",
                   route_scale=1.0, parallel=False, rotation="halves", constants=(), grouped=False,
                   norm_last=False, multiplier=1.0, wide_logits=False),
 }
+DRAW = dict(temperature=torch.ones(3), seeds=torch.arange(3), steps=torch.zeros(3).int(),
+            top_k=torch.tensor([0, 2, 3]).int(), top_p=torch.full((3,), 0.9), min_p=torch.zeros(3))
+NORMED = dict(x=X, w=W, norm=V, norm_bias=V, bias=W[:, 0].clone(), eps=1e-6, convention="llama",
+              logits="same")
+GOOD |= {"sample": dict(logits=X, **DRAW, softcap=0.0, logprobs=True),
+         "head": dict(NORMED, **DRAW, softcap=0.0, logprobs=True), "head_logits": NORMED}
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
 WRONG_TENSORS = {
     **{str(t).removeprefix("torch."): (lambda t: lambda a: a.to(t))(dtype) for dtype in (

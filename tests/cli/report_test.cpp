@@ -168,6 +168,7 @@ TEST_CASE("the report of all presets is one small file that asks for nothing els
   CHECK(page->find("<link") == page->npos);
   CHECK(page->find(" src=") == page->npos);
   CHECK(page->find("@import") == page->npos);
+  CHECK(page->find("Number(\"1.05\")") != page->npos);  // most_share_of_limit
   const json data = data_of(*page);
   std::size_t records = 0;
   for (const auto& entry : fs::recursive_directory_iterator(presets))

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "store/json.hpp"
 #include "support/catch.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
@@ -63,7 +64,12 @@ TEST_CASE("a model is a file, a folder, or an index of several files") {
     CHECK(first_value(model, "one") == 1);
     CHECK(first_value(model, "two") == 2);
     CHECK(model.folder() == folder.path());
+    CHECK(model.config() == nullptr);
   }
+  write(folder.path() / "config.json", R"({"hidden_size": 8})");
+  const SavedModel model(index);
+  REQUIRE(model.config() != nullptr);
+  CHECK(model.config()->find("hidden_size") != nullptr);
 }
 
 TEST_CASE("a file that is cut short while it is open is an error that names it") {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <utility>
 
 #include "core/error.hpp"
 #include "tuning/measure/statistics.hpp"
@@ -170,16 +171,19 @@ class Formulas {
       }
     return "";
   }
-  /// Sums are of an op with two counts of the same kind: routed and shared experts.
+  /// Sums are of an op with two counts of the same kind: routed and shared experts, heads of q and
+  /// of k and v.
   std::string of_two(const Values& extents) const {
     for (const Term& a : sizes())
       for (const Term& b : sizes()) {
         if (&a == &b) continue;
-        if (&a < &b) {
-          const Values sum = each([&](std::size_t row) { return a.values[row] + b.values[row]; });
-          if (extents == sum) return fmt::format("{} + {}", a.text, b.text);
+        for (const auto& [times, text] : {std::pair{1, ""}, std::pair{2, "2 * "}}) {
+          if (times == 1 && &a > &b) continue;
+          const Values sum =
+              each([&](std::size_t row) { return a.values[row] + times * b.values[row]; });
+          if (extents == sum) return fmt::format("{} + {}{}", a.text, text, b.text);
           if (const Term* factor = factor_of(extents, sum))
-            return fmt::format("{} * ({} + {})", factor->text, a.text, b.text);
+            return fmt::format("{} * ({} + {}{})", factor->text, a.text, text, b.text);
         }
         const Values parts =
             each([&](std::size_t row) { return quotient(a.values[row], b.values[row]); });
@@ -238,8 +242,9 @@ Problem usual_form(const Op& op, const std::string& pass) {
 }
 
 bool is_form(const Op& op, const Problem& problem) {
-  return stands_alone(op, problem) &&
-         refusal(op, problem) == refusal(op, usual_form(op, problem.pass));
+  if (!stands_alone(op, problem)) return false;
+  const std::string reason = refusal(op, problem);
+  return reason.empty() || reason == refusal(op, usual_form(op, problem.pass));
 }
 
 Problem with_rare(const Op& op, Problem form, const std::string& name) {

@@ -26,8 +26,8 @@ struct Form {
 enum class Compared { names, everything };
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
 
-/// Whether the op has buffers for the problem, and refuses it for no other reason than the usual
-/// one.
+/// Whether the op has buffers for the problem, and refuses it for no reason, or for that of the
+/// usual form alone.
 bool is_form(const Op& op, const Problem& problem);
 
 /// The form with a rare size too.

@@ -22,6 +22,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "tuning/decide/verdict.hpp"
 
 namespace fftune {
 
@@ -138,6 +139,7 @@ std::string report_page(const Json& data) {
   put(page, "/*report.css*/", files.at("report.css"));
   put(page, "/*chart.js*/", chart_js.begin()->second);
   put(page, "/*report.js*/", files.at("report.js"));
+  put(page, "/*most_share_of_limit*/", fmt::format("{}", most_share_of_limit));
   put(page, "/*data*/", as_script(data));
   return page;
 }

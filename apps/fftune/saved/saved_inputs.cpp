@@ -13,7 +13,6 @@
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/values.hpp"
 #include "core/error.hpp"
-#include "core/file_access.hpp"
 #include "core/nearest.hpp"
 #include "device/parallel.hpp"
 #include "store/json.hpp"
@@ -169,16 +168,8 @@ void SavedInputs::find_prefix() {
 }
 
 void SavedInputs::read_config() {
-  const auto path = model_->folder() / "config.json";
-  std::error_code missing;
-  if (!std::filesystem::exists(path, missing)) return;
-  const JsonValue root = [&] {
-    try {
-      return parse_json(read_whole_file(path));
-    } catch (const Error& error) {
-      throw Error(error.kind(), fmt::format("{}: {}", path.string(), error.what()));
-    }
-  }();
+  if (model_->config() == nullptr) return;
+  const JsonValue& root = *model_->config();
   const auto take = [&](const JsonValue* object) {
     const auto* fields = object ? object->get_if<JsonValue::Object>() : nullptr;
     if (fields == nullptr) return;
@@ -191,8 +182,7 @@ void SavedInputs::read_config() {
         config_.try_emplace(key, json_line(value));
   };
   // In a model with vision, the part for text.
-  for (const JsonValue* const part :
-       {root.find("text_config"), static_cast<const JsonValue*>(&root)}) {
+  for (const JsonValue* const part : {root.find("text_config"), &root}) {
     if (part == nullptr) continue;
     take(part);
     const std::string type = layer_type(*part);

@@ -97,6 +97,12 @@
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
  * with gate=no: x, w_up, w_down, y
+ * with norm=rms: x, w_gate, w_up, w_down, w_norm, y
+ *   4  w_norm  input  T  [d]
+ * with norm=add-rms: x, w_gate, w_up, w_down, x_residual, w_norm, y, sum
+ *   4  x_residual  input   T  [m, d]
+ *   5  w_norm      input   T  [d]
+ *   7  sum         output  T  [m, d]
  * with weights=int4: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
  *   1  w_gate        input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
  *   2  w_up          input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
@@ -814,6 +820,11 @@
  * with kv-head: q, k, v, out
  *   1  k  input  T  [b, s, heads, kv-head]
  *   2  v  input  T  [b, s, heads, kv-head]
+ * with mask=bool: q, k, v, mask, out
+ *   3  mask  input  u8  [b, 1, s, s]
+ * with mask=packed: q, k, v, mask_bits, mask_flags, out
+ *   3  mask_bits   input  i32  [b, 1, s, 4 * ceil(s / 128)]
+ *   4  mask_flags  input  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
  * with layout=thd: q, k, v, offsets, out
  *   0  q        input   T    [s, heads, dim]
  *   1  k        input   T    [s, heads, dim]
@@ -866,6 +877,11 @@
  *   3  v   input   T  [b, s, heads, kv-head]
  *   7  dk  output  T  [b, s, dim * heads]
  *   8  dv  output  T  [b, s, dim * heads]
+ * with mask=bool: d_out, q, k, v, out, lse, mask, dq, dk, dv
+ *   6  mask  input  u8  [b, 1, s, s]
+ * with mask=packed: d_out, q, k, v, out, lse, mask_bits, mask_flags, dq, dk, dv
+ *   6  mask_bits   input  i32  [b, 1, s, 4 * ceil(s / 128)]
+ *   7  mask_flags  input  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
  * with layout=thd: d_out, q, k, v, out, lse, offsets, dq, dk, dv
  *   0  d_out    input   T    [s, heads, dim]
  *   1  q        input   T    [s, heads, dim]

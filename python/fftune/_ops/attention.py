@@ -2,16 +2,17 @@
 import torch
 from torch import Tensor
 
-from .._checks import expect, flag, float32, int32, several
-from .._custom import OPS, call, empty, fake, gradient, wants_gradient, yes
-from .._declare import define
+from .._checks import flag, several
+from .._custom import OPS, call, gradient, wants_gradient
+from .._declare import declare
 from .._library import Error
-from .._run import Form, ready, run
+from .._run import ready
+from .masked_softmax import CAUSAL
 
 # Attention's tensors are [batch, tokens, heads, features], or, for packed sequences that begin at
 # offsets, [tokens, heads, features].
-_RULES = ("mask:mask?, bits:i32?, flags:u8?, bias?, offsets:ints?, kv_offsets:ints?, lengths:ints?, "
-          "sinks:floats?, causal:bool, window, softcap, scale")
+_RULES = ("mask:mask?, bits=mask_bits?, flags=mask_flags?, bias?, offsets:ints?, kv_offsets:ints?, "
+          "lengths:ints?, sinks:floats?, causal=mask:bool, window, softcap, scale")
 _HEADS = "[..., tokens, heads, features]"
 _SHAPES = {**dict.fromkeys(("q", "k", "v", "y", "dy"), _HEADS), "pages": "[batch, pages]",
            "mask": "[batch, 1 or heads, queries, keys]",
@@ -19,16 +20,6 @@ _SHAPES = {**dict.fromkeys(("q", "k", "v", "y", "dy"), _HEADS), "pages": "[batch
            "flags": "[batch, 1 or heads, tiles, tiles]",
            "bias": "[1 or batch, 1 or heads, queries, keys]", "lengths": "[batch]",
            **dict.fromkeys(("offsets", "kv_offsets"), "[sequences + 1]"), "lse": "[..., tokens]"}
-_TILE = 64  # queries and keys of a tile, for which a packed mask has a flag
-
-
-def _words(keys: int) -> int:
-    """Number of 32-bit words in a row of a packed mask, which takes a multiple of 16 bytes."""
-    return -(-keys // 128) * 4
-
-
-def _tiles(extent: int) -> int:
-    return -(-extent // _TILE)
 
 
 def row_of(x: Tensor) -> int | None:
@@ -65,162 +56,73 @@ def head_stride(x: Tensor) -> int:
     return stride if x.stride(-1) == 1 and stride % dim == 0 else 0
 
 
-def _paged(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int | None]:
-    """Pages as the kernels read them, and the elements between heads where those are apart."""
-    stride = head_stride(k)
-    if stride == 0 or head_stride(v) != stride or k.is_cuda and (k.data_ptr() | v.data_ptr()) & 15:
-        return ready(k.contiguous()), ready(v.contiguous()), None
-    return k, v, None if stride == k.shape[-1] else stride
+def _paged(x: Tensor, other: Tensor) -> tuple[Tensor, int | None]:
+    """Pages of keys or values as the kernels read them, and the elements between heads where those
+    are apart, in both."""
+    stride = head_stride(x)
+    if stride == 0 or head_stride(other) != stride or x.is_cuda and (
+            x.data_ptr() | other.data_ptr()) & 15:
+        return ready(x.contiguous()), None
+    return x, None if stride == x.shape[-1] else stride
 
 
-def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets, lengths,
-                      sinks, pages=None):
-    strides, causal, window, softcap, scale, *others = options
+def _laid_keys(k: Tensor, v: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None, int | None]:
+    """Keys, their row and, in pages, the elements between heads of keys and of values."""
+    if pages is None:
+        return *_rowed(k), None
+    k, head = _paged(k, v)
+    return k, None, head
+
+
+def _laid_values(v: Tensor, k: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None]:
+    return _rowed(v) if pages is None else (_paged(v, k)[0], None)
+
+
+def _keys(k: Tensor, pages: Tensor | None) -> int:
+    return k.shape[-3] if pages is None else pages.shape[1] * k.shape[1]
+
+
+def _check(q, k, mask, bits, bias, offsets, kv_offsets, causal, pages=None, **_):
     packed = offsets is not None
     if q.dim() != (3 if packed else 4):
         raise Error(f"attention: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
                     "[tokens, heads, features] with offsets")
     if kv_offsets is not None and not packed:
         raise Error("attention: kv_offsets without offsets: give both")
-    *lead, s, heads, dim = q.shape
-    b = offsets.numel() - 1 if packed else lead[0]
-    if k.dim() != (4 if pages is not None else q.dim()) or k.shape[-1] != dim:
+    if k.dim() != (4 if pages is not None else q.dim()) or k.shape[-1] != q.shape[-1]:
         raise Error(f"attention: k is {list(k.shape)}, q {list(q.shape)}: give keys of as many "
                     "features, laid out as q, or with pages as [pages, tokens, heads, features]")
-    expect("attention", "v", v, k.shape, q.dtype)
-    expect("attention", "k", k, k.shape, q.dtype)
-    page = None
-    if pages is not None:
-        expect("attention", "pages", pages, (b, pages.shape[-1]))
-        page = k.shape[1]
-        keys = pages.shape[1] * page
-    elif packed:
-        keys = k.shape[0]
-    else:
-        expect("attention", "k", k, (b, *k.shape[1:]))
-        keys = k.shape[1]
+    keys, s, heads = _keys(k, pages), q.shape[-3], q.shape[-2]
     if packed and pages is None and (keys != s) > (kv_offsets is not None):
         raise Error(f"attention: {keys} keys of {s} queries: give kv_offsets")
-    kind, mask_heads = "causal" if causal else None, None
-    if mask is not None or bits is not None:
-        if causal:
-            raise Error("attention: causal and a mask: give a mask that is causal itself")
-        kind = "bool" if bits is None else "packed"
-        given = mask if bits is None else bits
-        if given.dim() != 4 or given.shape[1] not in (1, heads):
-            raise Error(f"attention: the mask is {list(given.shape)}: give [batch, 1 or heads, "
-                        "queries, keys], or what pack_mask made of that")
-        mask_heads = "each" if given.shape[1] > 1 else None
-        lead_shape = (b, given.shape[1])
-        expect("attention", "mask", mask, (*lead_shape, s, keys))
-        expect("attention", "bits", bits, (*lead_shape, s, _words(keys)), torch.int32)
-        expect("attention", "flags", flags, (*lead_shape, _tiles(s), _tiles(keys)), torch.uint8)
-    bias_heads = bias_sequences = None
-    if bias is not None:
-        if bias.dim() != 4 or bias.shape[0] not in (1, b) or bias.shape[1] not in (1, heads):
-            raise Error(f"attention: bias is {list(bias.shape)}: give [1 or batch, 1 or heads, "
-                        "queries, keys]")
-        expect("attention", "bias", bias, (*bias.shape[:2], s, keys), q.dtype)
-        bias_heads = "one" if bias.shape[1] == 1 and heads > 1 else None
-        bias_sequences = "each" if bias.shape[0] > 1 else None
-    expect("attention", "kv_offsets", kv_offsets, (b + 1,))
-    expect("attention", "lengths", lengths, (b,))
-    expect("attention", "sinks", sinks, (heads,))
-    if not q.numel():
-        return None
-    # The library has kv where the keys are not as many as the queries, or not in the same ranges.
-    own_keys = keys != s or kv_offsets is not None or pages is not None
-    return (s, b, heads, dim, keys if own_keys else None, k.shape[-2], window or None, page,
-            None if page is None else k.shape[0], *strides, "thd" if packed else "bshd", kind,
-            mask_heads, yes(bias), bias_heads, bias_sequences, yes(lengths), yes(sinks),
-            float(softcap) or None, float(scale) or None, *others)
+    given = mask if bits is None else bits
+    if given is not None and causal:
+        raise Error("attention: causal and a mask: give a mask that is causal itself")
+    if given is not None and (given.dim() != 4 or given.shape[1] not in (1, heads)):
+        raise Error(f"attention: the mask is {list(given.shape)}: give [batch, 1 or heads, "
+                    "queries, keys], or what pack_mask made of that")
+    if bias is not None and (bias.dim() != 4 or bias.shape[1] not in (1, heads)
+                             or bias.shape[0] not in (1, q.shape[0])):
+        raise Error(f"attention: bias is {list(bias.shape)}: give [1 or batch, 1 or heads, "
+                    "queries, keys]")
 
 
-_NAMES = ("s", "b", "heads", "dim", "kv", "kv-heads", "window", "page", "pages", "q-row", "k-row",
-          "v-row", "kv-head", "layout", "mask", "mask-heads", "bias", "bias-heads", "bias-sequences", "lengths",
-          "sinks", "softcap", "scale")
+def _fill(fields, q, k, kv_offsets, pages=None, **_):
+    """The library has kv where the keys are not as many as the queries, or not in the same ranges."""
+    keys = _keys(k, pages)
+    own = keys != q.shape[-3] or kv_offsets is not None or pages is not None
+    fields |= {"kv": keys if own else None, "pages": None if pages is None else k.shape[0]}
 
 
-def _attention_inputs(options, q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets,
-                      lengths, sinks):
-    return _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets,
-                             lengths, sinks, pages)
-
-
-def _attention_backward_inputs(options, dy, q, k, v, y, lse, mask, bits, flags, bias, offsets,
-                               kv_offsets, lengths, sinks):
-    expect("attention", "dy", dy, q.shape)
-    expect("attention", "y", y, q.shape)
-    expect("attention", "lse", lse, _lse_shape(q, offsets))
-    return _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets,
-                             lengths, sinks)
-
-
-def _lse_shape(q: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
-    if offsets is not None:
-        return q.shape[1], q.shape[0]
-    return q.shape[0], q.shape[2], q.shape[1]
-
-
-def _rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks) -> tuple:
-    """The tensors that say what is seen, as the kernels read them."""
-    numbers = [None if t is None else ready(int32("attention", name, t)) for name, t in (
-        ("offsets", offsets), ("kv_offsets", kv_offsets), ("lengths", lengths))]
-    plain = [None if t is None else ready(t) for t in (mask, bits, flags, bias)]
-    return *plain, *numbers, None if sinks is None else ready(float32("attention", "sinks", sinks))
-
-
-@define("attention", "attention", f"q, k, v, pages:ints?, {_RULES}, lse:bool", "(Tensor, Tensor)",
-        shapes=_SHAPES)
-def _(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal, window,
-      softcap, scale, lse):
-    y = empty(q, *q.shape)
-    own = empty(q, *(_lse_shape(q, offsets) if lse else (0,)), dtype=torch.float32)
-    q, q_row = _rowed(q)
-    k_row = v_row = kv_head = None
-    if pages is None:
-        (k, k_row), (v, v_row) = _rowed(k), _rowed(v)
-    else:
-        k, v, kv_head = _paged(k, v)
-        pages = ready(int32("attention", "pages", pages))
-    run(_ATTENTION, ((q_row, k_row, v_row, kv_head), causal, window, softcap, scale, "yes" if lse else None),
-        (q, k, v, pages, *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
-        (y, own) if lse else (y,))
-    return y, own
-
-
-@define("attention_backward", "attention", f"dy=d_out, q, k, v, y=out, lse, {_RULES}, "
-        "deterministic:bool", "(Tensor, Tensor, Tensor, Tensor)", back=True, shapes=_SHAPES)
-def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal,
-      window, softcap, scale, deterministic):
-    results = [empty(t, *t.shape) for t in (q, k, v)]
-    d_sinks = empty(q, 0 if sinks is None else sinks.numel(), dtype=torch.float32)
-    (q, q_row), (k, k_row), (v, v_row) = map(_rowed, (q, k, v))
-    run(_ATTENTION_BACKWARD,
-        ((q_row, k_row, v_row, None), causal, window, softcap, scale,
-         "yes" if deterministic else None),
-        (ready(dy), q, k, v, ready(y), ready(lse),
-         *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
-        results if sinks is None else (*results, d_sinks))
-    return *results, d_sinks
-
-
-_ATTENTION = Form("attention", False, OPS.attention.kinds, (*_NAMES, "lse"), _attention_inputs,
-                  strided=True)
-_ATTENTION_BACKWARD = Form("attention", True, OPS.attention_backward.kinds,
-                           (*_NAMES, "deterministic"), _attention_backward_inputs, strided=True)
-
-
-@fake("attention")
-def _(q, k, v, pages, mask, bits, flags, bias, offsets, *others):
-    lse = _lse_shape(q, offsets) if others[-1] else (0,)
-    return q.new_empty(q.shape), q.new_empty(lse, dtype=torch.float32)
-
-
-@fake("attention_backward")
-def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, *others):
-    d_sinks = 0 if sinks is None else sinks.shape
-    return (*(t.new_empty(t.shape) for t in (q, k, v)), q.new_empty(d_sinks, dtype=torch.float32))
+_COMMON = dict(shapes=_SHAPES, words=CAUSAL, check=_check, fill=_fill)
+declare("attention", "attention", f"q, k, v, pages:ints?, {_RULES}, lse:bool", "y=out, lse?lse",
+        lays={"q": (_rowed, ["q-row"]), "k": (_laid_keys, ["k-row", "kv-head"]),
+              "v": (_laid_values, ["v-row"])}, **_COMMON)
+declare("attention_backward", "attention", f"dy=d_out, q, k, v, y=out, lse, {_RULES}, "
+        "deterministic:bool", "dq, dk, dv, d_sinks?sinks", back=True,
+        fixed={"page": "", "pages": "", "kv-head": ""},
+        lays={t: (_rowed, [f"{t}-row"]) for t in "qkv"}, **_COMMON)
+declare("pack_mask", "pack-mask", "mask:mask", "bits=mask_bits, flags=mask_flags", shapes=_SHAPES)
 
 
 def _save_attention(ctx, inputs, output):
@@ -285,36 +187,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     y, lse = call(OPS.attention, q, k, v, pages, mask, bits, flags, bias, offsets,
                   kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)
     return (y, lse) if return_lse else y
-
-
-# pack-mask
-
-def _pack_values(options, mask):
-    b, heads, s, keys = mask.shape
-    return (s, b, keys, heads) if mask.numel() else None
-
-
-def _packed_shapes(mask: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    b, heads, s, keys = mask.shape
-    return (b, heads, s, _words(keys)), (b, heads, _tiles(s), _tiles(keys))
-
-
-@define("pack_mask", "pack-mask", "mask:mask", "(Tensor, Tensor)", shapes=_SHAPES)
-def _(mask):
-    bits, flags = _packed_shapes(mask)
-    results = empty(mask, *bits, dtype=torch.int32), empty(mask, *flags, dtype=torch.uint8)
-    run(_PACK, (), (mask,), results)
-    return results
-
-
-_PACK = Form("pack-mask", False, OPS.pack_mask.kinds, ("s", "b", "kv", "heads"), _pack_values,
-             typed_by=None)
-
-
-@fake("pack_mask")
-def _(mask):
-    bits, flags = _packed_shapes(mask)
-    return mask.new_empty(bits, dtype=torch.int32), mask.new_empty(flags, dtype=torch.uint8)
 
 
 def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:

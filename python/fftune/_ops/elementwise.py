@@ -2,11 +2,12 @@
 from torch import Tensor
 
 from .._checks import named
-from .._custom import OPS, call, gradient
+from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
 
-declare("bias_gelu", "bias-gelu", "x, bias:row, act", "y", by_row=True)
+declare("bias_gelu", "bias-gelu", "x, bias:row, act", "y", by_row=True,
+        gradient="bias_gelu_backward")
 declare("bias_gelu_backward", "bias-gelu", "dy, x, bias:row, act", "dx, dbias:bias", back=True)
 
 
@@ -15,31 +16,13 @@ def _expect_even(gate, **_):
         raise Error(f"act-mul: gate is {list(gate.shape)}: give [..., 2h], or up beside it")
 
 
-declare("act_mul", "act-mul", "gate, up, act", "y=out", by_row=True)
+declare("act_mul", "act-mul", "gate, up, act", "y=out", by_row=True,
+        gradient="act_mul_backward")
 declare("act_mul_backward", "act-mul", "dy=dout, gate, up, act", "dgate, dup", back=True)
-declare("act_mul_packed", "act-mul", "gate=gate_up, act", "y=out", check=_expect_even, by_row=True)
-declare("act_mul_packed_backward", "act-mul", "dy=dout, gate=gate_up, act", "dgate_up", back=True,
+declare("act_mul_packed", "act-mul", "gate=gate_up, act", "y=out", check=_expect_even, by_row=True,
+        gradient="act_mul_packed_backward")
+declare("act_mul_packed_backward", "act-mul", "dy=dout, gate=gate_up, act", "dgate=dgate_up", back=True,
         check=_expect_even)
-
-
-def _save_inputs(ctx, inputs, output):
-    *tensors, ctx.act = inputs
-    ctx.save_for_backward(*tensors)
-
-
-@gradient("bias_gelu", _save_inputs)
-def _(ctx, dy):
-    return *call(OPS.bias_gelu_backward, dy, *ctx.saved_tensors, ctx.act), None
-
-
-@gradient("act_mul", _save_inputs)
-def _(ctx, dy):
-    return *call(OPS.act_mul_backward, dy, *ctx.saved_tensors, ctx.act), None
-
-
-@gradient("act_mul_packed", _save_inputs)
-def _(ctx, dy):
-    return call(OPS.act_mul_packed_backward, dy, *ctx.saved_tensors, ctx.act), None
 
 
 _GELU = {"none": "gelu", "tanh": "gelu-tanh"}

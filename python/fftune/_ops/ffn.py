@@ -4,11 +4,10 @@ from typing import Sequence
 from torch import Tensor
 
 from .. import reference
-from .._checks import expect, flag, several
-from .._custom import OPS, call, empty, fake, gradient, rows, save_gates, wants_gradient
-from .._declare import declare, define
+from .._checks import flag, several
+from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
+from .._declare import declare, run_into
 from .._library import Error
-from .._run import Form, ready, run
 from .rmsnorm import add_rmsnorm, rmsnorm
 
 _WEIGHTS = "w_gate, w_up, w_down"
@@ -36,34 +35,14 @@ declare("ffn_fp8", "ffn", f"x, {_WEIGHTS}, x_scale, w_gate_scale, w_up_scale, hi
 
 # The sum that the norm's stage writes is the residual that the last stage reads: it is an input and
 # an output, and without a residual x itself.
-@define("ffn_block", "ffn", f"x, residual?, w_norm:data, {_WEIGHTS}, act, convention, eps", "Tensor",
-        shapes={"w_norm": "[d]"}, by_row=True)
-def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
-    x = ready(x)
-    y, total = empty(x, *x.shape), x if residual is None else empty(x, *x.shape)
-    run(_BLOCK, (act, convention, eps), (x, w_gate, w_up, w_down, total, residual, w_norm),
-        (y,) if residual is None else (y, total))
+def _run_block(form, x, residual, *others):
+    y, total = x.new_empty(x.shape), x if residual is None else x.new_empty(x.shape)
+    run_into(form, (x, residual, *others, total), (y,) if residual is None else (y, total))
     return y
 
 
-@fake("ffn_block")
-def _(x, *others):
-    return x.new_empty(x.shape)
-
-
-def _block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
-    d, h = x.shape[-1], w_gate.shape[0]
-    for name, tensor, shape in (("w_gate", w_gate, (h, d)), ("w_up", w_up, (h, d)),
-                                ("w_down", w_down, (d, h)), ("residual", residual, x.shape),
-                                ("w_norm", w_norm, (d,))):
-        expect("ffn", name, tensor, shape)
-    m = x.shape[:-1].numel()
-    return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
-
-
-_BLOCK = Form("ffn", False, {**OPS.ffn_block.kinds, "total": OPS.ffn_block.kinds["x"]},
-              ("m", "d", "h", "act", "convention", "eps", "norm"), _block_values,
-              {"residual": "yes"})
+declare("ffn_block", "ffn", f"x, residual=x_residual?, w_norm, {_WEIGHTS}, act, convention, eps, "
+        "-total=residual", "y, -sum", kernel=_run_block, by_row=True)
 
 
 def _save_ffn(ctx, inputs, output):

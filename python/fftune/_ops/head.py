@@ -2,6 +2,7 @@
 import torch
 from torch import Tensor
 
+from .._checks import named
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
@@ -21,7 +22,13 @@ def _per_row(label: str, name: str, value, like: Tensor, dtype: torch.dtype) -> 
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Error(f"{label}: {name} is {value!r}: give a number, or a tensor of one for each row")
-    return torch.full(like.shape[:-1], value, dtype=dtype, device=like.device)
+    if not isinstance(like, Tensor):
+        raise Error(f"{label}: the rows are {named(like)}: give a tensor [..., features]")
+    try:
+        return torch.full(like.shape[:-1], value, dtype=dtype, device=like.device)
+    except (OverflowError, RuntimeError):
+        raise Error(f"{label}: {name} is {value}: give a number of {dtype}, or a tensor of one for "
+                    "each row") from None
 
 
 def _draw(label: str, rows: Tensor, temperature, seeds, steps, top_k, top_p, min_p) -> tuple:

@@ -4,10 +4,10 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .._checks import (KINDS, Kind, check_number, expect, expect_given, expect_tensors, flag, named,
+from .._checks import (KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
                        several)
 from .._custom import OPS, call, define, fake, wants_gradient
-from .._layer_form import (FLOAT32, OPTIONS, Choice, form_of, parse, shapes_of, with_constants)
+from .._layer_form import FLOAT32, Choice, form_of, parse, shapes_of, with_constants
 from .._library import Error, Plan
 from .._run import Form, ready, run
 
@@ -65,14 +65,14 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
                torch.float32)
     if not x.numel():
         return None
-    return (batch, s if s > 1 else None, d, h, shared_h, cache, layers if layers > 1 else None,
-            angles.shape[0] if rotates else None, page, count_of_pages, *map(form.get, OPTIONS))
+    sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h,
+             "cache": cache, "page": page, "pages": count_of_pages,
+             "layers": layers if layers > 1 else None,
+             "positions": angles.shape[0] if rotates else None}
+    return sizes | {n: value for n, value in form.options.items() if n != "multiplier"}
 
 
-_LAYER = Form("layer", False, _KINDS,
-              ("batch", "s", "d", "h", "shared-h", "cache", "layers", "positions", "page", "pages",
-               *OPTIONS), _values,
-              strided=True)
+_LAYER = Form("layer", _KINDS, _values, strided=True)
 
 
 def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
@@ -202,27 +202,16 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
                 raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
     for pair in caches:
         several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
-    for name, number in (("heads", heads), ("top_k", top_k), ("kv_heads", kv_heads),
-                         ("groups", groups), ("top_groups", top_groups)):
-        if number is None and name == "kv_heads":
-            continue
-        if type(number) is not int or number < (name in ("heads", "kv_heads")):
-            raise Error(f"layer: {name} is {named(number)}: give a positive integer")
+    kv_heads = heads if kv_heads is None else kv_heads
     # They become parts of the string `form`.
-    for name, word in (("act", act), ("convention", convention), ("score", score),
-                       ("order", order), ("packing", packing), ("group_score", group_score),
-                       ("rotation", rotation)):
-        if not isinstance(word, str) or not word.replace("-", "").isalnum():
-            raise Error(f"layer: {name} is {named(word)}: give a word")
-    for name, number in (("eps", eps), ("softcap", softcap), ("scale", scale),
-                         ("rope_scale", rope_scale), ("route_scale", route_scale),
-                         ("multiplier", multiplier)):
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise Error(f"layer: {name} is {named(number)}: give a number")
-        check_number("layer", name, number)
-    for name, value in (("renormalise", renormalise), ("parallel", parallel), ("grouped", grouped),
-                        ("norm_last", norm_last), ("wide_logits", wide_logits)):
-        flag("layer", name, value)
+    expect_values("layer", positive=dict(heads=heads, kv_heads=kv_heads), counts=dict(
+        top_k=top_k, groups=groups, top_groups=top_groups), words=dict(
+        act=act, convention=convention, score=score, order=order, packing=packing,
+        group_score=group_score, rotation=rotation), numbers=dict(
+        eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
+        multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
+                                           grouped=grouped, norm_last=norm_last,
+                                           wide_logits=wide_logits))
     if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
@@ -231,7 +220,6 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     flat = [tensor for one in weights for tensor in one.values()]
     if wants_gradient(x, *flat):
         raise Error("layer: it has no gradient: use torch.no_grad()")
-    kv_heads = heads if kv_heads is None else kv_heads
     first = weights[0]
     dim = (first["w_q"].shape[0] // heads if "w_q" in first else
            first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)

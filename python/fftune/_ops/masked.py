@@ -4,7 +4,7 @@ from typing import Sequence
 from torch import Tensor
 
 from .._checks import flag, several
-from .._custom import OPS, call, gradient, save_gates, wants_gradient
+from .._custom import OPS, call, wants_gradient
 from .._declare import declare
 from .ffn import expect_both
 
@@ -18,13 +18,15 @@ def _expect_gates(gate, up, **_):
 
 
 declare("masked_linear", "masked-linear", f"{_LINEAR}, pattern=mask:str", "y", casts=True,
-        by_row=True)
+        by_row=True, gradient="masked_linear_backward")
 declare("masked_linear_backward", "masked-linear", f"dy, {_LINEAR}, pattern=mask:str",
         "dx, dw_true, dw_false", back=True)
 declare("masked_linear_backward_into", "masked-linear", f"dy, {_LINEAR}, d_true=dw_true_before!, "
         "d_false=dw_false_before!, pattern=mask:str", "dx", back=True)
-declare("masked_ffn", "masked-ffn", f"x, mask:bytes, {_SIX}", "y", casts=True, by_row=True)
-declare("masked_ffn_preact", "masked-ffn", f"x, mask:bytes, {_SIX}", "y, gate, up", casts=True)
+for _name, _results, _by_row in (("masked_ffn", "y", True),
+                                 ("masked_ffn_preact", "y, gate, up", False)):
+    declare(_name, "masked-ffn", f"x, mask:bytes, {_SIX}", _results, casts=True, by_row=_by_row,
+            gradient="masked_ffn_backward")
 declare("masked_ffn_backward", "masked-ffn", f"dy, x, mask:bytes, gate?, up?, {_SIX}",
         "dx, dw_gate_true, dw_up_true, dw_down_true, dw_gate_false, dw_up_false, dw_down_false",
         back=True, check=_expect_gates)
@@ -32,35 +34,6 @@ declare("masked_ffn_backward_into", "masked-ffn", "dy, x, mask:bytes, gate?, up?
     f"d_{name}=dw_{name}_before!" for name in ("gate_true", "up_true", "down_true", "gate_false",
                                                "up_false", "down_false")) + f", {_SIX}", "dx",
         back=True, check=_expect_gates)
-
-
-def _save_masked_linear(ctx, inputs, output):
-    *tensors, ctx.pattern = inputs
-    ctx.save_for_backward(*tensors)
-
-
-@gradient("masked_linear", _save_masked_linear)
-def _(ctx, dy):
-    dx, d_true, d_false = call(OPS.masked_linear_backward, dy, *ctx.saved_tensors, ctx.pattern)
-    return dx, None, d_true, d_false, None
-
-
-def _save_masked_ffn(ctx, inputs, output):
-    *tensors, ctx.act, ctx.pattern = inputs
-    save_gates(ctx, tensors, output)
-
-
-@gradient("masked_ffn", _save_masked_ffn)
-def _(ctx, dy, *_unused):
-    if dy is None:
-        return (None,) * 10
-    x, mask, *weights, gate, up = ctx.saved_tensors
-    dx, *d_weights = call(OPS.masked_ffn_backward, dy, x, mask, gate, up, *weights, ctx.act,
-                          ctx.pattern)
-    return dx, None, *d_weights, None, None
-
-
-gradient("masked_ffn_preact", _save_masked_ffn)(_)
 
 
 def _or_empty(pattern: str | None) -> str:

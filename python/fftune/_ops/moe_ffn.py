@@ -18,7 +18,7 @@ _OPTIONS = "act, packing=gate-up:str, weigh, shared, routing"
 _INT32 = torch.iinfo(torch.int32)
 
 
-def _ids(ids: Tensor, _) -> Tensor:
+def _ids(ids: Tensor) -> Tensor:
     # An invalid id must stay invalid, which a cast alone would not ensure.
     return int32("moe-ffn", "ids", ids.clamp(_INT32.min, _INT32.max)
                  if ids.dtype is torch.int64 else ids)
@@ -58,8 +58,8 @@ declare("moe_ffn_backward", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, {_SEPARATE}
         f"{_OPTIONS}", "dx, d_weights, dw_gate=dw_gate|dw_gate_up:w_gate, dw_up:w_up?w_up, "
         "dw_down, db_gate_up:b_gate_up?b_gate_up, db_down:b_down?b_down", back=True,
         check=_expect_experts, returns="Tensor[]", loose=("gate-up",),
-        prepare={"ids": _ids, "b_gate_up": lambda t, a: t if a[4] is None else None,
-                 "b_down": lambda t, a: t if a[13] == "after" else None})
+        prepare={"ids": _ids, "b_gate_up": lambda b, gate: b if gate is None else None,
+                 "b_down": lambda b, weigh: b if weigh == "after" else None})
 declare("moe_ffn_backward_into", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, w_gate, w_up, w_down, "
         "d_gate=dw_gate_before!, d_up=dw_up_before!, d_down=dw_down_before!, act, routing",
         "dx, d_weights", back=True, check=_expect_experts, prepare={"ids": _ids})
@@ -133,7 +133,7 @@ def moe_ffn_into(y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: 
                 moe_ffn_fp8(x, ids, weights, w_gate_up, None, w_down, scales[0], scales[1], None,
                             scales[2], act=act))
         return
-    given = (ready(x), ready(_ids(ids, None)), ready(float32("moe-ffn", "weights", weights)),
+    given = (ready(x), ready(_ids(ids)), ready(float32("moe-ffn", "weights", weights)),
              w_gate_up, None, w_down)
     if scales is None:
         run_into(_FORWARD, (*given, None, None, act, "halves", "after", 0, ""), (y,))

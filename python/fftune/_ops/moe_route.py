@@ -1,7 +1,7 @@
 """moe_route: the router's choice in a mixture of experts."""
 from torch import Tensor
 
-from .._custom import OPS, call, gradient
+from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
 
@@ -12,22 +12,10 @@ def _expect_choices(top_k, **_):
 
 
 declare("moe_route", "moe-route", "logits, bias:floats?, top_k, score, order, groups, top_groups, "
-        "group_score, renormalise:bool, scale", "weights, ids", check=_expect_choices, by_row=True)
+        "group_score, renormalise:bool, scale", "weights, ids", check=_expect_choices, by_row=True,
+        gradient="moe_route_backward")
 declare("moe_route_backward", "moe-route", "d_weights:floats, logits, ids:ints, score, order, "
         "renormalise:bool, scale", "d_logits", back=True)
-
-
-def _save_route(ctx, inputs, output):
-    logits, _, _, score, order, _, _, _, renormalise, scale = inputs
-    _, ids = output
-    ctx.mark_non_differentiable(ids)
-    ctx.options = score, order, renormalise, scale
-    ctx.save_for_backward(logits, ids)
-
-
-@gradient("moe_route", _save_route)
-def _(ctx, d_weights, _):
-    return call(OPS.moe_route_backward, d_weights, *ctx.saved_tensors, *ctx.options), *(None,) * 9
 
 
 def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: str = "softmax",
@@ -44,7 +32,6 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
     `scale`, which otherwise only multiplies them.
     """
-    _expect_choices(top_k)  # results have an extent of it
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,
                         top_groups, group_score, renormalise, scale)
     return ids, weights

@@ -1,26 +1,19 @@
 """qkv: the product in front of attention, queries, keys and values of all heads in one op."""
 from torch import Tensor
 
-import torch
-
 from .. import reference
-from .._checks import expect, int32, several
-from .._custom import OPS, call, empty, expect_good, fake, wants_gradient, yes
-from .._declare import define
+from .._checks import int32, several
+from .._custom import OPS, call, expect_good, wants_gradient
+from .._declare import declare
 from .._library import Error
-from .._run import Form, ready, run
 from .attention import head_stride
 from .linear import linear
 from .rmsnorm import rmsnorm
-from .rope import NUMBERS, USED, expect_rule, rope
+from .rope import NUMBERS, RULE, expect_rule, leave_out_unused, rope
 
-_TENSORS = ("x, w_q, w_k?, w_v?, b_q?, b_k?, b_v?, q_norm?, k_norm?, positions:ints?, angles:f32?")
-_OPTIONS = "heads, kv_heads, eps, rotation, rotary, rule:str, numbers:float[]"
-_SHAPES = {**dict.fromkeys(("w_q", "w_k", "w_v"), "[rows, d]"),
-           **dict.fromkeys(("b_q", "b_k", "b_v"), "[rows]"),
-           **dict.fromkeys(("q_norm", "k_norm"), "[features]"),
-           **dict.fromkeys(("k_cache", "v_cache"), "[..., kv_heads, features]"),
-           "angles": "[positions, rotary]"}
+_TENSORS = ("x, w_q=w_q|w, w_k?, w_v?, b_q=b_q|bias?, b_k?, b_v?, q_norm?, k_norm?, "
+            "positions:ints?, angles?")
+_OPTIONS = f"heads, kv_heads, eps, rotation, rotary, {RULE}"
 
 
 def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
@@ -34,103 +27,53 @@ def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
     return w_q.shape[0] // count
 
 
-def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles,
-            k_cache=None, v_cache=None, slots=None):
-    heads, kv_heads, eps, rotation, rotary, rule, numbers, *apart = options
-    d, m = x.shape[-1], x.shape[:-1].numel()
-    dim = _dim(w_q, w_k, heads, kv_heads)
-    packed = w_k is None
-    expect("qkv", "x", x, (*x.shape[:-1], w_q.shape[1]))
-    for name, tensor in (("w_k", w_k), ("w_v", w_v)):
-        expect("qkv", name, tensor, (kv_heads * dim, d))
-    expect("qkv", "the bias of q", b_q, (w_q.shape[0],))
-    for name, tensor in (("k", b_k), ("v", b_v)):
-        expect("qkv", f"the bias of {name}", tensor, (kv_heads * dim,))
-    if (w_k is None) != (w_v is None) or not packed and len(
+def _check(w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, rule, **_):
+    if (w_k is None) != (w_v is None) or w_k is not None and len(
             {t is None for t in (b_q, b_k, b_v)}) > 1 or (q_norm is None) != (k_norm is None):
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
-    for name, tensor in (("q_norm", q_norm), ("k_norm", k_norm)):
-        expect("qkv", name, tensor, (dim,))
-    rotates = positions is not None
-    if angles is not None and not rotates:
+    if angles is not None and positions is None:
         raise Error("qkv: angles without positions")
-    if rotates:
-        expect("qkv", "positions", positions, x.shape[:-1])
+    if positions is not None:
         expect_rule("qkv", rule, angles)
-    if angles is not None:
-        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim))
-    rows = None
-    if k_cache is not None:
-        rows = k_cache.shape[:-2].numel()
-        for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
-            expect("qkv", name, tensor, (*k_cache.shape[:-2], kv_heads, dim))
-        expect("qkv", "slots", slots, x.shape[:-1])
-    if not m:
-        return None
-    return (m, d, heads, dim, kv_heads, rotary if rotates and rotary not in (0, dim) else None,
-            None if angles is None else angles.shape[0], rows, *(apart or (None,)), "packed" if packed else "separate",
-            yes(b_q), yes(q_norm), float(eps) if q_norm is not None else None,
-            rotation if rotates else None, rule if rotates else None,
-            *(n if rotates and i in USED[rule] else None for i, n in enumerate(numbers)),
-            yes(slots), None if slots is None else "i64" if slots.dtype == torch.int64 else "i32")
 
 
-def _heads(x: Tensor, count: int, dim: int) -> Tensor:
-    return empty(x, *x.shape[:-1], count, dim)
+def _fill(fields, w_q, w_k, q_norm, positions, heads, kv_heads, rotary, rule, **_):
+    fields["norm"] = None if q_norm is None else "yes"
+    if q_norm is None:
+        fields["eps"] = None
+    if positions is None:
+        fields |= dict.fromkeys(("rotation", "rotary", "angles", *NUMBERS))
+    else:
+        leave_out_unused(fields, rule)
+        if rotary == _dim(w_q, w_k, heads, kv_heads):
+            fields["rotary"] = None
 
 
-@define("qkv", "qkv", f"{_TENSORS}, {_OPTIONS}", "(Tensor, Tensor, Tensor)", shapes=_SHAPES,
-        casts=True, keeps=("angles",), by_row=True)
-def _(*arguments):
-    x, w_q, w_k, *others, positions, angles = arguments[:11]
-    heads, kv_heads, *options, numbers = arguments[11:]
-    dim = _dim(w_q, w_k, heads, kv_heads)
-    results = [_heads(x, count, dim) for count in (heads, kv_heads, kv_heads)]
-    positions = int32("qkv", "positions", positions)
-    run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
-        (x, w_q, w_k, *others, positions, angles), results)
-    return tuple(results)
-
-
-@define("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "Tensor",
-        shapes=_SHAPES)
-def _(*arguments):
-    x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots = arguments[:14]
-    heads, kv_heads, *options, numbers = arguments[14:]
+def _in_place(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, int | None]:
+    """The cache of keys, and the elements between heads of both caches where those are apart."""
     stride = head_stride(k_cache)
     for cache in (k_cache, v_cache):
         if not stride or head_stride(cache) != stride or cache.is_cuda and cache.data_ptr() & 15:
             raise Error("qkv: rows of a cache do not follow each other, or do not begin at an address "
                         "of 16 bytes")
-    dim = _dim(w_q, w_k, heads, kv_heads)
-    q = _heads(x, heads, dim)
-    positions = int32("qkv", "positions", positions)
-    given = [t if t is None else ready(t) for t in (x, w_q, w_k, *others, positions, angles)]
-    apart = None if stride == dim else stride
-    run(_QKV_CACHED, (heads, kv_heads, *options, tuple(numbers), apart),
-        (*given, k_cache, v_cache, ready(slots)), (q,))
-    return q
+    return k_cache, None if stride == k_cache.shape[-1] else stride
 
 
-_QKV, _QKV_CACHED = (
-    Form("qkv", False, OPS.qkv_cached.kinds,
-         ("m", "d", "heads", "dim", "kv-heads", "rotary", "positions", "cache-slots", "cache-head",
-          "weights", "bias", "norm", "eps", "rotation", "angles", *NUMBERS, "cache", "slots"),
-         _values, strided=strided) for strided in (False, True))
+def _as_it_is(v_cache: Tensor) -> tuple[Tensor]:
+    return v_cache,
 
 
-@fake("qkv")
-def _(*arguments):
-    x, w_q, w_k, (heads, kv_heads) = *arguments[:3], arguments[11:13]
-    dim = w_q.shape[0] // (heads if w_k is not None else heads + 2 * kv_heads)
-    return tuple(x.new_empty(*x.shape[:-1], count, dim) for count in (heads, kv_heads, kv_heads))
-
-
-@fake("qkv_cached")
-def _(*arguments):
-    x, w_q, w_k, (heads, kv_heads) = *arguments[:3], arguments[14:16]
-    dim = w_q.shape[0] // (heads if w_k is not None else heads + 2 * kv_heads)
-    return x.new_empty(*x.shape[:-1], heads, dim)
+_RULES = dict(check=_check, fill=_fill, sizes={"dim": _dim},
+              names={f"b_{t}": f"the bias of {t}" for t in "qkv"},
+              shapes={**dict.fromkeys(("w_q", "w_k", "w_v"), "[rows, d]"),
+                      **dict.fromkeys(("b_q", "b_k", "b_v"), "[rows]"),
+                      **dict.fromkeys(("q_norm", "k_norm"), "[features]"),
+                      **dict.fromkeys(("k_cache", "v_cache"), "[..., kv_heads, features]"),
+                      "angles": "[positions, rotary]"})
+declare("qkv", "qkv", f"{_TENSORS}, {_OPTIONS}", "q, k, v", casts=True, keeps=("angles",),
+        by_row=True, **_RULES)
+declare("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
+        lays={"k_cache": (_in_place, ["cache-head"]), "v_cache": (_as_it_is, [])}, **_RULES)
 
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,

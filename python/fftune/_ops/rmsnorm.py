@@ -3,62 +3,20 @@ import torch
 from torch import Tensor
 
 from .._checks import flag
-from .._custom import OPS, call, gradient, wants_gradient
+from .._custom import OPS, call, wants_gradient
 from .._declare import declare
 from .._library import Error
 
-for _name, _inputs, _results in (("rmsnorm", "x, w:row", "y"),
-                                 ("rmsnorm_rstd", "x, w:row", "y, rstd"),
-                                 ("add_rmsnorm", "x, residual, w:row", "y, sum"),
-                                 ("add_rmsnorm_rstd", "x, residual, w:row", "y, sum, rstd")):
-    declare(_name, "rmsnorm", f"{_inputs}, eps, convention", _results, by_row=True)
+for _rstd in ("", "_rstd"):
+    _also = ", rstd" if _rstd else ""
+    declare("rmsnorm" + _rstd, "rmsnorm", "x, w:row, eps, convention", "y" + _also, by_row=True,
+            gradient="rmsnorm_backward")
+    declare("add_rmsnorm" + _rstd, "rmsnorm", "x, residual, w:row, eps, convention",
+            "y, sum" + _also, by_row=True, gradient="rmsnorm_backward")
 declare("rmsnorm_quantised", "rmsnorm", "x, residual?, w:row, eps, convention, int8=output:bool",
         "y, scale, sum?residual", words={"int8": {True: "i8", False: "fp8"}})
 declare("rmsnorm_backward", "rmsnorm", "dy, x, w:row, dsum?, rstd?, eps, convention", "dx, dw:w",
         back=True)
-
-
-def _save_norm(ctx, inputs, output):
-    x, w, ctx.eps, ctx.convention = inputs
-    rstd = None
-    if isinstance(output, tuple):
-        rstd = output[1]
-        ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, w, rstd)
-
-
-@gradient("rmsnorm", _save_norm)
-def _(ctx, dy, *_unused):
-    if dy is None:
-        return (None,) * 4
-    x, w, rstd = ctx.saved_tensors
-    return *call(OPS.rmsnorm_backward, dy, x, w, None, rstd, ctx.eps, ctx.convention), None, None
-
-
-gradient("rmsnorm_rstd", _save_norm)(_)
-
-
-def _save_add_norm(ctx, inputs, output):
-    _, _, w, ctx.eps, ctx.convention = inputs
-    total, rstd = output[1], None
-    if len(output) > 2:
-        rstd = output[2]
-        ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(total, w, rstd)
-
-
-@gradient("add_rmsnorm", _save_add_norm)
-def _(ctx, dy, dsum, *_unused):
-    total, w, rstd = ctx.saved_tensors
-    if dy is None:
-        return dsum, dsum, None, None, None
-    dx, dw = call(OPS.rmsnorm_backward, dy, total, w, dsum, rstd, ctx.eps, ctx.convention)
-    return dx, dx, dw, None, None
-
-
-gradient("add_rmsnorm_rstd", _save_add_norm)(_)
 
 
 def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama",

@@ -2,18 +2,14 @@
 import torch
 from torch import Tensor
 
-from .._checks import expect, int32
-from .._custom import OPS, call, empty, fake, gradient, yes
-from .._declare import define
+from .._custom import OPS, call
+from .._declare import declare
 from .._library import Error
-from .._run import Form, ready, run
 
 NUMBERS = ("base", "factor", "context", "low", "high", "beta-fast", "beta-slow", "scale")
 # The numbers of each rule by which angles come about.
 USED = {"table": (7,), "base": (0, 1, 7), "llama3": (0, 1, 2, 3, 4, 7), "yarn": (0, 1, 2, 5, 6, 7)}
-_SIZES = ("s", "b", "heads", "dim", "kv-heads", "rotary", "positions", "q-row", "q-outer", "q-head",
-          "k-row", "k-outer", "k-head", "layout", "rotation", "angles", "starts")
-_ARGUMENTS = ("angles:f32?, starts:ints?, offsets:ints?, rotation, rotary, rule:str, numbers:float[]")
+RULE = f"rule=angles:str, numbers={'|'.join(NUMBERS)}:float[]"
 _SHAPES = {**dict.fromkeys(("q", "k", "dq", "dk"), "[..., tokens, heads, features]"),
            "angles": "[positions, rotary]", "starts": "[batch]", "offsets": "[sequences + 1]"}
 
@@ -25,102 +21,48 @@ def expect_rule(op: str, rule: str, angles: Tensor | None) -> None:
         raise Error(f"{op}: angles are given with rule='table', and only with it")
 
 
-def _strided(x: Tensor) -> Tensor:
+def leave_out_unused(fields: dict, rule: str) -> None:
+    for i, name in enumerate(NUMBERS):
+        if i not in USED[rule]:
+            fields[name] = None
+
+
+def _laid(x: Tensor, offsets: Tensor | None) -> tuple:
     """Queries or keys as the kernels read them: features next to each other, rows that do not
-    overlap, and on a GPU all at addresses of 16 bytes."""
+    overlap, and on a GPU all at addresses of 16 bytes. Their strides (row, outer, head) are None
+    where they are what the library takes for granted."""
+    if x.is_contiguous() and not (x.is_cuda and x.data_ptr() & 15):
+        return x, None, None, None
     step = 16 // x.element_size() if x.is_cuda else 1
     strides = x.stride()
-    good = (strides[-1] == 1 and all(s >= x.shape[-1] and s % step == 0 for s in strides[:-1])
-            and (not x.is_cuda or x.data_ptr() % 16 == 0))
-    return x if good else x.clone(memory_format=torch.contiguous_format)
+    if strides[-1] != 1 or any(s < x.shape[-1] or s % step for s in strides[:-1]) or (
+            x.is_cuda and x.data_ptr() & 15):
+        return x.clone(memory_format=torch.contiguous_format), None, None, None
+    return x, strides[-3], None if offsets is not None else strides[0], strides[-2]
 
 
-def _stride_values(x: Tensor, packed: bool) -> tuple:
-    """(row, outer, head) of q or k; None where they are what the library takes for granted."""
-    if x.is_contiguous():
-        return None, None, None
-    if packed:
-        return x.stride(0), None, x.stride(1)
-    return x.stride(1), x.stride(0), x.stride(2)
-
-
-def _values(options, q, k, angles, offsets, starts):
-    strides, rotation, rotary, rule, numbers = options
-    packed = offsets is not None
-    if q.dim() != (3 if packed else 4):
+def _check(rule, angles, offsets, **given):
+    q = given.get("dq", given.get("q"))
+    if q.dim() != (3 if offsets is not None else 4):
         raise Error(f"rope: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
                     "[tokens, heads, features] with offsets")
-    *lead, heads, dim = q.shape
-    if k is not None:
-        expect("rope", "k", k, (*lead, k.shape[-2], dim))
     expect_rule("rope", rule, angles)
-    b, s = (offsets.numel() - 1, lead[0]) if packed else lead
-    if angles is not None:
-        expect("rope", "angles", angles, (angles.shape[0], rotary or dim))
-    expect("rope", "starts", starts, (b,))
-    if not q.numel():
-        return None
-    return (s, b, heads, dim, None if k is None else k.shape[-2], rotary or None,
-            None if angles is None else angles.shape[0], *strides, "thd" if packed else "bshd",
-            rotation, rule, yes(starts),
-            *(number if i in USED[rule] else None for i, number in enumerate(numbers)))
 
 
-def _run(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
-    results = [empty(t, *t.shape) for t in (q, k) if t is not None]
-    q = _strided(q)
-    packed = offsets is not None
-    strides = _stride_values(q, packed)
-    if k is None:
-        strides += None, None, None
-    else:
-        k = _strided(k)
-        strides += _stride_values(k, packed)
-    offsets, starts = (None if t is None else ready(int32("rope", name, t))
-                       for name, t in (("offsets", offsets), ("starts", starts)))
-    run(form, (strides, rotation, rotary, rule, tuple(numbers)),
-        (q, k, None if angles is None else ready(angles), offsets, starts), results)
-    return results
+def _fill(fields, rule, offsets, **_):
+    fields["layout"] = "bshd" if offsets is None else "thd"
+    leave_out_unused(fields, rule)
 
 
-def _define(name: str, of_two: bool, back: bool) -> None:
-    tensors = ", ".join(f"{'d' * back}{t}:data" for t in ("q", "k")[:1 + of_two])
-    returns = "(Tensor, Tensor)" if of_two else "Tensor"
-
-    @define(name, "rope", f"{tensors}, {_ARGUMENTS}", returns, back=back, shapes=_SHAPES)
-    def _(q, *arguments):
-        k, *arguments = arguments if of_two else (None, *arguments)
-        results = _run(form, q, k, *arguments)
-        return tuple(results) if of_two else results[0]
-
-    kinds = getattr(OPS, name).kinds
-    own = {t: kinds.get("d" * back + t) for t in ("q", "k")}
-    form = Form("rope", back, {**kinds, **own}, _SIZES + NUMBERS, _values, strided=True)
-
-    @fake(name)
-    def _(q, k, *arguments):
-        return (q.new_empty(q.shape), k.new_empty(k.shape)) if of_two else q.new_empty(q.shape)
-
-
-for _back in (False, True):
-    _define("rope_backward" if _back else "rope", False, _back)
-    _define("rope_qk_backward" if _back else "rope_qk", True, _back)
-
-
-def _save_rope(ctx, inputs, output):
-    *_, angles, starts, offsets, rotation, rotary, rule, numbers = inputs
-    ctx.save_for_backward(angles, starts, offsets)
-    ctx.others = rotation, rotary, rule, list(numbers)
-
-
-@gradient("rope", _save_rope)
-def _(ctx, dq):
-    return call(OPS.rope_backward, dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
-
-
-@gradient("rope_qk", _save_rope)
-def _(ctx, dq, dk):
-    return *call(OPS.rope_qk_backward, dq, dk, *ctx.saved_tensors, *ctx.others), *(None,) * 7
+for _name, _of in (("rope", "q"), ("rope_qk", "qk")):
+    for _back in (False, True):
+        _own = ["d" * _back + t for t in _of]
+        declare(_name + "_backward" * _back, "rope",
+                ", ".join([f"{t}={t}_out" if _back else t for t in _own])
+                + f", angles?, starts:ints?, offsets:ints?, rotation, rotary, {RULE}",
+                ", ".join([t if _back else f"{t}={t}_out" for t in _own]), back=_back, shapes=_SHAPES,
+                gradient="" if _back else _name + "_backward", check=_check, fill=_fill,
+                lays={t: (_laid, [f"{t[-1]}-{s}" for s in ("row", "outer", "head")]) for t in _own})
 
 
 def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .. import ops
 from .._library import Error
 from .graphs import _tensors_of
-from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, undoable, watched
+from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, undoable, view_of, watched
 
 _LOOKS = 16  # steps from one look at the finished sequences to the next
 
@@ -73,11 +73,11 @@ def head_of(model: nn.Module) -> Head:
         right = F.linear(hidden, weight, product.bias)
         if softcap:
             right = torch.tanh(right / softcap) * softcap
-        model._modules[names[0]] = _Given(hidden)
-        try:
-            logits = model(input_ids=ids, use_cache=False).logits
-        finally:
-            model._modules[names[0]] = decoder
+        # No module of the model is called or changed.
+        outputs = {(name,): view_of(product, {}) for name, part in model._modules.items()
+                   if part is product}
+        own = view_of(model, {**outputs, (names[0],): _Given(hidden)})
+        logits = own(input_ids=ids, use_cache=False).logits
         if logits.shape != right.shape or not is_close(right, logits):
             raise Unfit("its logits are not those of a linear layer, nor of one with the soft cap of "
                         "the configuration")

@@ -16,7 +16,7 @@ from .mlps import plain_mlp, required_arguments
 from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks,
                         expect_plain_parameters, has_kernels, is_patched, kind_of,
                         original, remembered,
-                        replace_forward, stand_in, undoable, watched)
+                        replace_forward, stand_in, undoable, watched, view_of)
 
 
 @dataclass(frozen=True)
@@ -182,18 +182,6 @@ def _is_chain(module: nn.Module, paths: tuple[tuple[str, ...], ...], count: int)
 
 # what runs
 
-def _view(module: nn.Module, parts: dict[tuple[str, ...], object]) -> nn.Module:
-    """The module with other parts at these paths; all else is its own."""
-    view = object.__new__(type(module))
-    view.__dict__.update(module.__dict__)
-    view.__dict__["_modules"] = dict(module._modules)
-    for name in dict.fromkeys(path[0] for path in parts):
-        inner = {path[1:]: part for path, part in parts.items() if path[0] == name}
-        part = inner[()] if () in inner else _view(module._modules[name], inner)
-        (view._modules if name in view._modules else view.__dict__)[name] = part
-    return view
-
-
 def _runs(module: nn.Module, layers: list) -> bool:
     first, act, second = layers
     return (not module.training and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -224,5 +212,5 @@ def _inline_forward(self, *arguments, **options):
     def unless_done(part):
         return lambda x: x if any(x is y for y in results) else part(x)
 
-    view = _view(self, dict(zip(chain.paths, (mlp, unless_done(act), unless_done(second)))))
+    view = view_of(self, dict(zip(chain.paths, (mlp, unless_done(act), unless_done(second)))))
     return type(self).forward(view, *arguments, **options)

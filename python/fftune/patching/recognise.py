@@ -154,6 +154,18 @@ def parts_watched(module: nn.Module, but: str | None = None) -> bool:
         for name, kind in module.__dict__.get("_fftune_parts", ()) if name != but)
 
 
+def view_of(module: nn.Module, parts: dict[tuple[str, ...], object]) -> nn.Module:
+    """The module with other parts at these paths; all else is its own."""
+    view = object.__new__(type(module))
+    view.__dict__.update(module.__dict__)
+    view.__dict__["_modules"] = dict(module._modules)
+    for name in dict.fromkeys(path[0] for path in parts):
+        inner = {path[1:]: part for path, part in parts.items() if path[0] == name}
+        part = inner[()] if () in inner else view_of(module._modules[name], inner)
+        (view._modules if name in view._modules else view.__dict__)[name] = part
+    return view
+
+
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether kernels can read such weights: no quantised or distributed tensor came in their place."""
     return not any(is_traceable_wrapper_subclass(t) for t in tensors if t is not None)

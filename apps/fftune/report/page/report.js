@@ -43,8 +43,9 @@ function microseconds(value) {
   if (!(value > 0)) return "-";
   return value >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }
+const mostShareOfLimit = Number("/*most_share_of_limit*/");
 const percent = (fraction) =>
-  fraction > 1.05 ? "above the limit" : (100 * fraction).toFixed(1) + "%";
+  fraction > mostShareOfLimit ? "above the limit" : (100 * fraction).toFixed(1) + "%";
 // What is below 1 reads differently without colour too.
 const ratio = (value) =>
   value > 0 ? (value < 1 ? "▼ " : "") + value.toFixed(2) + "×" : "-";
