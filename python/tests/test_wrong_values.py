@@ -210,10 +210,11 @@ def test_element_types_come_from_no_fallback(name, on):
             refuses_type(name, good, floats, dtype, on)
 
 
-# Weights that any type of floating point serves.
+# Weights, and numbers of each row, that any type of floating point serves.
 ANY_FLOAT = {("rmsnorm", "w"), ("add_rmsnorm", "w"), ("rmsnorm_quantised", "w"),
              ("bias_gelu", "bias"), ("moe_ffn", "weights"), ("moe_ffn_backward", "weights"),
-             ("moe_ffn_fp8", "weights"), ("moe_route", "bias"), ("attention", "sinks")}
+             ("moe_ffn_fp8", "weights"), ("moe_route", "bias"), ("attention", "sinks"),
+             *((op, name) for op in ("sample", "head") for name in ("temperature", "top_p", "min_p"))}
 
 
 def refuses_type(name, good, changed, dtype, on) -> None:
