@@ -57,9 +57,9 @@ def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
     [..., vocab], its logit, and the log-probability that log_softmax gives it.
 
     Without `temperature`, the id of the largest logit; of equal ones the first. With it, a sample of
-    softmax(logits / temperature), or the best id in rows where it is not above 0. Of the ids that
-    `top_k`, `top_p` and `min_p` keep, where they are given: as transformers' processors in that
-    order, but ids of equal logits stay together. All of these are numbers, or tensors [...].
+    softmax(logits / temperature), or the best id in rows where it is not above 0. `top_k`,
+    `top_p` and `min_p` filter the ids first, as transformers' processors do in that order, but ids of
+    equal logits stay together. All of these are numbers, or tensors [...].
 
     The same `seeds` (int64) and `steps` (int32) draw the same ids in every run and on every device.
     A sequence has one seed and counts its steps. `softcap`: logits are softcap · tanh(logits /

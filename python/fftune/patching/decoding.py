@@ -143,7 +143,7 @@ class Loop:
         return graph.replay
 
     def _look(self) -> tuple[Tensor, "torch.cuda.Event | None"]:
-        """What is finished now, which the host has when the event is over."""
+        """The sequences that are finished now; the host has them when the event is over."""
         if not self.done.is_cuda:
             return self.done.clone(), None
         seen = torch.empty(self.done.shape, dtype=torch.bool, pin_memory=True)
