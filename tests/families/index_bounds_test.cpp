@@ -100,6 +100,17 @@ std::vector<Form> forms() {
                         {"kv-heads", 2},
                         {"dim", 64}},
                        {{"angles", angles}}});
+  forms.push_back({"layer",
+                   "fwd",
+                   {{"batch", 2},
+                    {"cache", 40},
+                    {"d", 1024},
+                    {"h", 1024},
+                    {"heads", 8},
+                    {"kv-heads", 2},
+                    {"dim", 64},
+                    {"page", 16}},
+                   {}});
   for (const char* pass : {"fwd", "bwd"})
     for (const char* layout : {"thd", "bshd"})
       forms.push_back({"rope",
@@ -123,6 +134,10 @@ std::vector<Form> forms() {
                      "fwd",
                      {{"b", 4}, {"len", 40}, {"vocab", 50}, {"prefix", 9}},
                      {{"ids", ids}, {"lengths", "own"}, {"ngrams", "own"}}});
+  for (const char* choose : {"sample", "filtered"}) {
+    forms.push_back({"sample", "fwd", {{"m", 5}, {"vocab", 300}}, {{"choose", choose}}});
+    forms.push_back({"head", "fwd", {{"m", 5}, {"d", 64}, {"vocab", 300}}, {{"choose", choose}}});
+  }
   forms.push_back({"masked-softmax",
                    "fwd",
                    {{"s", 20}, {"b", 2}, {"heads", 2}, {"n", 40}},
