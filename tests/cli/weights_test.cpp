@@ -168,6 +168,8 @@ TEST_CASE("wrong saved values are one line") {
         {"check --weights model --map w=x --device cpu", "give it by --op"},
         {"check --weights model --op qkv --device cpu", "has no model.layers.0.self_attn.q_proj"},
         {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
+        {"bench ffn --weights int5 --d 16 --h 24 --device cpu", "give one of dense, int4"},
+        {"bench ffn --weights no/model --device cpu", "no/model"},
         {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
         {"ffn --map w=x --d 8 --h 8 --device cpu", "give --saved-weights or --input too"},
         {"ffn --weights model --layer -1 --device cpu", "--layer -1 is out of range"}}) {

@@ -264,9 +264,11 @@ void add_bench(CommandLine& line) {
       line.root(), "bench", "the library's plan beside the roofline and the unfused pipelines");
   for (const Op* op : line.catalog().ops) {
     auto options = std::make_shared<Options>();
-    Command& command =
-        line.add(group, std::string(op->name()), std::string(op->summary()),
-                 [op, options](const Session& session) { return run(*op, *options, session); });
+    Command& command = line.add(group, std::string(op->name()), std::string(op->summary()),
+                                [op, options](const Session& session) {
+                                  take_saved_weights(*op, options->problem, options->weights);
+                                  return run(*op, *options, session);
+                                });
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_weight_options(command, options->weights);
     add_device_option(command, options->device, false);

@@ -7,10 +7,12 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <set>
 #include <utility>
 
 #include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/values.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
@@ -121,6 +123,19 @@ void add_weight_options(Command& command, WeightOptions& values) {
                  "the saved tensor of an input, as in w=mlp.up_proj.weight: a whole name, or the "
                  "part behind the layer's number; with ^T if it is saved as [in, out]",
                  group);
+}
+
+void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values) {
+  const auto given = problem.options.find("weights");
+  if (given == problem.options.end() || given->second.empty() || !values.weights.empty()) return;
+  for (const OptionField& field : op.options())
+    if (field.name == "weights" &&
+        std::find(field.choices.begin(), field.choices.end(), given->second) != field.choices.end())
+      return;
+  const std::filesystem::path path(given->second);
+  std::error_code unreadable;
+  if (!path.has_parent_path() && !path.has_extension() && !exists(path, unreadable)) return;
+  values.weights = std::exchange(given->second, {});
 }
 
 void check_weight_options(const WeightOptions& values) {

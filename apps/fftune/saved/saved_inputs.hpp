@@ -21,6 +21,7 @@ struct JsonValue;
 namespace fftune::tool {
 
 struct Command;
+struct ProblemOptions;
 
 struct WeightOptions {
   std::string weights = {};  // a .safetensors file, an index or a folder
@@ -35,6 +36,9 @@ struct WeightOptions {
 /// same as --saved-weights where the op has no option of that name. `values` must live as long as
 /// `command` parses.
 void add_weight_options(Command& command, WeightOptions& values);
+/// Where the op has an option `weights` of its own: takes a word that is none of its choices, but a
+/// path, as --saved-weights.
+void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values);
 /// Throws Error(invalid_input) for --layer or --map without what they are about.
 void check_weight_options(const WeightOptions& values);
 

@@ -332,9 +332,11 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
 void add_tune(CommandLine& line) {
   for (const Op* op : line.catalog().ops) {
     auto options = std::make_shared<Options>();
-    Command& command =
-        line.add(line.root(), std::string(op->name()), std::string(op->summary()),
-                 [op, options](const Session& session) { return run(*op, *options, session); });
+    Command& command = line.add(line.root(), std::string(op->name()), std::string(op->summary()),
+                                [op, options](const Session& session) {
+                                  take_saved_weights(*op, options->problem, options->weights);
+                                  return run(*op, *options, session);
+                                });
     command.group = ops_group;
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_weight_options(command, options->weights);
