@@ -92,7 +92,7 @@ class ChooseDecode final : public Family {
                       return threads <= 1024 + 512 &&
                              stream.registers(problem) <= most_registers(threads);
                     })
-        .constraint("more loads than a row has would be in vain", [problem](const Config& config) {
+        .constraint("no more loads at a time than a row has", [problem](const Config& config) {
           return config.at("unroll") == 1 || 32 * config.at("unroll") <= problem.size("d");
         });
     return space;
