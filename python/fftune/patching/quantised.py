@@ -61,7 +61,7 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
 
 
 class _Layer(NamedTuple):
-    """What the tensors of a module say: q, scale and zero are [n, k] and [n, groups]."""
+    """The contents of a module's tensors: q, scale and zero are [n, k] and [n, groups]."""
 
     format: str
     name: str  # of the tensor with codes
@@ -141,7 +141,7 @@ def _groups_of(index: Tensor | None, k: int, count: int, size: int | None, devic
 
 
 def _candidates(module: nn.Module) -> list[_Layer]:
-    """What a module with the tensors of GPTQ or AWQ may be."""
+    """The layers that the tensors of GPTQ or AWQ may mean."""
     _expect_words(module, "qweight", "qzeros")
     scales = module.scales
     count, n = scales.shape
