@@ -60,7 +60,7 @@ TEST_CASE("what the cost models prefer on an H100 is near the fastest") {
   // within 23%.
   const auto recorded = GENERATE(Recorded{"moe-ffn-fp8.txt", 14, 0.1, 0.02},
                                  Recorded{"moe-ffn-one-token.txt", 4, 0.1, 0.02},
-                                 Recorded{"hundreds-of-tokens.txt", 50, 0.53, 0.05});
+                                 Recorded{"hundreds-of-tokens.txt", 50, 0.55, 0.05});
   const auto h100 = facts_of_architecture("sm_90a");
   int landscapes = 0;
   double slower = 0;  // in all
