@@ -182,19 +182,22 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   if (!substitutes_.empty()) find_independent(first_stage, tensor, expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as
-  // large relative to it: their squares add. With few values, some outweigh the others by far, and
-  // their error may be the worst one.
-  double squares = expected.rounding_error * expected.rounding_error;
+  // large relative to its usual size: their squares add. With few values, some outweigh the others
+  // by far, and their error may be the worst one. So may that of the sum, which differs from the
+  // reference by them and thus rounds elsewhere.
+  double outer = expected.rounding_error, squares = 0;
   for (std::size_t k = first_stage; k <= stage; ++k) {
     const StageSpec& spec_of_stage = stages()[k];
     expected.reduction_length += spec_of_stage.reduction_length;
     const double share = spec_of_stage.inner_values > 0
                              ? std::min(1.0, heavy_tail / std::sqrt(spec_of_stage.inner_values))
                              : 0;
-    const double inner = std::max(expected.rounding_error, share * dtype_unit_roundoff(spec.dtype));
+    if (spec_of_stage.inner_roundings == 0) continue;
+    outer = std::max(outer, share * dtype_unit_roundoff(spec.dtype));
+    const double inner = outer * cancellation(expected.distinct);
     squares += spec_of_stage.inner_roundings * inner * inner;
   }
-  expected.rounding_error = std::sqrt(squares);
+  expected.rounding_error = std::hypot(outer, std::sqrt(squares));
   // The rounding errors of few elements may be small by chance: the estimate is at least the worst
   // case, one unit roundoff per stage, over the square root of the number of elements.
   const double worst =
