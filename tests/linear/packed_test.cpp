@@ -42,12 +42,20 @@ std::vector<Options> formats_of(std::int64_t k) {
   return formats;
 }
 
-void verify_all(Backend& backend, const Problem& given, std::mt19937_64& random, int more) {
-  const Problem problem = canonical(linear_op(), given, backend.facts().kind);
-  REQUIRE(verify_variants(backend, linear_op(), problem, random, more) > 0);
-  const auto& facts = backend.facts();
-  verify_recipe(backend, linear_op(), problem, default_recipe(linear_op(), problem, facts), 1);
-  verify_recipe(backend, linear_op(), problem, fallback_recipe(linear_op(), problem, facts), 2);
+void verify_formats_on_gpu(DType dtype) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  std::vector<Problem> problems;
+  for (const Sizes sizes : {Sizes{1, 256, 72},
+                            {5, 384, 200},
+                            {16, 512, 136},
+                            {23, 1024, 264},
+                            {64, 640, 328},
+                            {130, 256, 96}})
+    for (const Options& options : formats_of(sizes.k))
+      problems.push_back(problem_of(sizes, dtype, options));
+  verify_families(*backend, linear_op(), problems, random, 4);
 }
 
 std::string complaint(const Sizes& sizes, const Options& options) {
@@ -166,7 +174,7 @@ TEST_CASE("linear with packed weights is right on the CPU in every format") {
     for (const Sizes sizes : {Sizes{1, 1, 1}, {3, 192, 37}, {70, 256, 130}})
       for (Options options : formats_of(sizes.k)) {
         if (sizes.m == 3) options["bias"] = "yes";
-        verify_all(*backend, problem_of(sizes, dtype, options), random, 1);
+        verify_families(*backend, linear_op(), {problem_of(sizes, dtype, options)}, random, 1);
       }
 }
 
@@ -231,41 +239,46 @@ TEST_CASE("linear's baseline with packed weights writes the same") {
                   2e-2);
 }
 
-TEST_CASE("linear with packed weights is right on a GPU in every format", "[gpu]") {
+TEST_CASE("linear with packed weights is right on a GPU in every format in bf16", "[gpu]") {
+  verify_formats_on_gpu(DType::bf16);
+}
+
+TEST_CASE("linear with packed weights is right on a GPU in every format in fp16", "[gpu]") {
+  verify_formats_on_gpu(DType::fp16);
+}
+
+TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with every option",
+          "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  for (const DType dtype : {DType::bf16, DType::fp16})
-    for (const Sizes sizes : {Sizes{1, 256, 72},
-                              {5, 384, 200},
-                              {16, 512, 136},
-                              {23, 1024, 264},
-                              {64, 640, 328},
-                              {130, 256, 96}})
-      for (const Options& options : formats_of(sizes.k))
-        verify_all(*backend, problem_of(sizes, dtype, options), random, 4);
+  std::vector<Problem> problems;
   // k that is no multiple of a block, and of a group of 64.
   for (const Sizes sizes : {Sizes{1, 8, 8}, {9, 72, 24}, {33, 200, 40}, {64, 1000, 48}})
     for (const Options& options : formats_of(sizes.k))
-      verify_all(*backend, problem_of(sizes, DType::bf16, options), random, 3);
+      problems.push_back(problem_of(sizes, DType::bf16, options));
   for (const Sizes sizes : {Sizes{3, 96, 40}, {64, 1056, 264}})
-    for (const char* more : {"no", "yes"}) {
-      const Options options{
-          {"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}};
-      verify_all(*backend, problem_of(sizes, DType::bf16, options), random, 3);
-    }
-  verify_all(*backend, problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}), random, 3);
+    for (const char* more : {"no", "yes"})
+      problems.push_back(
+          problem_of(sizes, DType::bf16,
+                     {{"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}}));
+  problems.push_back(problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}));
+  verify_families(*backend, linear_op(), problems, random, 3);
+  problems.clear();
   for (const Options& options : formats_of(96))
-    verify_all(*backend, problem_of({7, 96, 33}, DType::f32, options), random, 0);
+    problems.push_back(problem_of({7, 96, 33}, DType::f32, options));
+  verify_families(*backend, linear_op(), problems, random, 0);
 }
 
 TEST_CASE("linear with packed weights is right on a GPU at the sizes of models", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(4);
+  std::vector<Problem> problems;
   for (const auto& [k, n] : {std::pair{4096, 6144}, {14336, 4096}, {2048, 16384}})
     for (const std::int64_t m : {1, 16, 64})
-      verify_all(*backend, problem_of({m, k, n}, DType::bf16, {}), random, 6);
+      problems.push_back(problem_of({m, k, n}, DType::bf16, {}));
+  verify_families(*backend, linear_op(), problems, random, 6);
 }
 
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
