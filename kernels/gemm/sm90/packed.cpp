@@ -80,7 +80,12 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
                                        "k_groups", "k_blocks", "ctas"};
   add(
       "accumulators, operands and codes fit into a thread's registers",
-      [=](const Tile& t) { return t.registers(operands, format) <= t.mma_registers(); }, shape);
+      [=](const Tile& t) {
+        // ptxas wants an MMA's accumulators to fit at launch, too.
+        return t.registers(operands, format) <= t.mma_registers() &&
+               t.tokens / 2 + 16 <= t.launch_registers();
+      },
+      shape);
   add(
       "three stages at the least, and the accumulators on their way, fit into shared memory",
       [=](const Tile& t) {
