@@ -143,14 +143,16 @@ double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts
       18 + (tile.scales_operands(operands, format) ? 5 : 0) +
       (separate ? tile.tokens / 2.0 * 16 / std::min(format.group, packed_k * tile.k_blocks) : 0);
   const double warpgroups = tile.mma_warpgroups() * resident;
-  const double alone = mmas / tile.row_groups * (tensor + issue) + 250;  // a warpgroup's stage
+  // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs.
+  const double alone = separate ? mmas / tile.row_groups * (tensor + issue) + 250
+                                : mmas / tile.row_groups * std::max(tensor, issue) + 60;
   const double stage_clocks =
       std::max({mmas * tensor, mmas * issue, alone * tile.row_groups / warpgroups});
   const double compute = each * visits * stage_clocks / clocks;
   const double padding = std::ceil(each / tile.ctas) * tile.ctas / std::max(each, 1.0);
   const double tail = each > tile.ctas ? std::pow(padding, 0.3) : 1.0;
   const double split = tile.split_k > 1 ? 1.2 + 0.1 * tile.split_k : 0;
-  return std::max({memory, l2, compute}) * tail + 0.5 * std::ceil(each / tile.ctas) + split +
+  return std::max({memory, l2, compute}) * tail + 1.5 * std::ceil(each / tile.ctas) + split +
          0.2 * (tile.k_groups - 1);
 }
 

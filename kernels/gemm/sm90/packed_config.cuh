@@ -51,7 +51,7 @@ struct sm90_packed_config {
   constexpr int zero_bytes(int operands, packed_form form) const {
     return form.zeros ? scale_bytes(operands, form) / 2 : 0;
   }
-  /// What is copied into a stage, and its size: swizzle atoms are 1024 bytes.
+  /// Bytes that are copied into a stage, and its size: swizzle atoms are 1024 bytes.
   constexpr int copied_bytes(int operands, packed_form form) const {
     return token_bytes() + code_bytes(operands) + scale_bytes(operands, form) +
            zero_bytes(operands, form);
