@@ -34,8 +34,8 @@ void verify_formats_on_gpu(DType dtype) {
   verify_families(*backend, ffn_op(), problems, random, 3);
 }
 
-std::vector<std::string> families_of(std::int64_t m, const Options& options) {
-  const DeviceFacts facts = facts_of_architecture("sm_90a");
+std::vector<std::string> families_of(std::int64_t m, const Options& options, const char* arch) {
+  const DeviceFacts facts = facts_of_architecture(arch);
   const Problem problem =
       canonical(ffn_op(), problem_of(m, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
   std::vector<std::string> families;
@@ -68,11 +68,14 @@ TEST_CASE("ffn with packed weights has their tensors, and a stage before each pr
   CHECK(stages == std::vector<std::string>{"expand_gate_up", "gate_up", "expand_down", "down"});
 }
 
-TEST_CASE("few tokens of ffn read packed weights, and more expand them") {
-  CHECK(families_of(64, {}) == std::vector<std::string>{"gate_up_packed", "down_packed"});
-  CHECK(families_of(65, {}) ==
-        std::vector<std::string>{"expand_gate_up", "gate_up_sm90", "expand_down", "down_sm90"});
-  CHECK(families_of(1, {{"norm", "rms"}}).size() == 3);
+TEST_CASE("kernels of ffn read packed weights, and those without expand them first") {
+  const std::vector<std::string> wgmma{"gate_up_packed_sm90", "down_packed_sm90"};
+  CHECK(families_of(64, {}, "sm_90a") == wgmma);
+  CHECK(families_of(65, {}, "sm_90a") == wgmma);
+  CHECK(families_of(64, {}, "sm_80") == std::vector<std::string>{"gate_up_packed", "down_packed"});
+  CHECK(families_of(65, {}, "sm_80") ==
+        std::vector<std::string>{"expand_gate_up", "gate_up_sm80", "expand_down", "down_sm80"});
+  CHECK(families_of(1, {{"norm", "rms"}}, "sm_90a").size() == 3);
 }
 
 TEST_CASE("packed weights of ffn that cannot be are refused in one line") {
