@@ -420,13 +420,11 @@ double tolerance(DType dtype, double rounding_error, std::int64_t reduction_leng
                  std::int64_t elements, std::int64_t stages) {
   // Rounding is to nearest, so an error e of the fp32 value before it adds at most 2e to the error
   // after it. A sum of n random terms in fp32 is off by less than sqrt(n) u of its own size; 8 u
-  // more stand for the activation and the products of the epilogue. All that is relative to the
-  // usual size of an element: a few of them may cancel to almost nothing together.
-  const double cancellation = 1 + 64 / static_cast<double>(elements);
+  // more stand for the activation and the products of the epilogue.
   const double sum_error =
       (std::ldexp(1.0, -24) * (std::sqrt(static_cast<double>(reduction_length)) + 8) +
        (dtype == DType::fp8 ? fp8_sum_error : 0)) *
-      cancellation;
+      cancellation(elements);
   // An op that quantises to fp8 rounds as part of its definition. A kernel then differs in the
   // elements that round the other way: a fraction of sum_error / spacing, each off by one spacing.
   const double flips =

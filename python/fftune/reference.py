@@ -1066,6 +1066,7 @@ def attention_backward(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv
         weights = torch.where(allowed & (total != -math.inf), torch.exp(raw - total), 0)
         delta = (grad * out).sum(-1, keepdim=True)
         d_scores = scale * slope * weights * (grad @ many_v.transpose(1, 2) - delta)
+        d_scores = d_scores.masked_fill(~allowed, 0)  # even where v or delta is not finite
         shared = lambda t: t.unflatten(0, (-1, group)).sum(1).transpose(0, 1)
         dq[rows] = (d_scores @ many_k).transpose(0, 1)
         dk[columns] = shared(d_scores.transpose(1, 2) @ own_q)

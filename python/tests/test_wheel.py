@@ -19,7 +19,7 @@ SYSTEM = ("linux-vdso", "ld-linux", "libc.so", "libm.so", "libdl.so", "libpthrea
 @needs_wheel
 def test_everything_is_inside():
     for part in ("bin/fftune", "include/fftune/fftune.h", "share/fftune/presets/schema.json",
-                 "py.typed"):
+                 "py.typed", "ops.pyi"):
         assert (ROOT / part).is_file(), part
     library, = (ROOT / "lib").iterdir()
     # Programs linked to it look for a file of this name.

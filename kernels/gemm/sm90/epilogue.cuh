@@ -40,6 +40,63 @@ struct output_tile {
   bool whole;
 };
 
+// Where an MMA warpgroup's share of a work tile goes: from `m` on in its rows, to `column` on.
+//
+// Dense GEMMs and grouped reductions: a whole tile.
+struct whole_tiles {
+  template <class Scheduler, class RowIndices>
+  static __device__ __forceinline__ output_tile place(const gemm_params&, const Scheduler& work,
+                                                      const work_tile& tile, const RowIndices&,
+                                                      int m, int column) {
+    return {work.row_of_c(tile) + m, column, tile.group, tile.output, nullptr, 0, true};
+  }
+};
+// Grouped rows, C in the sorted order.
+template <class Traits>
+struct sorted_rows {
+  template <class Scheduler, class RowIndices>
+  static __device__ __forceinline__ output_tile place(const gemm_params& gemm,
+                                                      const Scheduler& work, const work_tile& tile,
+                                                      const RowIndices&, int m, int column) {
+    const group_tile own = work.rows(tile);
+    return consecutive(gemm, own, own.first, m, own.count - m, column);
+  }
+
+ protected:
+  static __device__ __forceinline__ output_tile consecutive(const gemm_params& gemm,
+                                                            const group_tile& own, int first, int m,
+                                                            int count, int column) {
+    const bool last = first + own.count == gemm.m;  // what follows is no row of C
+    return {first + m,
+            column,
+            0,
+            0,
+            nullptr,
+            count,
+            count > 0 && (count >= Traits::plan.subtile_m || last)};
+  }
+};
+// Grouped rows, C in the order of the tokens: the index warp has found the rows.
+template <class Traits>
+struct scattered_rows : sorted_rows<Traits> {
+  template <class Scheduler, class RowIndices>
+  static __device__ __forceinline__ output_tile place(const gemm_params& gemm,
+                                                      const Scheduler& work, const work_tile& tile,
+                                                      const RowIndices& indices, int m,
+                                                      int column) {
+    const group_tile own = work.rows(tile);
+    const int count = own.count - m;
+    const tile_rows rows = indices.wait();
+    if (!rows.consecutive()) return {0, column, 0, 0, rows.rows + m, count, false};
+    return sorted_rows<Traits>::consecutive(gemm, own, rows.first(), m, count, column);
+  }
+};
+template <class Traits>
+using destination_of =
+    typename choose_type<!Traits::grouped_rows, whole_tiles,
+                         typename choose_type<Traits::form.c_sorted, sorted_rows<Traits>,
+                                              scattered_rows<Traits>>::type>::type;
+
 // The epilogue stages of a warpgroup. TMA loads a subtile's source into the stage that its result
 // will use; the stage's barrier completes when the source has arrived.
 template <int count, int bytes>
@@ -125,6 +182,7 @@ struct value_epilogue {
   using ops = epilogue_ops<form>;
   using columns = typename ops::columns;
   using Wide = element_type<form.wide>;
+  static constexpr bool prefetches_next = false;
   template <int value>
   using stored_type = element_type<value == 0 ? form.c : form.wide>;
   using fragment = float[m64_tiles][b_operands][values];
@@ -142,6 +200,10 @@ struct value_epilogue {
         stages{base + plan.epilogue_at + own * plan.warpgroup_epilogue_bytes,
                base + plan.epilogue_barriers_at + own * config.epilogue_stages * 8},
         warpgroup(own) {}
+
+  // As those of gradient_epilogue.
+  static __device__ __forceinline__ void yield_stages() {}
+  static __device__ __forceinline__ int source_k_block(int) { return 0; }
 
   // Prefetches the source of this warpgroup's first subtiles, which store() waits for. Call it
   // before the main loop, so that it overlaps. An earlier kernel may write it: in a parallel block
@@ -543,7 +605,7 @@ struct value_epilogue {
 // d_gate and d_up leave from where these were.
 //
 // Loads begin a few K blocks into the main loop, when the last tile's stores have left the stages
-// (load_at_k_block). Or, in a dense GEMM with enough stages (prefetches_next), subtiles are
+// (source_k_block). Or, in a dense GEMM with enough stages (prefetches_next), subtiles are
 // numbered through all tiles in the order in which they are finished, and each is loaded when its
 // stage is free, while the next one is finished in another. In ping-pong the warpgroups alternate
 // tiles and share the stages; a stage then serves a tile once at most. A wait by parity cannot tell
@@ -557,7 +619,6 @@ struct gradient_epilogue {
   static constexpr int m64_tiles = plan.m64_tiles, values = plan.accumulators;
   static constexpr int stored = form.stored_values();  // buffers of a stage: gate, up, hidden
   static constexpr bool scatters = form.groups == grouping::rows;
-  static constexpr int load_at_k_block = 4;
   static constexpr u32 sharers = config.pingpong() ? config.mma_warpgroups : 1;
   static constexpr u32 shared_stages = config.epilogue_stages * sharers;
   static constexpr bool prefetches_next =
@@ -580,6 +641,13 @@ struct gradient_epilogue {
     stages = {base + plan.epilogue_at + owner * plan.warpgroup_epilogue_bytes,
               base + plan.epilogue_barriers_at + owner * config.epilogue_stages * 8};
   }
+
+  // Ping-pong: the first warpgroup has shared stages first.
+  static __device__ __forceinline__ void yield_stages() {
+    if (prefetches_next) arrive(named_barrier::source_order, 256);
+  }
+  // The K block of `count` after whose MMAs the source is prefetched.
+  static __device__ __forceinline__ int source_k_block(int count) { return smaller(4, count) - 1; }
 
   // Prefetches gate and up of this warpgroup's first subtiles, which store() waits for. An earlier
   // kernel may write them.

@@ -57,7 +57,6 @@
 // B is a weight, which no kernel before this one writes: its first K blocks are loaded without a
 // wait for those (programmatic dependent launch), unless the form says that it depends on them.
 #include "common/async.cuh"
-#include "gemm/group_terms.cuh"
 #include "gemm/sm90/load.cuh"
 #include "gemm/sm90/mainloop.cuh"
 #include "gemm/sm90/qkv_epilogue.cuh"
@@ -129,30 +128,30 @@ struct gemm_kernel : cta_state<Traits> {
 
   using state = cta_state<Traits>;
   static constexpr bool splits_k = Traits::splits_k, finds_rows = Traits::finds_rows;
-  static constexpr bool promotes = Traits::promotes;
 
   // The variants, each a type:
   using scheduler = typename state::scheduler;  // tile_scheduler.cuh
   using domain = typename state::domain;        // the groups whose tiles it walks
+  using step = typename step_of<Traits>::type;  // to the next tile
   using cluster = cluster_of<Traits>;           // pipeline.cuh: how CTAs meet
   using row_indices = row_indices_of<Traits>;
-  using roles = roles_of<Traits>;                                     // load.cuh: producer warps
-  using replay_barriers_type = typename replay_of<Traits>::barriers;  // A reuse
+  using roles = roles_of<Traits>;          // load.cuh: producer warps
+  using replay = replay_of<Traits>;        // A reuse
+  using mma_order = mma_order_of<Traits>;  // mainloop.cuh: cooperative or ping-pong
+  using mainloop = mainloop_of<Traits>;
+  using stage_hooks = stages_of<Traits>;       // fences, zero fill, stores for the replay
+  using terms = terms_of<Traits>;              // row factors, group biases
+  using split_k = split_k_of<Traits>;          // split_k.cuh
+  using destination = destination_of<Traits>;  // epilogue.cuh: where a tile goes
   using epilogue = epilogue_of<Traits>;
 
   using operands = typename choose_type<grouped_rows && gathers && form.b_operands() == 1 &&
                                             !routed && !form.stacked,
                                         operand_prefetch<Traits>, no_operand_prefetch>::type;
   using stages = pipeline<config.stages, plan.stage_bytes>;
-  using mma = mma_mainloop<Traits>;
-  using accumulators = typename mma::accumulators;
+  using accumulators = typename mainloop::accumulators;
 
   using state::base, state::gemm, state::params, state::rank, state::schedule;
-
-  __device__ __forceinline__ group_tile rows_of(const scheduler& work,
-                                                const work_tile& tile) const {
-    return work.rows(tile);
-  }
 
   // --- Load: the producer warps ---
 
@@ -173,214 +172,50 @@ struct gemm_kernel : cta_state<Traits> {
 
   // --- MMA warpgroups ---
 
-  // Work on stages besides their MMAs.
+  // Work on a pipeline stage besides its MMAs (mma_mainloop).
   template <class Prefetch, class LookAhead>
-  struct hooks {
-    bool generic_writes;  // cp.async filled the stages, which wgmma does not see without a fence
-    replay_store replay;  // with A reuse
-    int tokens;           // grouped reduction: from the first K block to the end of the group
-    int warpgroup;
+  struct hooks : stage_hooks {
     int prefetch_at;  // the K block after whose MMAs the source is asked for
     const Prefetch& prefetch;
     const LookAhead& look_ahead;
 
-    __device__ __forceinline__ void on_full(u32 buffer, int k_block) const {
-      if constexpr (reduction) {
-        const int count = larger(tokens - k_block * plan.bk, 0);
-        if (count < plan.bk) zero_fill(buffer, count);
-        if (gathers) async_proxy_fence();
-      } else if constexpr (gathers) {
-        if (generic_writes) async_proxy_fence();
-        if constexpr (reuses_a) replay.store(buffer, k_block * plan.bk);
-      }
-    }
     __device__ __forceinline__ void on_issued(int k_block) const {
       if constexpr (form.is_gradient()) {
         if (k_block == prefetch_at) prefetch();
       }
     }
     __device__ __forceinline__ void on_all_issued() const { look_ahead(); }
-    template <int pending>
-    __device__ __forceinline__ void on_read() const {
-      if constexpr (reuses_a) replay.template wait_read<pending>();
-    }
-
-    // Overwrites with zeros what a stage has from token `count` on: in each slab of 64 elements of
-    // either operand a token is a row of 128 bytes. All MMA warpgroups of the tile.
-    __device__ __forceinline__ void zero_fill(u32 buffer, int count) const {
-      constexpr int threads = (config.pingpong() ? 1 : config.mma_warpgroups) * 128;
-      constexpr int slabs = plan.stage_bytes / wgmma_slab_bytes;
-      const int thread = config.pingpong() ? threadIdx.x % 128 : threadIdx.x;
-      const int vectors = (64 - count) * (128 / 16);  // of a slab
-      for (int i = thread; i < slabs * vectors; i += threads) {
-        const int slab = i / vectors;
-        store_shared(buffer + slab * wgmma_slab_bytes + count * 128 + (i - slab * vectors) * 16,
-                     make_float4(0, 0, 0, 0));
-      }
-      async_proxy_fence();
-      sync(named_barrier::zero_fill, threads, config.pingpong() ? warpgroup : 0);
-    }
   };
-
-  static constexpr bool prefetches_next = [] {
-    if constexpr (form.is_gradient()) return epilogue::prefetches_next;
-    return false;
-  }();
-
-  __device__ __forceinline__ auto main_loop(const scheduler& work, const work_tile& tile,
-                                            int first_row) const {
-    if constexpr (promotes && grouped_rows) {
-      group_tile own = {};
-      if constexpr (form.scales != scaling::block) own = rows_of(work, tile);
-      const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at,
-                                        config.swap_ab() ? 0 : first_row, column, own);
-    } else if constexpr (promotes) {
-      const int row = tile.row + (config.swap_ab() ? 0 : first_row);
-      const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at, row, column,
-                                        {0, 0, 0, gemm.m});
-    } else {
-      return mma{static_cast<u32>(first_row), rank};
-    }
-  }
-
-  // Past the K blocks of the tile that is the other warpgroup's.
-  static __device__ __forceinline__ void skip_tile(const scheduler& other, stages& pipe) {
-    if constexpr (reduction) {
-      if (other.is_valid()) pipe.advance(other.tile().k.count());
-    } else {
-      pipe.advance(other.tile().k.count());
-    }
-  }
 
   // Where this warpgroup's share of a tile goes; for a reducer, its share of the columns.
   __device__ __forceinline__ output_tile output_of(const scheduler& work, const work_tile& tile,
                                                    const row_indices& indices,
                                                    int first_row) const {
-    int share = 0;  // of the columns of the MMAs
-    if constexpr (splits_k && !reduction) share = static_cast<int>(rank) * plan.reduced_columns;
+    const int share = split_k::first_column(rank);  // of the columns of the MMAs
     const int m = config.swap_ab() ? share : first_row, n = config.swap_ab() ? first_row : share;
     const int column = static_cast<int>(tile.n) * config.bn + n;
-    if constexpr (dense) {
-      return {tile.row + m, column, 0, tile.output, nullptr, 0, true};
-    } else if constexpr (reduction) {
-      return {static_cast<int>(tile.m) * config.bm + m,
-              column,
-              tile.group,
-              tile.output,
-              nullptr,
-              0,
-              true};
-    } else {
-      const group_tile own = rows_of(work, tile);
-      const int count = own.count - m;
-      int first = own.first;
-      if constexpr (!form.c_sorted) {
-        const tile_rows rows = indices.wait();
-        if (!rows.consecutive()) return {0, column, 0, 0, rows.rows + m, count, false};
-        first = rows.first();
-      }
-      const bool last = first + own.count == gemm.m;  // what follows is no row of C
-      return {
-          first + m, column, 0, 0, nullptr, count, count > 0 && (count >= plan.subtile_m || last)};
-    }
+    return destination::place(gemm, work, tile, indices, m, column);
   }
 
-  using terms = group_terms<form>;
-  static_assert(!terms::present || (grouped_rows && form.c_sorted && !splits_k));
-  // The factors of rows and the biases of groups, into the accumulators.
-  __device__ __forceinline__ void apply_terms(accumulators& acc, const group_tile& own,
-                                              const work_tile& tile, int first_row) const {
-    constexpr int b_operands = form.b_operands(), m64_tiles = plan.m64_tiles;
-    constexpr int eights = plan.accumulators / 4;  // of the columns of the MMAs
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const int first_of_64 = first_row + warp * 16 + lane / 4, first_of_8 = lane % 4 * 2;
-    const int column = static_cast<int>(tile.n) * config.bn;
-    const auto factor = [&](int row) {
-      return row < own.count ? terms::factor(gemm, own.first + row) : 0.0f;
-    };
-    // Terms of the side with 64 rows per m64 tile; a thread has two of them:
-    float factors[m64_tiles][2], biases[m64_tiles][2][b_operands];
-#pragma unroll
-    for (int i = 0; i < 2 * m64_tiles; ++i) {
-      const int at = first_of_64 + i / 2 * 64 + i % 2 * 8;
-      if constexpr (config.swap_ab()) {
-#pragma unroll
-        for (int operand = 0; operand < b_operands; ++operand) {
-          biases[i / 2][i % 2][operand] = terms::bias(gemm, own.group, operand, column + at);
-        }
-      } else {
-        factors[i / 2][i % 2] = factor(at);
-      }
-    }
-#pragma unroll
-    for (int eight = 0; eight < eights; ++eight) {
-#pragma unroll
-      for (int next = 0; next < 2; ++next) {
-        const int at = eight * 8 + first_of_8 + next;
-        asm volatile("" ::: "memory");  // else all biases are loaded at once, into registers
-        const float of_row = config.swap_ab() ? factor(at) : 0.0f;
-#pragma unroll
-        for (int operand = 0; operand < b_operands; ++operand) {
-          const float of_column =
-              config.swap_ab() ? 0.0f : terms::bias(gemm, own.group, operand, column + at);
-#pragma unroll
-          for (int i = 0; i < 2 * m64_tiles; ++i) {
-            float& value = acc[i / 2][operand][eight * 4 + i % 2 * 2 + next];
-            if constexpr (config.swap_ab()) {
-              value = value * of_row + biases[i / 2][i % 2][operand];
-            } else {
-              value = value * factors[i / 2][i % 2] + of_column;
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // The work of an MMA warpgroup.
+  // Compute, reduce, store: an MMA warpgroup.
   __device__ __forceinline__ void compute(const domain& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
     const int first_row = config.pingpong() ? 0 : warpgroup * plan.warpgroup_rows;
     epilogue out(params, gemm, base, warpgroup);
-    const replay_barriers replay{base + plan.reuse_barriers_at};
+    const typename replay::barriers stored{base + plan.reuse_barriers_at};
     scheduler work = schedule(groups);
-    if constexpr (config.pingpong()) {
-      if (warpgroup == 1) {
-        skip_tile(work, pipe);
-        work.next(1);
-        if constexpr (grouped_rows) indices.advance();
-        arrive(named_barrier::mma_order, 256);  // the first warpgroup has the tensor cores first
-        if constexpr (prefetches_next) arrive(named_barrier::source_order, 256);  // and the stages
-      }
-    }
-    constexpr u32 turn = config.pingpong() ? 2 : 1;
+    const mma_order order{warpgroup};
+    order.template start<epilogue>(work, pipe, indices);
     alignas(16) accumulators acc;
     bool met = false;  // the other CTAs of a split
     bool last_of_rows = true;
-    u32 ordinal = config.pingpong() ? warpgroup : 0;
-    // Where the next tile lies among many groups takes hundreds of clocks to find, which the last
-    // MMAs of the one before cover.
-    constexpr bool looks_ahead = grouped_rows && routed && !promotes;
-    auto ahead = [&] {
-      if constexpr (looks_ahead) {
-        return work.here();
-      } else {
-        return no_groups{};
-      }
-    }();
-    const auto look_ahead = [&] {
-      if constexpr (looks_ahead) ahead = work.after(turn);
-    };
+    u32 ordinal = order.first();
+    step to_next(work);
+    const auto look_ahead = [&] { to_next.look_ahead(work, order.step); };
     const auto next = [&] {
-      if constexpr (looks_ahead) {
-        work.go(ahead);
-      } else {
-        work.next(turn);
-      }
-      ordinal += turn;
-      if constexpr (finds_rows && grouped_rows) indices.advance(last_of_rows ? turn : 0);
+      to_next.next(work, order.step);
+      ordinal += order.step;
+      if constexpr (finds_rows && grouped_rows) indices.advance(last_of_rows ? order.step : 0);
     };
     for (; work.is_valid(); next()) {
       work_tile tile = work.tile();
@@ -397,7 +232,7 @@ struct gemm_kernel : cta_state<Traits> {
         return output_of(then, then.tile(), indices, first_row);
       };
       const auto prefetch_source = [&] {
-        if constexpr (prefetches_next) {
+        if constexpr (epilogue::prefetches_next) {
           if (ordinal == 0) out.prefetch_first(tile_after);
         } else {
           out.prefetch_source(output_of(work, tile, indices, first_row));
@@ -406,34 +241,19 @@ struct gemm_kernel : cta_state<Traits> {
       if constexpr (form.adds_source) {
         if (reduction ? rank == tile.reducer : !splits_k || rank < plan.reducers) prefetch_source();
       }
-      if constexpr (config.pingpong()) sync(named_barrier::mma_order, 256, warpgroup);
-      const auto loop = main_loop(work, tile, first_row);
-      if constexpr (promotes) {
-        loop.run(acc, pipe, tile.k, gathered);
-      } else {
-        int tokens = 0, prefetch_at = 0;
-        if constexpr (reduction) tokens = groups.count(tile.group) - tile.k.first * plan.bk;
-        if constexpr (form.is_gradient())
-          prefetch_at = smaller(epilogue::load_at_k_block, tile.k.count()) - 1;
-        const replay_store kept{params.reuse, static_cast<int>(tile.m) * config.bm,
-                                reuses_a && gathered && !last_of_rows && threadIdx.x == 0};
-        const hooks<decltype(prefetch_source), decltype(look_ahead)> others{
-            gathered, kept, tokens, warpgroup, prefetch_at, prefetch_source, look_ahead};
-        if constexpr (sm90_levels_tiles(form, config)) {
-          loop.run_rows(acc, pipe, tile.k.count(), others, work.rows(tile).count);
-        } else {
-          loop.run(acc, pipe, tile.k.count(), others);
-        }
-        if constexpr (reuses_a) kept.template arrive<sm90_late_k_blocks>(replay.most);
-      }
-      if constexpr (config.pingpong()) {
-        arrive(named_barrier::mma_order, 256, warpgroup ^ 1);
-        scheduler other = work;
-        other.next(1);
-        skip_tile(other, pipe);
-      }
-      if constexpr (promotes) loop.scale(acc);
-      if constexpr (terms::present) apply_terms(acc, work.rows(tile), tile, first_row);
+      order.before_mmas();
+      const mainloop loop(first_row, rank, gemm, base + plan.scales_at, work, tile);
+      const bool stores = reuses_a && gathered && !last_of_rows && threadIdx.x == 0;
+      const typename replay::store kept{params.reuse, static_cast<int>(tile.m) * config.bm, stores};
+      const int tokens = scheduler::tokens_left(groups, tile);
+      const int prefetch_at = epilogue::source_k_block(tile.k.count());
+      const hooks<decltype(prefetch_source), decltype(look_ahead)> others{
+          {tokens, gathered, kept, warpgroup}, prefetch_at, prefetch_source, look_ahead};
+      loop.run(acc, pipe, tile.k, others);
+      kept.template arrive<sm90_late_k_blocks>(stored.most);
+      order.after_mmas(work, pipe);
+      loop.scale(acc);
+      terms::apply(acc, gemm, work, tile, first_row);
 
       const u32 buffers = base + plan.reduction_at, arrived = base + plan.reduction_barrier_at;
       if constexpr (reduction) {
@@ -441,7 +261,7 @@ struct gemm_kernel : cta_state<Traits> {
         if constexpr (splits_k) {
           if (!met) cluster_wait();  // the other CTAs have started, and their barriers are there
           met = true;
-          const single_cta_reduction<Traits> across{buffers, arrived, rank};
+          const split_k across{buffers, arrived, rank};
           if (rank != tile.reducer) {
             across.send(acc, tile.reducer);
             continue;
@@ -449,21 +269,18 @@ struct gemm_kernel : cta_state<Traits> {
           across.receive(acc, tile.senders);
         }
       } else if constexpr (splits_k) {
-        const split_k_reduction<Traits> across{buffers, arrived, rank};
-        typename split_k_reduction<Traits>::fragment total;
+        const split_k across{buffers, arrived, rank};
+        typename split_k::fragment total;
         across.reduce(acc, total);
         if (rank >= plan.reducers) return;
         out.store(total, output_of(work, tile, indices, first_row));
       }
-      if constexpr (prefetches_next) {
+      if constexpr (epilogue::prefetches_next) {
         out.store_and_prefetch(acc, ordinal, tile_after);
       } else if constexpr (reduction || !splits_k) {
         out.store(acc, output_of(work, tile, indices, first_row));
       }
-      if constexpr (reuses_a) {
-        const replay_store kept{params.reuse, 0, gathered && !last_of_rows && threadIdx.x == 0};
-        kept.template arrive<plan.subtiles * form.stored_values()>(replay.all());
-      }
+      kept.template arrive<plan.subtiles * form.stored_values()>(stored.all());
       if constexpr (grouped_rows && finds_rows) {
         if (last_of_rows) indices.release();
       }
@@ -485,10 +302,10 @@ struct gemm_kernel : cta_state<Traits> {
       indices.init(reduction           ? config.gather_warps
                    : config.pingpong() ? 4
                                        : 4 * config.mma_warpgroups);
-    replay_barriers_type{base + plan.reuse_barriers_at}.init();
+    typename replay::barriers{base + plan.reuse_barriers_at}.init();
     for (int stage = 0; stage < config.stages; ++stage) {
       barrier_init(pipe.full + stage * 8, arrivals);
-      barrier_init(pipe.empty + stage * 8, mma::releases *
+      barrier_init(pipe.empty + stage * 8, mainloop::releases *
                                                (config.pingpong() ? 1 : config.mma_warpgroups) *
                                                (config.cluster_m + config.cluster_n - 1));
     }
@@ -496,12 +313,7 @@ struct gemm_kernel : cta_state<Traits> {
          stage < (form.adds_source || form.is_gradient() ? plan.epilogue_barriers : 0); ++stage) {
       barrier_init(base + plan.epilogue_barriers_at + stage * 8, 1);
     }
-    if constexpr (splits_k) {
-      barrier_init(base + plan.reduction_barrier_at, 1);
-      if (!reduction && rank < plan.reducers) {
-        barrier_arrive_expect(base + plan.reduction_barrier_at, plan.reduction_bytes);
-      }
-    }
+    split_k::init(base, rank);
     barrier_init_fence();
   }
 

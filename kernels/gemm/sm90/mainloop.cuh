@@ -1,12 +1,20 @@
 // The main loop of the sm_90a GEMM: the MMAs of an MMA warpgroup over the K blocks of a work tile.
-// It knows only pipeline stages and accumulators; hooks do everything else that happens to a stage.
+// A main loop knows only pipeline stages and accumulators; hooks do everything else that happens to
+// a stage. The variants are types:
+//
+//   mainloop_of    mma_mainloop, levelled_mainloop, promoting_mainloop (fp8)
+//   mma_order_of   cooperative_order, pingpong_order: how the MMA warpgroups share tiles
+//   stages_of      tma_stages, gathered_row_stages, token_stages: fences, replay, zero fill
+//   terms_of       no_terms, accumulator_terms: row factors and group biases
 #pragma once
 
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/group_terms.cuh"
 #include "gemm/groups.cuh"
 #include "gemm/scales.cuh"
+#include "gemm/sm90/load.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 
@@ -25,6 +33,11 @@ struct mma_mainloop {
 
   u32 first_row;  // of the warpgroup, on the 64-row side of the tile
   u32 rank;       // of the CTA in its cluster
+
+  template <class Scheduler>
+  __device__ __forceinline__ mma_mainloop(int first, u32 cta, const gemm_params&, u32,
+                                          const Scheduler&, const work_tile&)
+      : first_row(static_cast<u32>(first)), rank(cta) {}
 
   // Arrivals of a warpgroup at an empty barrier. MMAs read for all four warps; scales of K blocks
   // are read by each warp itself.
@@ -48,25 +61,14 @@ struct mma_mainloop {
   // stages have been read by their MMAs, and are released next. on_all_issued(): those of the last
   // K blocks still run.
   template <class Hooks>
-  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, int k_blocks,
+  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k,
                                       const Hooks& hooks) const {
-    run_columns<plan.columns>(acc, pipe, k_blocks, hooks);
+    run_columns<plan.columns>(acc, pipe, k.count(), hooks);
   }
-  // The same of a tile with swap-AB that has `rows` rows of A: the first accumulators alone are
-  // those of its rows, and written.
-  template <int most = plan.columns, class Hooks>
-  __device__ __forceinline__ void run_rows(accumulators& acc, stages& pipe, int k_blocks,
-                                           const Hooks& hooks, int rows) const {
-    // A main loop for each width takes a tenth of a second to compile. Few groups have less than
-    // half a tile.
-    constexpr int lower = most - (most > plan.columns / 2 ? 16 : 32);
-    if constexpr (lower > 0) {
-      if (rows <= lower) return run_rows<lower>(acc, pipe, k_blocks, hooks, rows);
-    }
-    run_columns<most>(acc, pipe, k_blocks, hooks);
-  }
+  // From accumulators of elements to accumulators of numbers.
+  __device__ __forceinline__ void scale(accumulators&) const {}
 
- private:
+ protected:
   template <int columns, class Hooks>
   __device__ __forceinline__ void run_columns(accumulators& acc, stages& pipe, int k_blocks,
                                               const Hooks& hooks) const {
@@ -136,6 +138,43 @@ struct mma_mainloop {
   }
 };
 
+// The main loop of tiles with swap-AB whose rows are nearly equal in number (sm90_levels_tiles):
+// the MMAs are as wide as the tile's rows need. Only the accumulators of these rows are written.
+template <class Traits>
+struct levelled_mainloop : mma_mainloop<Traits> {
+  using base = mma_mainloop<Traits>;
+  using typename base::accumulators;
+  using typename base::stages;
+  static constexpr int widest = Traits::plan.columns;
+
+  int rows;
+
+  template <class Scheduler>
+  __device__ __forceinline__ levelled_mainloop(int first, u32 cta, const gemm_params& gemm,
+                                               u32 scales, const Scheduler& work,
+                                               const work_tile& tile)
+      : base(first, cta, gemm, scales, work, tile), rows(work.rows(tile).count) {}
+
+  template <class Hooks>
+  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k,
+                                      const Hooks& hooks) const {
+    run_rows<widest>(acc, pipe, k.count(), hooks);
+  }
+
+ private:
+  template <int most, class Hooks>
+  __device__ __forceinline__ void run_rows(accumulators& acc, stages& pipe, int k_blocks,
+                                           const Hooks& hooks) const {
+    // A main loop for each width takes a tenth of a second to compile. Few groups have less than
+    // half a tile.
+    constexpr int lower = most - (most > widest / 2 ? 16 : 32);
+    if constexpr (lower > 0) {
+      if (rows <= lower) return run_rows<lower>(acc, pipe, k_blocks, hooks);
+    }
+    base::template run_columns<most>(acc, pipe, k_blocks, hooks);
+  }
+};
+
 // The main loop of fp8: the MMAs of each K block of 128 start from zero, and their fp32 results are
 // promoted, scaled where scales are of blocks, into the accumulators in registers. The tensor cores
 // keep 13 bits of an accumulator below its largest addend, so that none may grow over more than
@@ -158,24 +197,32 @@ struct promoting_mainloop : mma_mainloop<Traits> {
 
   const gemm_params& params;
   u32 scales;       // of the first stage, in shared memory
-  int row, column;  // of C, or of a group's tile: the first of this warpgroup's outputs
   group_tile tile;  // of grouped rows; dense: all rows
+  int row, column;  // of C, or of a group's tile: the first of this warpgroup's outputs
 
-  __device__ __forceinline__ promoting_mainloop(u32 first, u32 cta, const gemm_params& all,
-                                                u32 shared, int first_m, int first_n,
-                                                const group_tile& own)
-      : base{first, cta}, params(all), scales(shared), row(first_m), column(first_n), tile(own) {}
+  // `shared`: the address of the first stage's scales.
+  template <class Scheduler>
+  __device__ __forceinline__ promoting_mainloop(int first, u32 cta, const gemm_params& all,
+                                                u32 shared, const Scheduler& work,
+                                                const work_tile& at)
+      : base(first, cta, all, shared, work, at),
+        params(all),
+        scales(shared),
+        tile(work.rows(at)),
+        row(at.row + (config.swap_ab() ? 0 : first)),
+        column(static_cast<int>(at.n) * config.bn + (config.swap_ab() ? first : 0)) {}
 
-  // `generic_writes`: cp.async filled the stages, which wgmma does not see without a fence.
+  // Calls the hook on_full() only.
+  template <class Hooks>
   __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k,
-                                      bool generic_writes = false) const {
+                                      const Hooks& hooks) const {
 #pragma unroll
     for (int i = 0; i < m64_tiles * b_operands * values; ++i) {
       reinterpret_cast<float*>(acc)[i] = 0;
     }
     for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
       pipe.wait_full();
-      if (!dense && generic_writes) async_proxy_fence();
+      hooks.on_full(pipe.buffer(), k_block);
       promote(acc, pipe);
     }
   }
@@ -394,5 +441,209 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     }
   }
 };
+
+template <class Traits>
+using mainloop_of = typename choose_type<
+    Traits::promotes, promoting_mainloop<Traits>,
+    typename choose_type<sm90_levels_tiles(Traits::form, Traits::config), levelled_mainloop<Traits>,
+                         mma_mainloop<Traits>>::type>::type;
+
+// --- How the MMA warpgroups share tiles ---
+
+// The MMA warpgroups split each tile.
+struct cooperative_order {
+  static constexpr u32 step = 1;  // tiles to the next one of a warpgroup
+
+  int warpgroup;
+
+  __device__ __forceinline__ u32 first() const { return 0; }
+  template <class Epilogue, class Scheduler, class Pipeline, class RowIndices>
+  __device__ __forceinline__ void start(Scheduler&, Pipeline&, RowIndices&) const {}
+  __device__ __forceinline__ void before_mmas() const {}
+  template <class Scheduler, class Pipeline>
+  __device__ __forceinline__ void after_mmas(const Scheduler&, Pipeline&) const {}
+};
+
+// Two MMA warpgroups alternate tiles. Each lets the other have the tensor cores after its MMAs.
+struct pingpong_order {
+  static constexpr u32 step = 2;
+
+  int warpgroup;
+
+  __device__ __forceinline__ u32 first() const { return warpgroup; }
+  // The second warpgroup begins with the second tile. The first one has the tensor cores first, and
+  // the epilogue stages if they share those.
+  template <class Epilogue, class Scheduler, class Pipeline, class RowIndices>
+  __device__ __forceinline__ void start(Scheduler& work, Pipeline& pipe,
+                                        RowIndices& indices) const {
+    if (warpgroup != 1) return;
+    work.skip_tile(pipe);
+    work.next(1);
+    indices.advance(1);
+    arrive(named_barrier::mma_order, 256);
+    Epilogue::yield_stages();
+  }
+  __device__ __forceinline__ void before_mmas() const {
+    sync(named_barrier::mma_order, 256, warpgroup);
+  }
+  template <class Scheduler, class Pipeline>
+  __device__ __forceinline__ void after_mmas(const Scheduler& work, Pipeline& pipe) const {
+    arrive(named_barrier::mma_order, 256, warpgroup ^ 1);
+    Scheduler other = work;
+    other.next(1);
+    other.skip_tile(pipe);
+  }
+};
+
+template <class Traits>
+using mma_order_of =
+    typename choose_type<Traits::config.pingpong(), pingpong_order, cooperative_order>::type;
+
+// --- Work on stages beside their MMAs ---
+
+// TMA alone has written the stages.
+template <class Traits>
+struct tma_stages {
+  template <class Replay>
+  __device__ __forceinline__ tma_stages(int, bool, const Replay&, int) {}
+  __device__ __forceinline__ void on_full(u32, int) const {}
+  template <int pending>
+  __device__ __forceinline__ void on_read() const {}
+};
+
+// Grouped rows that may be gathered: wgmma sees writes of cp.async only after a fence. With A reuse
+// the K blocks of gathered rows are stored for the replay.
+template <class Traits>
+struct gathered_row_stages {
+  using replay_type = typename replay_of<Traits>::store;
+  bool gathered;
+  replay_type replay;
+
+  __device__ __forceinline__ gathered_row_stages(int, bool generic_writes, const replay_type& to,
+                                                 int)
+      : gathered(generic_writes), replay(to) {}
+  __device__ __forceinline__ void on_full(u32 buffer, int k_block) const {
+    if (gathered) async_proxy_fence();
+    replay.store(buffer, k_block * Traits::plan.bk);
+  }
+  template <int pending>
+  __device__ __forceinline__ void on_read() const {
+    replay.template wait_read<pending>();
+  }
+};
+
+// Tokens of a grouped reduction: rows past the group's last token become zeros.
+template <class Traits>
+struct token_stages {
+  static constexpr sm90_config config = Traits::config;
+  static constexpr sm90_plan plan = Traits::plan;
+  int tokens;  // from the first K block to the end of the group
+  int warpgroup;
+
+  template <class Replay>
+  __device__ __forceinline__ token_stages(int left, bool, const Replay&, int own)
+      : tokens(left), warpgroup(own) {}
+  __device__ __forceinline__ void on_full(u32 buffer, int k_block) const {
+    const int count = larger(tokens - k_block * plan.bk, 0);
+    if (count < plan.bk) zero_fill(buffer, count);
+    if (Traits::gathers) async_proxy_fence();
+  }
+  template <int pending>
+  __device__ __forceinline__ void on_read() const {}
+
+ private:
+  // Overwrites with zeros what a stage has from token `count` on: in each slab of 64 elements of
+  // either operand a token is a row of 128 bytes. All MMA warpgroups of the tile.
+  __device__ __forceinline__ void zero_fill(u32 buffer, int count) const {
+    constexpr int threads = (config.pingpong() ? 1 : config.mma_warpgroups) * 128;
+    constexpr int slabs = plan.stage_bytes / wgmma_slab_bytes;
+    const int thread = config.pingpong() ? threadIdx.x % 128 : threadIdx.x;
+    const int vectors = (64 - count) * (128 / 16);  // of a slab
+    for (int i = thread; i < slabs * vectors; i += threads) {
+      const int slab = i / vectors;
+      store_shared(buffer + slab * wgmma_slab_bytes + count * 128 + (i - slab * vectors) * 16,
+                   make_float4(0, 0, 0, 0));
+    }
+    async_proxy_fence();
+    sync(named_barrier::zero_fill, threads, config.pingpong() ? warpgroup : 0);
+  }
+};
+
+template <class Traits>
+using stages_of =
+    typename choose_type<Traits::reduction, token_stages<Traits>,
+                         typename choose_type<Traits::gathers, gathered_row_stages<Traits>,
+                                              tma_stages<Traits>>::type>::type;
+
+// --- Terms of accumulators before the epilogue ---
+
+struct no_terms {
+  template <class Accumulators, class Scheduler>
+  static __device__ __forceinline__ void apply(Accumulators&, const gemm_params&, const Scheduler&,
+                                               const work_tile&, int) {}
+};
+
+// The factors of rows and the biases of groups (group_terms). The side of the MMAs with 64 rows is
+// m, or n with swap-AB: it has the factors or the biases, and their columns have the others.
+template <class Traits>
+struct accumulator_terms {
+  static constexpr sm90_config config = Traits::config;
+  static constexpr int b_operands = Traits::form.b_operands(), m64_tiles = Traits::plan.m64_tiles;
+  using terms = group_terms<Traits::form>;
+  static_assert(!terms::present ||
+                (Traits::grouped_rows && Traits::form.c_sorted && !Traits::splits_k));
+
+  template <class Accumulators, class Scheduler>
+  static __device__ __forceinline__ void apply(Accumulators& acc, const gemm_params& gemm,
+                                               const Scheduler& work, const work_tile& tile,
+                                               int first_row) {
+    constexpr int eights = Traits::plan.accumulators / 4;  // of the columns of the MMAs
+    constexpr bool swap = config.swap_ab();
+    const group_tile own = work.rows(tile);
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int first_of_64 = first_row + warp * 16 + lane / 4, first_of_8 = lane % 4 * 2;
+    const int first_column = static_cast<int>(tile.n) * config.bn;
+    const auto factor = [&](int row) {
+      return row < own.count ? terms::factor(gemm, own.first + row) : 0.0f;
+    };
+    const auto bias = [&](int operand, int column) {
+      return terms::bias(gemm, own.group, operand, first_column + column);
+    };
+    // Terms of the side with 64 rows per m64 tile; a thread has two of them:
+    float factors[m64_tiles][2], biases[m64_tiles][2][b_operands];
+#pragma unroll
+    for (int i = 0; i < 2 * m64_tiles; ++i) {
+      const int at = first_of_64 + i / 2 * 64 + i % 2 * 8;
+      factors[i / 2][i % 2] = swap ? 0.0f : factor(at);
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        biases[i / 2][i % 2][operand] = swap ? bias(operand, at) : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int eight = 0; eight < eights; ++eight) {
+#pragma unroll
+      for (int next = 0; next < 2; ++next) {
+        const int at = eight * 8 + first_of_8 + next;
+        asm volatile("" ::: "memory");  // else all biases are loaded at once, into registers
+        const float of_row = swap ? factor(at) : 0.0f;
+#pragma unroll
+        for (int operand = 0; operand < b_operands; ++operand) {
+          const float of_column = swap ? 0.0f : bias(operand, at);
+#pragma unroll
+          for (int i = 0; i < 2 * m64_tiles; ++i) {
+            float& value = acc[i / 2][operand][eight * 4 + i % 2 * 2 + next];
+            value = swap ? value * of_row + biases[i / 2][i % 2][operand]
+                         : value * factors[i / 2][i % 2] + of_column;
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class Traits>
+using terms_of = typename choose_type<group_terms<Traits::form>::present, accumulator_terms<Traits>,
+                                      no_terms>::type;
 
 }  // namespace fftune

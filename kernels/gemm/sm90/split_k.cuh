@@ -9,6 +9,14 @@
 
 namespace fftune {
 
+// Every CTA has all k of its tiles.
+struct no_split_k {
+  // One thread, at the start.
+  static __device__ __forceinline__ void init(u32, u32) {}
+  // The first of the columns of the MMAs that the CTA finishes.
+  static __device__ __forceinline__ int first_column(u32) { return 0; }
+};
+
 // Each reducer finishes a share of the columns. `buffers` and `arrived` are the plan's reduction_at
 // and reduction_barrier_at.
 template <class Traits>
@@ -22,6 +30,16 @@ struct split_k_reduction {
   static constexpr u32 threads = config.mma_warpgroups * 128;
 
   u32 buffers, arrived, rank;
+
+  static __device__ __forceinline__ void init(u32 base, u32 rank) {
+    barrier_init(base + plan.reduction_barrier_at, 1);
+    if (rank < plan.reducers) {
+      barrier_arrive_expect(base + plan.reduction_barrier_at, plan.reduction_bytes);
+    }
+  }
+  static __device__ __forceinline__ int first_column(u32 rank) {
+    return static_cast<int>(rank) * plan.reduced_columns;
+  }
 
   __device__ __forceinline__ void reduce(const accumulators& mine, fragment& total) const {
     constexpr int vectors = b_operands * m64_tiles * reduced / 4;
@@ -97,6 +115,11 @@ struct single_cta_reduction {
 
   u32 buffers, arrived, rank;
 
+  static __device__ __forceinline__ void init(u32 base, u32) {
+    barrier_init(base + Traits::plan.reduction_barrier_at, 1);
+  }
+  static __device__ __forceinline__ int first_column(u32) { return 0; }
+
   __device__ __forceinline__ void send(const accumulators& acc, u32 reducer) const {
     const float* const mine = reinterpret_cast<const float*>(acc);
     const u32 to = cluster_address(buffers, reducer) + place_of(rank, reducer);
@@ -136,5 +159,11 @@ struct single_cta_reduction {
     return (cta < reducer ? cta : cta - 1) * bytes + threadIdx.x * 16;
   }
 };
+
+template <class Traits>
+using split_k_of =
+    typename choose_type<!Traits::splits_k, no_split_k,
+                         typename choose_type<Traits::reduction, single_cta_reduction<Traits>,
+                                              split_k_reduction<Traits>>::type>::type;
 
 }  // namespace fftune

@@ -5,10 +5,11 @@
 //   rows_scheduler       the same over tiles of rows of one group each (group_tiles)
 //   reduction_scheduler  the tiles of every group's C; k is the tokens of a group
 //
-//   is_valid()           there is a tile; next(n) goes to the n-th after it
-//   tile()               the work tile
-//   group(tile)          whose B it takes; first_row(tile): its first row of A
-//   rows(tile)           the rows of A and C that it has
+//   is_valid()           there is a tile; next(n) goes to the n-th after it.
+//   tile()               the work tile.
+//   group(tile)          whose B it takes; first_row(tile): its first row of A.
+//   rows(tile)           the rows of A and C that it has; row_of_c(tile): its first row of C.
+//   skip_tile(pipe)      advances a pipeline past the K blocks of the tile.
 #pragma once
 
 #include "gemm/groups.cuh"
@@ -194,11 +195,20 @@ class dense_scheduler {
     const int row = whole_tile(static_cast<int>(at.m) * config.bm, params_.m);
     return {at.m, at.n, row, k_range_of<Traits>(params_.k, rank_), 0, output, 0, 0};
   }
+  template <class Groups>
+  static __device__ __forceinline__ int tokens_left(const Groups&, const work_tile&) {
+    return 0;
+  }
   __device__ __forceinline__ int group(const work_tile&) const { return 0; }
   __device__ __forceinline__ bool is_first_of_group() const { return false; }
   __device__ __forceinline__ int first_row(const work_tile& tile) const { return tile.row; }
+  __device__ __forceinline__ int row_of_c(const work_tile& tile) const { return tile.row; }
   __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
     return {0, 0, tile.row, params_.m - tile.row};
+  }
+  template <class Pipeline>
+  __device__ __forceinline__ void skip_tile(Pipeline& pipe) const {
+    pipe.advance(tile().k.count());
   }
 };
 
@@ -266,6 +276,10 @@ class rows_scheduler {
     if constexpr (reuse > 1) own.n = own.n * reuse + place_.turn;
     return {own.m, own.n, 0, k_range_of<Traits>(params_.k, rank_), 0, 0, 0, 0};
   }
+  template <class Groups>
+  static __device__ __forceinline__ int tokens_left(const Groups&, const work_tile&) {
+    return 0;
+  }
   __device__ __forceinline__ int group(const work_tile& tile) const { return rows(tile).group; }
   __device__ __forceinline__ int first_row(const work_tile& tile) const { return rows(tile).first; }
   __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
@@ -298,6 +312,10 @@ class rows_scheduler {
     place_.turn = 0;
     place_.raster.next(1);
     look_up(place_);
+  }
+  template <class Pipeline>
+  __device__ __forceinline__ void skip_tile(Pipeline& pipe) const {
+    pipe.advance(tile().k.count());
   }
 };
 
@@ -387,19 +405,22 @@ class reduction_scheduler {
     if (rank_ == own.reducer && own.k.count() == 0) own.k = {k_blocks, k_blocks + 1};
     return own;
   }
-  __device__ __forceinline__ void update(work_tile& own) const {
-    own = tile();
+  __device__ __forceinline__ int row_of_c(const work_tile& tile) const {
+    return static_cast<int>(tile.m) * config.bm;
   }
-  __device__ __forceinline__ bool first() const {
-    return true;
-  }
-  __device__ __forceinline__ bool last() const {
-    return true;
+  template <class Pipeline>
+  __device__ __forceinline__ void skip_tile(Pipeline& pipe) const {
+    if (is_valid()) pipe.advance(tile().k.count());
   }
   // Up to `most` tokens of a group from K block `k_block` on; none past the group's last.
   __device__ __forceinline__ group_tile tokens(int group, int k_block, int most) const {
     const int rank = k_block * tokens_of_k_block, left = groups_.count(group) - rank;
     return {group, rank, groups_.first(group) + rank, smaller(left, most)};
+  }
+  // From the first K block of the CTA to the end of the group.
+  static __device__ __forceinline__ int tokens_left(const groups_type& groups,
+                                                    const work_tile& tile) {
+    return groups.count(tile.group) - tile.k.first * tokens_of_k_block;
   }
 };
 
@@ -418,6 +439,34 @@ template <class Traits>
 struct scheduler_of<Traits, grouping::reduction> {
   using type = reduction_scheduler<Traits>;
   using domain = typename Traits::groups;
+};
+
+// How an MMA warpgroup steps to its next tile: when it is needed, or ahead.
+template <class Scheduler>
+struct step_when_needed {
+  __device__ __forceinline__ explicit step_when_needed(const Scheduler&) {}
+  __device__ __forceinline__ void look_ahead(const Scheduler&, u32) {}
+  __device__ __forceinline__ void next(Scheduler& work, u32 tiles) const { work.next(tiles); }
+};
+// Where the next tile lies among many groups takes hundreds of clocks to find. The last MMAs of the
+// tile before cover them.
+template <class Scheduler>
+struct step_ahead {
+  decltype(static_cast<const Scheduler*>(nullptr)->here()) then;
+
+  __device__ __forceinline__ explicit step_ahead(const Scheduler& work) : then(work.here()) {}
+  __device__ __forceinline__ void look_ahead(const Scheduler& work, u32 tiles) {
+    then = work.after(tiles);
+  }
+  __device__ __forceinline__ void next(Scheduler& work, u32) const { work.go(then); }
+};
+template <class Traits, bool ahead = Traits::grouped_rows&& Traits::routed && !Traits::promotes>
+struct step_of {
+  using type = step_when_needed<typename scheduler_of<Traits>::type>;
+};
+template <class Traits>
+struct step_of<Traits, true> {
+  using type = step_ahead<typename scheduler_of<Traits>::type>;
 };
 
 }  // namespace fftune
