@@ -209,6 +209,22 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     return " ".join([f"{name}={value}" for name, value in options.items()])
 
 
+def packed_form(form: str, group: str, zeros: bool, h: int) -> str:
+    """The form of layers with w_q, w_k, w_v, w_o, w_gate, w_up and w_down if those are packed."""
+    found = dict(entry.split("=") for entry in form.split(" "))
+    names = found["weights"].split(",")
+    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", *PACKED[1:]} <= {*names}:
+        raise Error("layer: packed weights are of layers with q, k and v, and a gate")
+    if "b_q" in names:
+        names.append("b_qkv")
+    parts = ("", "_scale", "_zero") if zeros else ("", "_scale")
+    names += [f"{name}{part}" for name in PACKED for part in parts]
+    one = {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
+    found["weights"] = ",".join([n for n in WEIGHTS if n in names and n not in one])
+    found |= {"packed": group, "h": str(h)} | ({"zeros": "yes"} if zeros else {})
+    return " ".join([f"{name}={value}" for name, value in found.items()])
+
+
 def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
     """[n, k] of the packed weights."""
     h, heads = form.get("h"), form.get("heads") * form.get("dim")

@@ -64,9 +64,9 @@ def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor:
 
 def ffn(
     x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
+    w_gate: Tensor | PackedWeight,
+    w_up: Tensor | PackedWeight,
+    w_down: Tensor | PackedWeight,
     bias: Tensor | None=None,
     residual: Tensor | None=None,
     *,
@@ -77,7 +77,8 @@ def ffn(
 
     x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
-    two products before the activation, [..., h] each, are kept.
+    two products before the activation, [..., h] each, are kept. With three PackedWeights of the same
+    format, whose scales are of the type of x, the gradients are those of x, bias and residual.
     """
 
 def ffn_backward(
@@ -287,6 +288,9 @@ def layer(
     all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
     weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
     head has a logit that joins the softmax.
+
+    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
+    the layers are then those with w_qkv, a gate, and no mixture of experts.
 
     `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
@@ -564,7 +568,7 @@ def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def qkv(
     x: Tensor,
-    w: Tensor | tuple[Tensor, Tensor, Tensor],
+    w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight,
     heads: int,
     kv_heads: int | None=None,
     *,
@@ -589,8 +593,8 @@ def qkv(
 ) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three
-    weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
+    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
+    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
     and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
     options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
     position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
