@@ -189,7 +189,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                         "weights, and pairs of caches")
     for at, one in enumerate(weights):
         for name, tensor in one.items():
-            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            if not isinstance(name, str) or not isinstance(tensor, (Tensor, PackedWeight)):
                 raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
     for pair in caches:
         several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
@@ -207,12 +207,14 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
         raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
+    rows = weights[0]["w_qkv"].n if isinstance(weights[0].get("w_qkv"), PackedWeight) else None
+    weights, packed, h = _together(weights)
     flat = [tensor for one in weights for tensor in one.values()]
     if wants_gradient(x, *flat):
         raise Error("layer: it has no gradient: use torch.no_grad()")
     first = weights[0]
     dim = (first["w_q"].shape[0] // heads if "w_q" in first else
-           first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
+           (rows or first["w_qkv"].shape[0]) // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
@@ -222,7 +224,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier)
+                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -291,57 +293,6 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     expect_given("layer", x=x, lengths=lengths)
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
                    positions=positions, angles=angles)
-<<<<<<< HEAD
-    for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
-        if not isinstance(given, (list, tuple)) or not all(isinstance(one, of) for one in given):
-            raise Error(f"layer: {name} are no list of what each layer has: give mappings of "
-                        "weights, and pairs of caches")
-    for at, one in enumerate(weights):
-        for name, tensor in one.items():
-            if not isinstance(name, str) or not isinstance(tensor, (Tensor, PackedWeight)):
-                raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
-    for pair in caches:
-        several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
-    kv_heads = heads if kv_heads is None else kv_heads
-    # They become parts of the string `form`.
-    expect_values("layer", positive=dict(heads=heads, kv_heads=kv_heads), counts=dict(
-        top_k=top_k, groups=groups, top_groups=top_groups), words=dict(
-        act=act, convention=convention, score=score, order=order, packing=packing,
-        group_score=group_score, rotation=rotation), numbers=dict(
-        eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
-        multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
-                                           grouped=grouped, norm_last=norm_last,
-                                           wide_logits=wide_logits))
-    if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
-        raise Error(f"layer: constants are {named(constants)}: give names of weights")
-    if not weights or len(weights) != len(caches):
-        raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
-    _expect_three(x)
-    rows = weights[0]["w_qkv"].n if isinstance(weights[0].get("w_qkv"), PackedWeight) else None
-    weights, packed, h = _together(weights)
-    flat = [tensor for one in weights for tensor in one.values()]
-    if wants_gradient(x, *flat):
-        raise Error("layer: it has no gradient: use torch.no_grad()")
-    first = weights[0]
-    dim = (first["w_q"].shape[0] // heads if "w_q" in first else
-           (rows or first["w_qkv"].shape[0]) // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
-    choice = None
-    if top_k and "w_router" in weights[0]:
-        choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
-                        groups, top_groups, group_score, route_scale, wide_logits)
-    form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
-                   convention=convention, rotary=0 if angles is None else angles.shape[-1],
-                   softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
-                   choice=choice, constants=constants, parallel=parallel, rotation=rotation,
-                   grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h)
-    for one in weights:
-        other = sorted(set(one) ^ set(weights[0]))
-        if other:
-            raise Error(f"layer: {other[0]} is a weight of some layers and not of others: run "
-                        "those in a call of their own")
-    flat = [one[name] for one in weights for name in parse(form).weights]
-=======
     _expect_three(x)
     form, flat, flat_caches = given_layers(
         x, weights, caches, heads, kv_heads, angles, act=act, convention=convention, eps=eps,
@@ -350,7 +301,6 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
         wide_logits=wide_logits)
->>>>>>> main
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s
