@@ -402,6 +402,9 @@ def layer(
     weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
     head has a logit that joins the softmax.
 
+    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
+    the layers are then those with w_qkv, a gate, and no mixture of experts.
+
     `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
     [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
@@ -678,7 +681,7 @@ def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def qkv(
     x: Tensor,
-    w: Tensor | tuple[Tensor, Tensor, Tensor],
+    w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight,
     heads: int,
     kv_heads: int | None=None,
     *,
@@ -703,8 +706,8 @@ def qkv(
 ) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three
-    weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
+    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
+    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
     and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
     options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
     position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.

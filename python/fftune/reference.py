@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._layer_form import parse, with_constants
+from ._layer_form import PACKED, packed_sizes, parse, with_constants
 
 aten = torch.ops.aten
 
@@ -189,15 +189,26 @@ pack_weight_128 = pack_weight_64 = pack_weight_32 = pack_weight_row = _pack_weig
 unpack_weight_128 = unpack_weight_64 = unpack_weight_32 = unpack_weight_row = _unpack_weight
 
 
-def linear_packed(x, w, scale, zero, bias, residual, n, group):
-    k = x.shape[-1]
+def _dense(w, scale, zero, n, k, group, dtype):
+    """The weight [n, k] of a packed one."""
     byte, shift = _places(n, k, w.device)
     _, scale, zero = _unpack_weight(w, scale, zero, n, k)
     groups = torch.arange(k, device=w.device) // (k if group == "row" else int(group))
     offset = zero.float()[:, groups] if zero.numel() else 8.0
     codes = (w.flatten()[byte] >> shift.to(torch.uint8) & 15).float()
-    return _added(F.linear(x, ((codes - offset) * scale.float()[:, groups]).to(x.dtype)), bias,
-                  residual)
+    return ((codes - offset) * scale.float()[:, groups]).to(dtype)
+
+
+def linear_packed(x, w, scale, zero, bias, residual, n, group):
+    return linear(x, _dense(w, scale, zero, n, x.shape[-1], group, x.dtype), bias, residual)
+
+
+def ffn_packed(x, w_gate, w_up, w_down, gate_scale, up_scale, down_scale, gate_zero, up_zero,
+               down_zero, bias, residual, h, group, act):
+    d = x.shape[-1]
+    return ffn(x, _dense(w_gate, gate_scale, gate_zero, h, d, group, x.dtype),
+               _dense(w_up, up_scale, up_zero, h, d, group, x.dtype),
+               _dense(w_down, down_scale, down_zero, d, h, group, x.dtype), bias, residual, act)
 
 
 # two experts behind a mask
@@ -802,6 +813,22 @@ def qkv_cached(*arguments):
     return q
 
 
+def _with_dense(x, w, scale, zero, bias, q_norm, k_norm, positions, angles, *others):
+    """The arguments of qkv, or qkv_cached, for the dense weight."""
+    caches, (heads, kv_heads, dim, group, *options) = others[:-9], others[-9:]
+    w = _dense(w, scale, zero, (heads + 2 * kv_heads) * dim, x.shape[-1], group, x.dtype)
+    return (x, w, None, None, bias, None, None, q_norm, k_norm, positions, angles, *caches, heads,
+            kv_heads, *options)
+
+
+def qkv_packed(*arguments):
+    return qkv(*_with_dense(*arguments))
+
+
+def qkv_packed_cached(*arguments):
+    return qkv_cached(*_with_dense(*arguments))
+
+
 # layer
 
 def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
@@ -809,6 +836,10 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        for name in PACKED if found.get("packed") else ():
+            n, k = packed_sizes(found, x.shape[-1])[name]
+            own[name] = _dense(*(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")), n, k,
+                               str(found.get("packed")), x.dtype)
         if found.constants:
             own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
@@ -902,7 +933,7 @@ def _heads(x, w, form):
         return tuple(F.linear(x, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(-1, (-1, dim))
                      for part in "qkv")
     rows = F.linear(x, w["w_qkv"], w.get("b_qkv"))
-    if form.get("qkv-weights") == "packed":
+    if form.get("qkv-weights") != "grouped":
         return rows.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), -2)
     group = heads // kv_heads
     q, k, v = rows.unflatten(-1, (kv_heads, group + 2, dim)).split((group, 1, 1), -2)

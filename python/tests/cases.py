@@ -46,6 +46,24 @@ def _packed_linear(random, m, zeros, k=64, n=40):
     return random(m, k), w, scale, zero if zeros else None, *extra, n, "32"
 
 
+def _packed(random, n, k, zeros):
+    zero = _codes(n, k // 32) % 16 if zeros else None
+    w, scale, zero = reference.pack_weight_32(_codes(n, k // 2),
+                                              random(n, k // 32, scale=0.2 / k**0.5), zero, k)
+    return w, scale, zero if zeros else None
+
+
+def _packed_ffn(random, m, zeros, d=64, h=96):
+    weights = [_packed(random, n, k, zeros) for n, k in ((h, d), (h, d), (d, h))]
+    extra = (random(d), random(m, d)) if zeros else (None, None)
+    return random(m, d), *[w[i] for i in range(3) for w in weights], *extra, h, "32", "silu"
+
+
+def _packed_qkv(random, tokens, zeros, **options):
+    a = _qkv(random, tokens, packed=True, d=64, **options)
+    return (a[0], *_packed(random, len(a[1]), 64, zeros), a[4], *a[7:-5], 16, "32", *a[-5:])
+
+
 def _weights(random, d=24, h=40):
     return random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5), random(d, h, scale=h**-0.5)
 
@@ -240,6 +258,10 @@ CASES = [
          constants=(1, 2, 3)),
     Case("linear_packed-zeros", "linear_packed", lambda r: _packed_linear(r, 70, True),
          constants=(1, 2, 3)),
+    Case("ffn_packed", "ffn_packed", lambda r: _packed_ffn(r, 2, False),
+         constants=tuple(range(1, 10))),
+    Case("ffn_packed-zeros", "ffn_packed", lambda r: _packed_ffn(r, 70, True),
+         constants=tuple(range(1, 10))),
     Case("masked_linear", "masked_linear",
          lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24), "")),
     Case("masked_linear-pattern", "masked_linear",
@@ -381,6 +403,13 @@ CASES = [
          differentiable=False),
     Case("qkv_cached", "qkv_cached", lambda r: _qkv(r, (6,), norm=True, rule="base", cache=True),
          differentiable=False, updated=(11, 12)),
+    Case("qkv_packed", "qkv_packed", lambda r: _packed_qkv(r, (2, 5), False), differentiable=False),
+    Case("qkv_packed-table", "qkv_packed", lambda r: _packed_qkv(
+        r, (70,), True, bias=True, norm=True, rule="table", rotation="interleaved", rotary=8),
+        differentiable=False),
+    Case("qkv_packed_cached", "qkv_packed_cached",
+         lambda r: _packed_qkv(r, (6,), True, norm=True, rule="base", cache=True),
+         differentiable=False, updated=(9, 10)),
     Case("ngram_block", "ngram_block",
          lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False,
          updated=(1,)),

@@ -673,10 +673,11 @@
  *   cache-slots      1 to 2147483647, rare             rows of the caches; m if left out
  *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
  *                                                      next one, a multiple of dim; dim if left out
- *   weights          separate, packed, grouped         one weight (and bias) each of q, k and v, or
+ *   weights          separate, packed, grouped, int4   one weight (and bias) each of q, k and v, or
  *                                                      all rows in one; grouped: of each head of k
  *                                                      the rows of its heads of q, then its own,
- *                                                      then those of v
+ *                                                      then those of v; int4: all rows in one,
+ *                                                      packed integers of 4 bits with scales
  *   bias             no, yes                           whether q, k and v have a bias
  *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
  *                                                      with weights of their own; rows: all heads
@@ -709,6 +710,10 @@
  *                                                      pair is stretched
  *   scale            a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                      rule's own
+ *   group            128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
+ *                                                      the weight that share a scale
+ *   zeros            no, yes                           pass fwd: weights=int4: whether each group
+ *                                                      has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
@@ -727,6 +732,9 @@
  *   1  w  input  T  [3 * dim * heads, d]
  * with weights=grouped: x, w, q, k, v
  *   1  w  input  T  [3 * dim * heads, d]
+ * with weights=int4: x, w, w_scale, q, k, v
+ *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_scale  input  T   [ceil(3 * dim * heads / 16), ceil(d / 128), 16]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -1096,6 +1104,14 @@
  *                                                     pair is stretched
  *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                     rule's own
+ *   weights         dense, int4                       pass fwd: format of the weights of qkv, which
+ *                                                     are one w_qkv, of the output product and the
+ *                                                     gated network: those of x, or packed integers
+ *                                                     of 4 bits with scales
+ *   group           128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
+ *                                                     the weight that share a scale
+ *   zeros           no, yes                           pass fwd: weights=int4: whether each group
+ *                                                     has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
