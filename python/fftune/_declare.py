@@ -260,7 +260,8 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
     **arguments)` changes options and sizes by the library's names. `sizes` has functions of sizes
     that no extent is. `prepare` has functions (tensor, ...) of arguments that the library takes
     otherwise, and `lays` those of tensors whose strides it takes, which give the tensor and these
-    strides, with the strides' names; parameters are the arguments of that name. `words` has the
+    strides, with the strides' names; parameters are the arguments of that name, and x_, x_0, x_1
+    what the function of x, before this one, gave. `words` has the
     library's words for the values of arguments. The options `loose` count only where their buffers
     are given. `shapes` and `names` are those of `arguments_of`. A list is returned, without the
     results that are not there, if `returns` is "Tensor[]". `kernel(form, *arguments)` runs the op
