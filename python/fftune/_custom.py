@@ -385,7 +385,7 @@ def _is_plain(arguments: tuple, op: Op) -> bool:
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
-# Of any device, in a quarter of the time.
+# Whether it is on for any device, in a quarter of the time.
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
