@@ -49,6 +49,119 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
     """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
     for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
 
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    reduction: Literal['none', 'sum', 'mean']='mean',
+    items: Tensor | float | None=None,
+    class_weights: Tensor | None=None,
+    ignore_index: int=-100,
+    label_smoothing: float=0.0,
+    z_loss: float=0.0,
+    softcap: float=0.0,
+    lse: bool=False,
+    logprobs: bool=False,
+    entropy: bool=False,
+) -> Tensor | tuple[Tensor, ...]:
+    """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
+
+    `reduction`: "none" gives a loss for each row, "sum" their sum, and "mean" that sum divided by
+    `items`: by default the number of labels that count, or the sum of their `class_weights` [vocab]
+    (float32). Rows whose label is `ignore_index` have a loss of 0 and no gradient; a label that is no
+    id makes its row NaN. `z_loss` times the squared log-sum-exp is added to each row's loss.
+    `softcap`: logits are softcap · tanh(logits / softcap).
+
+    `lse`, `logprobs` and `entropy` add results [...], in this order: the log-sum-exp of each row, the
+    log-probability of its label and the entropy of its distribution. These have no gradients: that of
+    a log-probability is the negative one of a loss with reduction="none".
+    """
+
+def linear_cross_entropy(
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    bias: Tensor | None=None,
+    *,
+    reduction: Literal['none', 'sum', 'mean']='mean',
+    items: Tensor | float | None=None,
+    class_weights: Tensor | None=None,
+    ignore_index: int=-100,
+    label_smoothing: float=0.0,
+    z_loss: float=0.0,
+    softcap: float=0.0,
+    lse: bool=False,
+    logprobs: bool=False,
+    entropy: bool=False,
+    workspace: float=512,
+    recompute: bool=False,
+    skip_ignored: bool=False,
+) -> Tensor | tuple[Tensor, ...]:
+    """`cross_entropy` of the logits x·wᵀ (+ bias), which never lie in memory together.
+
+    x [..., d]; w [vocab, d]; bias [vocab]; labels [...]; the other arguments and the results are those
+    of `cross_entropy`. Logits are rounded to x's type, as a linear layer's are. Rows are computed in
+    chunks, whose logits take at most `workspace` MiB.
+
+    Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
+    by the loss's own: a second backward pass through one loss is an error. With `recompute`, and with
+    reduction="none", the backward pass computes the logits again instead, from the log-sum-exp: a
+    third more work, and no gradient lies in memory before. `skip_ignored`: rows whose label is
+    `ignore_index` are left out of the work, for which the host waits until it knows their number.
+    """
+
+def decode(
+    ids: Tensor,
+    lengths: Tensor,
+    steps: Tensor,
+    ended: Tensor,
+    out: Tensor,
+    embedding: Tensor,
+    weights: Sequence[Mapping[str, Tensor]],
+    caches: Sequence[tuple[Tensor, Tensor]],
+    final_norm: Tensor,
+    w_head: Tensor,
+    heads: int,
+    kv_heads: int | None=None,
+    *,
+    limits: Tensor | None=None,
+    stop: Tensor | None=None,
+    pages: Tensor | None=None,
+    angles: Tensor | None=None,
+    final_norm_bias: Tensor | None=None,
+    head_bias: Tensor | None=None,
+    temperature: Tensor | float | None=None,
+    seeds: Tensor | int | None=None,
+    top_k: Tensor | int | None=None,
+    top_p: Tensor | float | None=None,
+    min_p: Tensor | float | None=None,
+    embed_scale: float=1.0,
+    logit_softcap: float=0.0,
+    pad: int=0,
+    logprobs: bool=False,
+    options: Mapping | None=None,
+) -> tuple[Tensor, ...]:
+    """(chosen, logit), or (chosen, logit, logprob) with `logprobs`: one token of a language model for
+    each of some sequences: embedding, layers, head, and the next id; the state of the sequences is
+    updated in place. So n tokens are n calls, or n replays of a CUDA graph of one call, with no work of
+    the host in between.
+
+    The state, int32 [batch]: `ids`, the last id of each sequence, whose key is not in the cache yet,
+    and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
+    `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
+    that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
+    step t goes to column t. Of a sequence that has ended only its row of `ids` is written: it becomes
+    `pad`.
+
+    `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
+    embedding's rows. `weights`, `caches`, `heads`, `kv_heads`, `pages` and `angles` are those of
+    `layer`, and `options` has the others of its arguments by name: act, convention, eps and so on;
+    convention and eps are those of `final_norm` [d] too, which is a layer normalisation with
+    `final_norm_bias`. Positions are the places in the cache. `head_bias` [vocab]; `temperature`,
+    `seeds`, `top_k`, `top_p` and `min_p` are those of `sample`, and `logit_softcap` is its softcap. The
+    results are int32, float32 and float32 [batch], also for sequences that have ended. No gradients.
+    """
+
 def act_mul(
     gate: Tensor,
     up: Tensor | None=None,

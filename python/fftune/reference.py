@@ -1148,3 +1148,105 @@ def masked_softmax(x, mask, causal, scale):
 def masked_softmax_backward(dy, y, causal, scale):
     wide_y, grad = _wide(y), _wide(dy)
     return (scale * wide_y * (grad - (wide_y * grad).sum(-1, keepdim=True))).to(y.dtype)
+
+
+# cross_entropy
+
+def _capped(logits, softcap):
+    wide = logits.float() if logits.dtype.itemsize < 4 else logits
+    return softcap * torch.tanh(wide / softcap) if softcap else wide
+
+
+def cross_entropy_rows(logits, labels, class_weights, ignore_index, label_smoothing, z_loss, softcap,
+                       logprobs, entropies):
+    z = _capped(logits, softcap)
+    vocab = z.shape[-1]
+    counts = labels != ignore_index
+    known = counts & (labels >= 0) & (labels < vocab)
+    ids = torch.where(known, labels, 0)[..., None]
+    weights = z.new_ones(vocab) if class_weights is None else class_weights.to(z.dtype)
+    lse = z.logsumexp(-1)
+    logprob = z.gather(-1, ids)[..., 0] - lse
+    loss = -(1 - label_smoothing) * weights[ids[..., 0]] * logprob
+    if label_smoothing:
+        loss = loss + label_smoothing / vocab * (weights * (lse[..., None] - z)).sum(-1)
+    if z_loss:
+        loss = loss + z_loss * lse * lse
+    p = (z - lse[..., None]).exp()
+    entropy = lse - torch.where(p == 0, 0.0, p * z).sum(-1)
+
+    def of_rows(values):
+        return torch.where(known, values, torch.where(counts, math.nan, 0.0).to(values.dtype))
+
+    none = loss.new_empty(0)
+    return (of_rows(loss), of_rows(lse), of_rows(logprob) if logprobs else none,
+            of_rows(entropy) if entropies else none)
+
+
+def cross_entropy(logits, labels, class_weights, items, *rules):
+    loss, *more = cross_entropy_rows(logits, labels, class_weights, *rules)
+    return (loss.sum() / items).reshape(1), *more
+
+
+def _gradients_of(function, dloss, tensors, *rest):
+    """The gradients of function(*tensors, *rest)[0], which depends on all of the tensors that are
+    there."""
+    with torch.enable_grad():
+        leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
+        loss = function(*leaves, *rest)[0]
+        return torch.autograd.grad(loss, [t for t in leaves if t is not None], dloss.to(loss.dtype))
+
+
+def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
+    return _gradients_of(cross_entropy, dloss, (logits,), labels, class_weights, items, *rules,
+                         False, False)[0]
+
+
+def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, *rules):
+    return _gradients_of(cross_entropy_rows, dloss, (logits,), labels, class_weights, *rules,
+                         False, False)[0]
+
+
+def linear_cross_entropy(x, w, bias, labels, class_weights, items, ignore_index, label_smoothing,
+                         z_loss, softcap, workspace, logprobs, entropies):
+    return cross_entropy(F.linear(x, w, bias), labels, class_weights, items, ignore_index,
+                         label_smoothing, z_loss, softcap, logprobs, entropies)
+
+
+def linear_cross_entropy_rows(x, w, bias, labels, class_weights, ignore_index, label_smoothing, z_loss,
+                              softcap, workspace, logprobs, entropies):
+    return cross_entropy_rows(F.linear(x, w, bias), labels, class_weights, ignore_index,
+                              label_smoothing, z_loss, softcap, logprobs, entropies)
+
+
+def _linear_gradients(function, dloss, x, w, bias, *rest):
+    gradients = _gradients_of(function, dloss, (x, w, bias), *rest)
+    return gradients if bias is not None else (*gradients, x.new_empty(0))
+
+
+def linear_cross_entropy_backward(dloss, x, w, bias, labels, class_weights, items, lse, *rules):
+    return _linear_gradients(linear_cross_entropy, dloss, x, w, bias, labels, class_weights, items,
+                             *rules, False, False)
+
+
+def linear_cross_entropy_rows_backward(dloss, x, w, bias, labels, class_weights, lse, *rules):
+    return _linear_gradients(linear_cross_entropy_rows, dloss, x, w, bias, labels, class_weights,
+                             *rules, False, False)
+
+
+def linear_cross_entropy_backward_frozen(*arguments):
+    return linear_cross_entropy_backward(*arguments)[0]
+
+
+def linear_cross_entropy_rows_backward_frozen(*arguments):
+    return linear_cross_entropy_rows_backward(*arguments)[0]
+
+
+def linear_cross_entropy_gradients(*arguments):
+    results = linear_cross_entropy(*arguments)
+    gradients = _linear_gradients(linear_cross_entropy, torch.ones_like(results[0]), *arguments)
+    return *results, *(g.detach() for g in gradients)
+
+
+def linear_cross_entropy_gradients_frozen(*arguments):
+    return linear_cross_entropy_gradients(*arguments)[:5]

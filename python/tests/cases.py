@@ -163,6 +163,38 @@ def _moe_backward(r, *options, gates=False, **form) -> tuple:
     return r(*given[0].shape), *given[:3], *gate_up, *given[3:]
 
 
+def _labels(vocab, *rows):
+    """One of them is ignored."""
+    labels = torch.randint(0, vocab, rows)
+    labels.view(-1)[1] = -100
+    return labels
+
+
+_LOSS = (-100.0, 0.0, 0.0, 0.0)  # ignore_index, label_smoothing, z_loss, softcap
+_ALL_LOSS = (-100.0, 0.2, 0.01, 5.0)
+
+
+def _loss(r, *rows, rules=_LOSS, weighs=False, items=None, extras=(False, False), vocab=37) -> tuple:
+    weights = torch.rand(vocab) + 0.5 if weighs else None
+    divisor = () if items is None else (torch.tensor([items]),)
+    return r(*rows, vocab, scale=2), _labels(vocab, *rows), weights, *divisor, *rules, *extras
+
+
+def _head_loss(r, *rows, bias=False, **options) -> tuple:
+    """With chunks of 8 rows."""
+    _, labels, *rest = _loss(r, *rows, **options)
+    return (r(*rows, 24), r(37, 24, scale=0.4), r(37) if bias else None, labels, *rest[:-2], 0.0,
+            *rest[-2:])
+
+
+def _loss_backward(r, name, dloss, arguments) -> tuple:
+    """Arguments of the backward op, from those of the forward op."""
+    lse = getattr(reference, name)(*arguments)[1]
+    *tensors, _, _ = arguments
+    at = next(i for i, a in enumerate(tensors) if isinstance(a, float))
+    return dloss, *tensors[:at], lse, *tensors[at:]
+
+
 def _route(r, *options, bias=False) -> tuple:
     # Far enough from one another that a small step changes no choice.
     logits = torch.rand(5, 12).argsort(-1) * 0.4 + torch.rand(5, 12) * 0.1
@@ -340,6 +372,28 @@ CASES = [
     Case("head_logits", "head_logits",
          lambda r: (r(2, 3, 24), r(24), None, r(41, 24), r(41), 1e-5, "gemma", "same"),
          differentiable=False),
+    Case("cross_entropy", "cross_entropy", lambda r: _loss(r, 2, 3, items=5.0), outputs=1,
+         constants=(2, 3)),
+    Case("cross_entropy-all", "cross_entropy",
+         lambda r: _loss(r, 7, rules=_ALL_LOSS, weighs=True, items=4.0, extras=(True, True)),
+         outputs=1, constants=(2, 3)),
+    Case("cross_entropy_rows", "cross_entropy_rows",
+         lambda r: _loss(r, 2, 5, rules=_ALL_LOSS, extras=(True, False)), outputs=1, constants=(2,)),
+    Case("linear_cross_entropy", "linear_cross_entropy", lambda r: _head_loss(r, 2, 9, items=5.0),
+         outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy-all", "linear_cross_entropy",
+         lambda r: _head_loss(r, 11, bias=True, rules=_ALL_LOSS, weighs=True, items=4.0,
+                              extras=(True, True)), outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy_rows", "linear_cross_entropy_rows",
+         lambda r: _head_loss(r, 3, 5, bias=True, rules=_ALL_LOSS, extras=(False, True)), outputs=1,
+         constants=(4,)),
+    Case("linear_cross_entropy_gradients", "linear_cross_entropy_gradients",
+         lambda r: _head_loss(r, 2, 9, items=5.0), outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy_gradients-all", "linear_cross_entropy_gradients",
+         lambda r: _head_loss(r, 11, bias=True, rules=_ALL_LOSS, weighs=True, items=4.0,
+                              extras=(True, True)), outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy_gradients_frozen", "linear_cross_entropy_gradients_frozen",
+         lambda r: _head_loss(r, 9, bias=True, items=5.0), outputs=1, constants=(1, 2, 4, 5)),
     Case("qkv", "qkv", lambda r: _qkv(r), differentiable=False),
     Case("qkv-packed", "qkv",
          lambda r: _qkv(r, (7,), packed=True, bias=True, norm=True, rule="llama3"),
@@ -366,6 +420,18 @@ CASES = [
 ]
 
 BACKWARDS = [
+    Case("cross_entropy_backward", "cross_entropy_backward",
+         lambda r: _loss_backward(r, "cross_entropy", torch.tensor([1.5]),
+                                  _loss(r, 7, rules=_ALL_LOSS, weighs=True, items=4.0))),
+    Case("cross_entropy_rows_backward", "cross_entropy_rows_backward",
+         lambda r: _loss_backward(r, "cross_entropy_rows", torch.rand(2, 5), _loss(r, 2, 5))),
+    *[Case(f"linear_cross_entropy_backward{end}", f"linear_cross_entropy_backward{end}",
+           lambda r: _loss_backward(r, "linear_cross_entropy", torch.tensor([1.5]),
+                                    _head_loss(r, 11, bias=True, rules=_ALL_LOSS, weighs=True,
+                                               items=4.0))) for end in ("", "_frozen")],
+    *[Case(f"linear_cross_entropy_rows_backward{end}", f"linear_cross_entropy_rows_backward{end}",
+           lambda r: _loss_backward(r, "linear_cross_entropy_rows", torch.rand(3, 5),
+                                    _head_loss(r, 3, 5))) for end in ("", "_frozen")],
     Case("ffn_backward", "ffn_backward",
          lambda r: (r(6, 24), r(6, 24), r(6, 40), r(6, 40), *_weights(r), "silu")),
     Case("ffn_backward-input", "ffn_backward",
