@@ -7,6 +7,7 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/decode/decode.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
@@ -33,7 +34,8 @@ const Catalog& builtin_catalog() {
        &act_mul_op(),    &rope_op(),      &ngram_block_op(),    &masked_linear_op(),
        &masked_ffn_op(), &moe_ffn_op(),   &moe_route_op(),      &qkv_op(),
        &attention_op(),  &pack_mask_op(), &masked_softmax_op(), &layernorm_op(),
-       &layer_op(),      &sample_op(),    &head_op(),           &pack_weight_op()},
+       &layer_op(),      &sample_op(),    &head_op(),           &pack_weight_op(),
+       &decode_op()},
       &sources};
   return catalog;
 }

@@ -289,8 +289,12 @@ Gradients gradients_of(const Layer& layer, const Inputs& inputs, const Sequence&
       sum += d_out[at(e)] * out[at(e)];
     for (std::int64_t place = i * width; place < (i + 1) * width; ++place) {
       double& weight = scores.values[at(place)];
-      weight = weight == -infinity || lse == -infinity ? 0 : std::exp(weight - lse);
       double& gradient = gradients.of_scores[at(place)];
+      if (weight == -infinity) {  // masked
+        weight = gradient = 0;
+        continue;
+      }
+      weight = lse == -infinity ? 0 : std::exp(weight - lse);
       gradient = weight * (gradient - sum);
       if (layer.softcap > 0) gradient *= scores.slope[at(place)];
     }

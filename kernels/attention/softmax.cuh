@@ -62,6 +62,16 @@ struct score_scaling {
   __device__ __forceinline__ float factor() const { return form.bias ? 1.0f : outer; }
 };
 
+// The backward pass: the probability of a masked pair, or of one with padding. Its sign tells it
+// from a probability that underflows.
+constexpr float masked_probability = -0.0f;
+
+// dS of a pair from its probability and dP - delta. A masked pair has 0, even where dP or delta is
+// NaN or infinite.
+__device__ __forceinline__ float score_gradient(float probability, float d_probability) {
+  return __float_as_int(probability) < 0 ? 0.0f : probability * d_probability;
+}
+
 // The state of one row, or of a thread's part of it: probabilities are 2^(score - reference), and
 // `sum` adds them up. The reference is the largest score so far, or up to rescale_threshold less.
 struct softmax_row {

@@ -244,6 +244,18 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// One lane of the warp, once all are here. Unlike with a comparison of lanes, ptxas makes no loop
+// over the lanes around each bulk copy, which would take longer than the copy.
+__device__ __forceinline__ bool is_elected() {
+  u32 elected = 0;
+  asm volatile(
+      "{.reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "@chosen mov.u32 %0, 1;}"
+      : "+r"(elected));
+  return elected != 0;
+}
+
 // --- TMA (sm_90) ---
 //
 // Copies boxes of a tensor, described by a tensor map, between global and shared memory.

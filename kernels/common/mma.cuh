@@ -305,8 +305,11 @@ __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accum
 template <class T, int n, bool b_transposed = false>
 __device__ __forceinline__ void wgmma_registers(float (&c)[n / 2], const u32 (&a)[4], u64 b,
                                                 int accumulate) {
-  static_assert(n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 192 || n == 256);
+  static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 80 || n == 96 || n == 128 ||
+                n == 192 || n == 256);
   static_assert(is_same<T, bf16> || is_same<T, fp16>);
+  FFTUNE_WGMMA_REGISTERS_CASE(8, 4, 5, 6, 7, 8, 9, 10);
+  FFTUNE_WGMMA_REGISTERS_CASE(16, 8, 9, 10, 11, 12, 13, 14);
   FFTUNE_WGMMA_REGISTERS_CASE(32, 16, 17, 18, 19, 20, 21, 22);
   FFTUNE_WGMMA_REGISTERS_CASE(64, 32, 33, 34, 35, 36, 37, 38);
   FFTUNE_WGMMA_REGISTERS_CASE(80, 40, 41, 42, 43, 44, 45, 46);

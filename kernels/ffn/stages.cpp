@@ -1,5 +1,7 @@
 #include "kernels/ffn/ffn.hpp"
 
+#include <utility>
+
 namespace fftune::ffn {
 namespace {
 
@@ -28,7 +30,24 @@ GemmProblem gemm_of(const Problem& problem, std::int64_t m, std::int64_t n, std:
 
 /// Other forms have dense weights, whatever is asked for: contradiction() refuses it.
 bool has_packed(const Problem& problem) {
-  return form_of(problem).gated && !is_quantised(problem);
+  return packed_format(problem).packed && form_of(problem).gated && !is_quantised(problem);
+}
+
+/// Completes names and sizes with the problem's format.
+PackedWeight packed_weight(const Problem& problem, PackedWeight weight) {
+  weight.format = packed_format(problem);
+  weight.dtype = problem.dtype;
+  if (!weight.format.zeros) weight.zeros = "";
+  return weight;
+}
+
+/// The product with the packed weights themselves, instead of those that the stage before expands.
+GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bool follows) {
+  for (std::size_t i = 0; i < weights.size(); ++i) gemm.b[i] = {weights[i].codes};
+  gemm.packed = std::move(weights);
+  gemm.follows = follows;
+  gemm.b_depends = false;
+  return gemm;
 }
 
 Scaling scaling_of(const Problem& problem) {
@@ -108,54 +127,24 @@ GemmProblem down_gemm(const Problem& problem) {
 }
 
 GemmProblem packed_gate_up_gemm(const Problem& problem) {
-  GemmProblem gemm = gate_up_gemm(problem);
-  gemm.b = {{"w_gate"}, {"w_up"}};
-  gemm.packed = packed_gate_up(problem);
-  gemm.follows = form_of(problem).normalises;
-  gemm.b_depends = false;
-  return gemm;
+  return reads_packed(gate_up_gemm(problem), packed_gate_up(problem), form_of(problem).normalises);
 }
 
 GemmProblem packed_down_gemm(const Problem& problem) {
-  GemmProblem gemm = down_gemm(problem);
-  gemm.b = {{"w_down"}};
-  gemm.packed = packed_down(problem);
-  gemm.b_depends = false;
-  return gemm;
+  return reads_packed(down_gemm(problem), packed_down(problem), true);
 }
 
 std::vector<PackedWeight> packed_gate_up(const Problem& problem) {
-  const PackedFormat format = packed_format(problem);
-  if (!format.packed || !has_packed(problem)) return {};
+  if (!has_packed(problem)) return {};
   const auto [m, d, h] = shape_of(problem);
-  PackedWeight gate{.codes = "w_gate",
-                    .scales = "w_gate_scale",
-                    .zeros = format.zeros ? "w_gate_zero" : "",
-                    .dense = "w_gate_dense",
-                    .n = h,
-                    .k = d,
-                    .format = format,
-                    .dtype = problem.dtype};
-  PackedWeight up = gate;
-  up.codes = "w_up";
-  up.scales = "w_up_scale";
-  up.dense = "w_up_dense";
-  if (format.zeros) up.zeros = "w_up_zero";
-  return {gate, up};
+  return {packed_weight(problem, {"w_gate", "w_gate_scale", "w_gate_zero", "w_gate_dense", h, d}),
+          packed_weight(problem, {"w_up", "w_up_scale", "w_up_zero", "w_up_dense", h, d})};
 }
 
 std::vector<PackedWeight> packed_down(const Problem& problem) {
-  const PackedFormat format = packed_format(problem);
-  if (!format.packed || !has_packed(problem)) return {};
+  if (!has_packed(problem)) return {};
   const auto [m, d, h] = shape_of(problem);
-  return {{.codes = "w_down",
-           .scales = "w_down_scale",
-           .zeros = format.zeros ? "w_down_zero" : "",
-           .dense = "w_down_dense",
-           .n = d,
-           .k = h,
-           .format = format,
-           .dtype = problem.dtype}};
+  return {packed_weight(problem, {"w_down", "w_down_scale", "w_down_zero", "w_down_dense", d, h})};
 }
 
 GemmProblem d_hidden_gemm(const Problem& problem) {
@@ -216,9 +205,12 @@ GemmProblem d_down_gemm(const Problem& problem) {
 std::vector<const Family*> forward_families() {
   static constexpr const char* packed =
       "packed weights for up to 64 tokens, at the speed of reading them once";
+  static constexpr const char* packed_wgmma = "packed weights, expanded in registers for wgmma";
   static constexpr const char* expanded = "one product of expanded weights: blocks over OpenBLAS";
   static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
   static const std::vector<GemmFamily> families{
+      {packed_sm90_engine(), {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_wgmma},
+      {packed_sm90_engine(), {expand_down, down}, "down_packed_sm90", packed_wgmma},
       {packed_decode_engine(), {expand_gate_up, gate_up}, "gate_up_packed", packed},
       {packed_decode_engine(), {expand_down, down}, "down_packed", packed},
       {cpu_blas_engine(), {expanded_gate_up}, "cpu_gate_up_expanded", expanded},

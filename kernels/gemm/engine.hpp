@@ -56,6 +56,8 @@ const Engine& fused_decode_engine();
 /// The same for packed weights and up to 64 rows of A; a chain of the stage that would expand them
 /// and the product.
 const Engine& packed_decode_engine();
+/// sm90/packed.cu: the same with wgmma for any number of rows of A, compute capability 9.0.
+const Engine& packed_sm90_engine();
 /// simt/: any size, alignment and type on any CUDA device: the fallback.
 const Engine& simt_engine();
 /// cpu/: blocks over OpenBLAS; plain loops, the fallback; and for chains of both ffn stages one

@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/element.hpp"
+#include "kernels/gemm/packed/params.cuh"
 
 namespace fftune {
 namespace {
@@ -181,6 +182,28 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   return parameters;
 }
 
+packed_form packed_form_of(const GemmProblem& gemm) {
+  const PackedFormat& format = gemm.packed.front().format;
+  return {.group = static_cast<int>(format.group), .zeros = format.zeros};
+}
+
+ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
+                                  std::size_t bytes) {
+  ParameterStruct parameters = gemm_parameters(gemm, places, bytes);
+  const auto add = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
+    const PackedWeight& weight = gemm.packed[i];
+    add(offsetof(packed_params, scales) + i * sizeof(void*), tensor_of(places, weight.scales));
+    if (!weight.zeros.empty())
+      add(offsetof(packed_params, zeros) + i * sizeof(void*), tensor_of(places, weight.zeros));
+  }
+  add(offsetof(packed_params, groups),
+      static_cast<std::int32_t>(gemm.packed.front().format.groups(gemm.k)));
+  return parameters;
+}
+
 /// Zeros where angles come from a table.
 ArrayArgument frequencies_of(const QkvHeads& qkv) {
   ArrayArgument array{qkv.frequencies};
@@ -261,9 +284,9 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
 }
 
 bool waits_for_dependencies(const KernelSource& kernel) {
-  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu",     "gemm/sm80/gemm.cu",
-                                        "gemm/decode/gemm.cu",   "gemm/decode/fused.cu",
-                                        "gemm/decode/packed.cu", "gemm/head_sines.cu"};
+  constexpr std::string_view files[] = {
+      "gemm/sm90/gemm.cu",     "gemm/sm80/gemm.cu",   "gemm/decode/gemm.cu", "gemm/decode/fused.cu",
+      "gemm/decode/packed.cu", "gemm/sm90/packed.cu", "gemm/head_sines.cu"};
   return std::find(std::begin(files), std::end(files), kernel.file) != std::end(files);
 }
 

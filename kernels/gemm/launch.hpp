@@ -11,6 +11,7 @@
 #include "device/program.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/form.cuh"
+#include "kernels/gemm/packed/layout.cuh"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {
@@ -26,6 +27,12 @@ std::string template_argument(const gemm_form& form);
 /// to the engine.
 ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
                                 std::size_t bytes = sizeof(gemm_params), std::size_t offset = 0);
+
+/// The format of a problem's packed weights.
+packed_form packed_form_of(const GemmProblem& gemm);
+/// The fields of a packed_params that the kernel's struct of `bytes` begins with.
+ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
+                                  std::size_t bytes);
 
 /// Appends the launch that writes the sines and cosines of every row of a rotating epilogue qkv, if
 /// it is one, and returns where they are: qkv_params::sines.

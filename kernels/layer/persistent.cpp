@@ -130,7 +130,7 @@ std::string text_of(const persistent_config& c) {
       c.rotates, c.wide_slots, c.packed_qkv, c.page);
 }
 
-class PersistentLayers final : public RepeatedFamily {
+class PersistentLayers final : public Family {
  public:
   std::string_view name() const override { return "persistent"; }
   std::string_view summary() const override {
@@ -262,6 +262,7 @@ class PersistentLayers final : public RepeatedFamily {
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
+  bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
     return problem.size("batch") <= most_preferred;
   }

@@ -91,6 +91,10 @@ std::vector<const Family*> families() {
   static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
   static constexpr const char* plain = "plain loops for any sizes: the fallback";
   static const std::vector<GemmFamily> gemms{
+      {packed_sm90_engine(),
+       {expand, product},
+       "packed_sm90",
+       "packed weights, expanded in registers for wgmma"},
       {packed_decode_engine(),
        {expand, product},
        "packed_decode",

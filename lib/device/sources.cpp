@@ -226,7 +226,12 @@ const SourceSet::File& SourceSet::read(std::string_view name) const {
     const auto tokens = tokens_of(file.text);
     file.code_hash = fnv1a(code_of(tokens));
     for (auto& include : includes_of(tokens))
-      if (include.quoted) file.includes.push_back(std::move(include.name));
+      if (include.quoted) {
+        // Host sources name a device source from the root of the tree.
+        constexpr std::string_view root = "kernels/";
+        if (include.name.starts_with(root)) include.name.erase(0, root.size());
+        file.includes.push_back(std::move(include.name));
+      }
   });
   return file;
 }

@@ -47,6 +47,11 @@ class Family {
   /// only then does it serve untuned.
   virtual bool is_preferred(const Problem&, const DeviceFacts&) const { return true; }
 
+  /// Whether its program of a problem that is made of equal ones (Repetition) is of all of them,
+  /// with tensor arguments in the order of the whole's tensors. Others have a program of one, which
+  /// a plan repeats. It covers all repeated stages, and no others.
+  virtual bool covers_repetition() const { return false; }
+
   /// The program of a feasible configuration. Tensor arguments count in the order of the op's
   /// tensors(problem).
   virtual Program program(const Problem&, const DeviceFacts&, const Config&) const = 0;

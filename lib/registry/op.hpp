@@ -203,6 +203,9 @@ struct Repetition {
   Problem one;
   /// For each time in order: where the tensors of `one` are among those of the whole.
   std::vector<std::vector<std::size_t>> places;
+  /// The stages of `one` that are repeated; all if they are all. Those before them run once with
+  /// the tensors of the first time, and those behind them with the tensors of the last.
+  std::size_t first = 0, end = static_cast<std::size_t>(-1);
 };
 
 class Op {

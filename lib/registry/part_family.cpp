@@ -109,7 +109,7 @@ std::optional<std::string> PartFamily::refusal(const Problem& problem,
                                                const DeviceFacts& facts) const {
   const auto part = part_of(problem);
   if (!part) return fmt::format("the problem has no {}", part_);
-  const auto stages = part->op->stages(part->problem);
+  const auto stages = part->op->stages(unrepeated(*part->op, part->problem));
   for (const std::string& stage : family_.stages())
     if (std::none_of(stages.begin(), stages.end(),
                      [&](const StageSpec& spec) { return spec.name == stage; }))
@@ -136,16 +136,23 @@ bool PartFamily::is_preferred(const Problem& problem, const DeviceFacts& facts) 
 
 Program PartFamily::program(const Problem& problem, const DeviceFacts& facts,
                             const Config& config) const {
-  const auto part = part_of(problem);
+  const Problem own = covers_repetition() ? problem : unrepeated(whole_(), problem);
+  const auto part = part_of(own);
   if (!part)
     throw Error(ErrorKind::internal, fmt::format("{} has no part '{}'", problem.text(), part_));
-  const auto tensors = whole_().tensors(unrepeated(whole_(), problem));
+  const auto tensors = whole_().tensors(own);
   std::vector<std::size_t> places;
   for (const TensorSpec& tensor : part->op->tensors(part->problem))
     places.push_back(tensor_index(tensors, part->tensor(tensor.name)));
   Program program;
   append_moved(program, family_.program(part->problem, facts, config), places, tensors.size());
   return program;
+}
+
+bool is_repeated_by_family(const Op& op, const Recipe& recipe) {
+  return std::any_of(recipe.begin(), recipe.end(), [&](const Variant& variant) {
+    return family_of(op, variant.family).covers_repetition();
+  });
 }
 
 }  // namespace fftune

@@ -29,6 +29,7 @@ class PartFamily : public Family {
   Config default_config(const Problem&, const DeviceFacts&) const override;
   std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
   bool is_preferred(const Problem&, const DeviceFacts&) const override;
+  bool covers_repetition() const override { return family_.covers_repetition(); }
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
 
  private:
@@ -49,19 +50,7 @@ std::string part_family_name(std::string_view part, std::string_view family);
 void append_moved(Program& program, Program from, const std::vector<std::size_t>& places,
                   std::size_t tensors);
 
-// A family whose program of a problem that is made of equal ones (Repetition) is of all of them,
-// with tensor arguments in the order of the whole's tensors. Others have a program of one, which a
-// plan repeats.
-
-class RepeatedFamily : public Family {
- public:
-  bool is_preferred(const Problem&, const DeviceFacts&) const override = 0;
-};
-
-/// Whether the recipe is one variant of such a family, whose program is all that a plan runs.
-inline bool is_repeated_by_family(const Op& op, const Recipe& recipe) {
-  return recipe.size() == 1 &&
-         dynamic_cast<const RepeatedFamily*>(&family_of(op, recipe.front().family)) != nullptr;
-}
+/// Whether a variant of the recipe has a program of all repetitions.
+bool is_repeated_by_family(const Op& op, const Recipe& recipe);
 
 }  // namespace fftune

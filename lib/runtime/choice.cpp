@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -143,8 +145,8 @@ struct ChoiceOfParts {
   std::vector<std::string> recorded;  // parts that have a record
 };
 
-/// The recipe of what serves each part; empty where what serves a part cannot serve it within the
-/// whole.
+/// The recipe of what serves each part, and by default the stages that are no part's; empty where
+/// what serves a part cannot serve it within the whole.
 ChoiceOfParts choice_of_parts(const Catalog& catalog, const Op& op, const Problem& problem,
                               const DeviceFacts& facts, const PresetLibrary& presets) {
   ChoiceOfParts whole;
@@ -158,6 +160,21 @@ ChoiceOfParts choice_of_parts(const Catalog& catalog, const Op& op, const Proble
       whole.recipe.push_back(std::move(variant));
     }
   }
+  const auto first_stage = [&](const Variant& variant) {
+    return family_of(op, variant.family).stages().front();
+  };
+  // In the order of the stages. The stages of parts have the parts' variants.
+  const auto names = stage_names(op, problem);
+  std::set<std::string> covered;
+  for (const Variant& variant : whole.recipe)
+    for (auto& stage : family_of(op, variant.family).stages()) covered.insert(stage);
+  if (covered.size() == names.size()) return whole;
+  for (Variant& variant : default_recipe(op, problem, facts))
+    if (!covered.contains(first_stage(variant))) whole.recipe.push_back(std::move(variant));
+  std::sort(whole.recipe.begin(), whole.recipe.end(), [&](const Variant& a, const Variant& b) {
+    return std::find(names.begin(), names.end(), first_stage(a)) <
+           std::find(names.begin(), names.end(), first_stage(b));
+  });
   return whole;
 }
 
@@ -189,7 +206,7 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
     ChoiceOfParts of_parts = choice_of_parts(catalog, op, problem, facts, presets);
     choice.recipe = default_recipe(op, problem, facts);
     // A family of the whole should be faster than the best of the parts.
-    const bool whole = is_repeated_by_family(op, choice.recipe);
+    const bool whole = choice.recipe.size() == 1 && is_repeated_by_family(op, choice.recipe);
     if (!of_parts.recorded.empty() && !whole) {
       choice.recipe = std::move(of_parts.recipe);
       choice.stale = of_parts.stale;

@@ -173,15 +173,25 @@ void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts
                             stages[covered].name, problem.text()));
 }
 
-Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const Problem& problem,
-                   const DeviceFacts& facts) {
-  const Variant& variant = recipe[place];
+namespace {
+
+/// The program of a variant behind another, or behind none.
+Program program_behind(const Variant* before, const Variant& variant, const Op& op,
+                       const Problem& problem, const DeviceFacts& facts) {
   Program program = family_of(op, variant.family).program(problem, facts, variant.config);
   const KernelLaunch* const launch = first_launch(program);
-  if (place > 0 && launch != nullptr &&
-      writes_any(op, unrepeated(op, problem), recipe[place - 1], launch->read_early))
+  if (before != nullptr && launch != nullptr &&
+      writes_any(op, unrepeated(op, problem), *before, launch->read_early))
     launch_normally(program);
   return program;
+}
+
+}  // namespace
+
+Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const Problem& problem,
+                   const DeviceFacts& facts) {
+  return program_behind(place > 0 ? &recipe[place - 1] : nullptr, recipe[place], op, problem,
+                        facts);
 }
 
 void launch_normally(Program& program) {
@@ -192,19 +202,42 @@ Executables executables_of(const Op& op, const Problem& problem, const DeviceFac
                            const Recipe& recipe, const MakeExecutable& make) {
   // Parts of an op do not know the kernels before them.
   const bool composed = !op.parts(problem).empty();
-  const auto made = [&](std::size_t place, bool begins_plan) {
-    Program program = program_in(recipe, place, op, problem, facts);
-    if (begins_plan) launch_normally(program);
-    return make(recipe[place], program);
-  };
   Executables executables;
-  for (std::size_t place = 0; place < recipe.size(); ++place)
-    executables.push_back(made(place, composed && place == 0));
+  for (std::size_t place = 0; place < recipe.size(); ++place) {
+    Program program = program_in(recipe, place, op, problem, facts);
+    if (composed && place == 0) launch_normally(program);
+    executables.push_back(make(recipe[place], program));
+  }
   const auto repetition = op.repetition(problem);
-  if (!repetition || is_repeated_by_family(op, recipe)) return executables;
-  const auto first = executables.front();
-  if (composed) executables.front() = made(0, false);
-  return repeated(executables, repetition->places, first);
+  if (!repetition) return executables;
+
+  // The places of the recipe that are repeated, [first, end).
+  std::size_t first = 0, end = 0, stage = 0;
+  for (const Variant& variant : recipe) {
+    if (stage < repetition->first) ++first;
+    if (stage < repetition->end) ++end;
+    stage += family_of(op, variant.family).stages().size();
+  }
+  const auto place_once = [&](std::size_t place, const std::vector<std::size_t>& tensors) {
+    return std::make_shared<PlacedExecutable>(executables[place], tensors, 0, false);
+  };
+  Executables all;
+  for (std::size_t place = 0; place < first; ++place)
+    all.push_back(place_once(place, repetition->places.front()));
+  Executables times(executables.begin() + static_cast<std::ptrdiff_t>(first),
+                    executables.begin() + static_cast<std::ptrdiff_t>(end));
+  if (!family_of(op, recipe[first].family).covers_repetition()) {
+    // From the second time on, the first variant is behind the last one.
+    const auto first_time = times.front();
+    if (composed)
+      times.front() =
+          make(recipe[first], program_behind(&recipe[end - 1], recipe[first], op, problem, facts));
+    times = repeated(times, repetition->places, first_time);
+  }
+  all.insert(all.end(), times.begin(), times.end());
+  for (std::size_t place = end; place < recipe.size(); ++place)
+    all.push_back(place_once(place, repetition->places.back()));
+  return all;
 }
 
 std::size_t scratch_bytes(const Executables& executables) {

@@ -33,10 +33,11 @@ struct InputData {
 
   std::uint64_t seed = 0;
   const GivenTensors* given = nullptr;  // null: nothing is given
-  /// Other values for those of `given` that are NaN or infinite. A place of a result which all of
-  /// them leave the same number is independent of those values. Where its reference is NaN, it may
-  /// be this number: 0 · NaN is NaN, and a kernel may skip a product by 0.
-  std::vector<const GivenTensors*> substitutes = {};
+  /// Other values for those of `given` that are NaN or infinite; each group is for some of them. A
+  /// place of a result which all of a group leave the same number is independent of those that they
+  /// replace. Where its reference is NaN, it may be this number: 0 · NaN is NaN, and a kernel may
+  /// skip a product by 0.
+  std::vector<std::vector<const GivenTensors*>> substitutes = {};
 };
 
 // Random tensors whose row r depends on (seed, name, r) alone: any prefix of rows is the same for

@@ -54,18 +54,22 @@ Truth::Truth(const Op& op, Problem problem, InputData data, Parallel& parallel, 
     : parallel_(&parallel),
       rows_(op, std::move(problem), data, parallel),
       references_(rows_, parallel, kept) {
-  for (const GivenTensors* given : data.substitutes)
-    substitutes_.push_back(
-        std::make_unique<Substitute>(op, rows_.problem(), InputData(data.seed, given), parallel));
+  for (const auto& group : data.substitutes) {
+    auto& own = substitutes_.emplace_back();
+    for (const GivenTensors* given : group)
+      own.push_back(
+          std::make_unique<Substitute>(op, rows_.problem(), InputData(data.seed, given), parallel));
+  }
 }
 
 void Truth::retoken(std::int64_t tokens) {
   rows_.retoken(tokens);
   references_.follow();
-  for (const auto& substitute : substitutes_) {
-    substitute->rows.retoken(tokens);
-    substitute->references.follow();
-  }
+  for (const auto& group : substitutes_)
+    for (const auto& substitute : group) {
+      substitute->rows.retoken(tokens);
+      substitute->references.follow();
+    }
   encoded_.clear();
   expected_.clear();
 }
@@ -144,20 +148,24 @@ void Truth::measure(std::size_t tensor, std::int64_t rows,
 
 void Truth::find_independent(std::size_t first_stage, std::size_t tensor, Expected& expected) {
   const auto width = static_cast<std::size_t>(columns(tensor));
-  for (const double* row : expected.rows) {
-    auto& numbers = expected.independent.emplace_back(row, row + width);
-    for (double& number : numbers)  // unlike every number until the first substitute
-      number = std::isnan(number) ? std::numeric_limits<double>::infinity() : std::nan("");
-  }
-  for (const auto& substitute : substitutes_) {
-    const bool is_first = substitute == substitutes_.front();
-    const auto rows = substitute->references.rows(first_stage, tensor);
+  const auto has_nan = [width](const double* row) {
+    return std::any_of(row, row + width, [](double value) { return std::isnan(value); });
+  };
+  if (std::none_of(expected.rows.begin(), expected.rows.end(), has_nan)) return;
+  expected.independent.assign(expected.rows.size(), std::vector<double>(width, std::nan("")));
+  for (const auto& group : substitutes_) {
+    std::vector<std::vector<const double*>> others;
+    for (const auto& substitute : group)
+      others.push_back(substitute->references.rows(first_stage, tensor));
     for (std::size_t row = 0; row < expected.rows.size(); ++row)
       for (std::size_t i = 0; i < width; ++i) {
-        double& number = expected.independent[row][i];
-        const double other = rows[row][i];
-        if (is_first && std::isinf(number)) number = other;
-        if (number != other || !std::isfinite(number)) number = std::nan("");
+        const double number = others.front()[row][i];
+        double& independent = expected.independent[row][i];
+        if (!std::isnan(expected.rows[row][i]) || !std::isnan(independent)) continue;
+        if (std::isfinite(number) && std::all_of(others.begin(), others.end(), [&](auto& rows) {
+              return rows[row][i] == number;
+            }))
+          independent = number;
       }
   }
 }
@@ -174,19 +182,22 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   if (!substitutes_.empty()) find_independent(first_stage, tensor, expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as
-  // large relative to it: their squares add. With few values, some outweigh the others by far, and
-  // their error may be the worst one.
-  double squares = expected.rounding_error * expected.rounding_error;
+  // large relative to its usual size: their squares add. With few values, some outweigh the others
+  // by far, and their error may be the worst one. So may that of the sum, which differs from the
+  // reference by them and thus rounds elsewhere.
+  double outer = expected.rounding_error, squares = 0;
   for (std::size_t k = first_stage; k <= stage; ++k) {
     const StageSpec& spec_of_stage = stages()[k];
     expected.reduction_length += spec_of_stage.reduction_length;
     const double share = spec_of_stage.inner_values > 0
                              ? std::min(1.0, heavy_tail / std::sqrt(spec_of_stage.inner_values))
                              : 0;
-    const double inner = std::max(expected.rounding_error, share * dtype_unit_roundoff(spec.dtype));
+    if (spec_of_stage.inner_roundings == 0) continue;
+    outer = std::max(outer, share * dtype_unit_roundoff(spec.dtype));
+    const double inner = outer * cancellation(expected.distinct);
     squares += spec_of_stage.inner_roundings * inner * inner;
   }
-  expected.rounding_error = std::sqrt(squares);
+  expected.rounding_error = std::hypot(outer, std::sqrt(squares));
   // The rounding errors of few elements may be small by chance: the estimate is at least the worst
   // case, one unit roundoff per stage, over the square root of the number of elements.
   const double worst =

@@ -25,8 +25,8 @@ struct Expected {
   // in all together, at least 1. Empty: random rows are alike.
   std::vector<double> row_factors;
   std::int64_t distinct = 0;  // finite elements of the distinct rows among those
-  /// Of each distinct row, where the reference is NaN and InputData::substitutes leave it one
-  /// number: that number; else NaN. Empty without substitutes.
+  /// The distinct rows: where the reference is NaN and a group of InputData::substitutes leaves it
+  /// one number, that number; else NaN. Empty without substitutes, and without NaN.
   std::vector<std::vector<double>> independent;
   std::int64_t reduction_length = 0;
   double tolerance = 0;
@@ -88,8 +88,8 @@ class Truth {
   Parallel* parallel_;
   DistinctRows rows_;
   References references_;
-  std::vector<std::unique_ptr<Substitute>> substitutes_;
-  std::map<std::size_t, std::vector<std::byte>> encoded_;  // of what stages write
+  std::vector<std::vector<std::unique_ptr<Substitute>>> substitutes_;  // in groups
+  std::map<std::size_t, std::vector<std::byte>> encoded_;              // of what stages write
   std::map<std::pair<std::size_t, std::size_t>, Expected> expected_;
 };
 

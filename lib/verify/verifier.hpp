@@ -54,6 +54,12 @@ class Verifier {
   std::unique_ptr<State> state_;
 };
 
+/// By how much errors of sums may exceed their usual size relative to the norm of an output with
+/// so many distinct elements: a few of them may cancel to almost nothing together.
+constexpr double cancellation(std::int64_t elements) {
+  return 1 + 64 / static_cast<double>(elements);
+}
+
 /// The tolerance for the relative error of an output with `elements` distinct elements. `dtype` is
 /// the coarsest that the run rounds to, and `reduction_length` the number of terms summed for an
 /// element over all stages. `rounding_error` is the error of a reference that rounds where the

@@ -34,9 +34,10 @@ class Form:
     kinds: Mapping[str, Kind]  # of the inputs by name
     values: Callable[..., Mapping | None]
     strided: bool = False  # inputs are as the kernels read them, which take their strides
+    typed: int = 0  # the place of the input whose type is that of the op
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
-        dtype = inputs[0].dtype
+        dtype = inputs[self.typed].dtype
         check_tensors(self.op, self.kinds, list(zip(self._names_of(len(inputs)), inputs)), dtype)
         values = self.values(options, *inputs)
         if values is None:

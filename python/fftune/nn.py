@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from . import ops
 from ._checks import flag, named
+from ._codes import codes_of_words, pairs_of_codes, words_of_codes
 from ._library import Error
 from ._ops.packed import group_word
 from .reference import ACTIVATIONS, quantise_weight
@@ -246,13 +247,6 @@ class MoE(nn.Module):
         return y if self.shared_experts is None else self.shared_experts(x, y)
 
 
-def _nibbles(words: Tensor, count: int, dim: int) -> Tensor:
-    """The first `count` codes of 4 bits along `dim` of int32 words, eight in each."""
-    shifts = torch.arange(0, 32, 4, device=words.device)
-    codes = (words.unsqueeze(dim + 1) >> shifts.view(-1, *(1,) * (words.dim() - 1 - dim))) & 15
-    return codes.flatten(dim, dim + 1).narrow(dim, 0, count).to(torch.uint8)
-
-
 class QuantLinear(nn.Module):
     """A linear layer with a weight of 4 bits: (q - 8) * scale, or with `zeros` (q - zero) * scale,
     with a scale for each `group` elements of a row, or with group=0 for each row.
@@ -310,8 +304,8 @@ class QuantLinear(nn.Module):
         zero = (-low / scale.float()).round().clamp(0, 15) if zeros else None
         offset = 8 if zero is None else zero.unsqueeze(-1)
         q = (grouped / scale.float().unsqueeze(-1) + offset).round().clamp(0, 15).to(torch.uint8)
-        q = nn.functional.pad(q.flatten(1), (0, w.shape[1] % 2)).unflatten(1, (-1, 2))
-        layer._set(q[..., 0] | q[..., 1] << 4, scale, None if zero is None else zero.to(torch.uint8))
+        layer._set(pairs_of_codes(q.flatten(1)), scale,
+                   None if zero is None else zero.to(torch.uint8))
         if linear.bias is not None:
             layer.bias = linear.bias
         return layer.train(linear.training)
@@ -333,9 +327,7 @@ class QuantLinear(nn.Module):
         words = nn.functional.pad(codes, (0, -codes.shape[1] % 4)).view(torch.int32)
         saved = [words, scale, torch.tensor([self.out_features, self.in_features])]
         if zero is not None:
-            rows = nn.functional.pad(zero, (0, 0, 0, -len(zero) % 8)).to(torch.int32)
-            shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=zero.device)
-            saved.append((rows.unflatten(0, (-1, 8)) << shifts.view(-1, 1)).sum(1, dtype=torch.int32))
+            saved.append(words_of_codes(zero, 0))
         for name, tensor in zip(self._saved_names(), saved):
             destination[prefix + name] = tensor
 
@@ -367,7 +359,7 @@ class QuantLinear(nn.Module):
                 raise Error(f"{prefix}{name} is {[*tensor.shape]}, not {[*right]}")
         if not scale.isfinite().all():
             raise Error(f"{prefix}weight_scale is not finite")
-        zero = None if zero_words is None else _nibbles(zero_words, n, 0)
+        zero = None if zero_words is None else codes_of_words(zero_words, n, 0)
         codes = words.contiguous().view(torch.uint8)[:, :-(-k // 2)].contiguous()
         self._set(codes, scale.to(self.scale.dtype).contiguous(), zero)
 

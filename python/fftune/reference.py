@@ -538,6 +538,43 @@ def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, mi
                   steps, top_k, top_p, min_p, softcap, logprobs)
 
 
+# decode
+
+def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
+           final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
+           form, embed_scale, logit_softcap, pad, logprobs):
+    found = parse(form)
+    page = caches[0].shape[1] if pages is not None else 0
+    cache = pages.shape[1] * page if page else caches[0].shape[2]
+    alive = (ended == 0) & (lengths < cache)
+    exists = (ids >= 0) & (ids < embedding.shape[0])
+    x = embedding[ids.clamp(0, embedding.shape[0] - 1).long()].float() * embed_scale
+    x = torch.where(exists[:, None], x, 0).to(embedding.dtype)[:, None]
+    keys = torch.where(alive, lengths.clamp(min=0) + 1, lengths.clamp(1, cache))
+    places = (keys - 1)[:, None].long()
+    if page:
+        own = pages.gather(1, places // page)
+        slots = torch.where((own >= 0) & (own < caches[0].shape[0]), own * page + places % page, -1)
+    else:
+        slots = torch.arange(len(ids), device=ids.device)[:, None] * cache + places
+    slots = torch.where(alive[:, None], slots, -1)
+    x = layer(x, places, angles, slots, keys, pages, weights, caches, form)[:, 0]
+    chosen, logit, logprob = head(
+        x, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds,
+        None if temperature is None else steps, top_k, top_p, min_p, found.get("eps"),
+        found.get("convention", "llama"), logit_softcap, "same", logprobs)
+    ids.copy_(torch.where(alive, chosen, pad))
+    column = torch.arange(out.shape[1], device=out.device)
+    out.copy_(torch.where(alive[:, None] & (column == steps[:, None]), chosen[:, None], out))
+    stops = torch.zeros_like(alive) if stop is None else (chosen[:, None] == stop).any(-1)
+    full = (keys >= cache) | (keys + 1 >= limits)
+    ends = torch.where(stops, 1, torch.where(full, 2, 0)).int()
+    ended.copy_(torch.where(alive, ends, torch.where(ended == 0, 2, ended)))
+    lengths.copy_(torch.where(alive, keys, lengths))
+    steps.add_(alive.int())
+    return chosen, logit, logprob
+
+
 # rmsnorm
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
@@ -820,7 +857,10 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
     keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
-        cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+        own, to = cache.view(-1, *cache.shape[2:]), slots.flatten().long()
+        # A token whose slot is no row goes to one behind the last, which is dropped.
+        to = torch.where((to < 0) | (to >= own.shape[0]), own.shape[0], to)
+        own.copy_(F.pad(own, (0, 0, 0, 0, 0, 1)).index_copy(0, to, rows.flatten(0, 1))[:-1])
     if pages is not None:
         exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
         keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
@@ -1035,6 +1075,7 @@ def attention_backward(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv
         weights = torch.where(allowed & (total != -math.inf), torch.exp(raw - total), 0)
         delta = (grad * out).sum(-1, keepdim=True)
         d_scores = scale * slope * weights * (grad @ many_v.transpose(1, 2) - delta)
+        d_scores = d_scores.masked_fill(~allowed, 0)  # even where v or delta is not finite
         shared = lambda t: t.unflatten(0, (-1, group)).sum(1).transpose(0, 1)
         dq[rows] = (d_scores @ many_k).transpose(0, 1)
         dk[columns] = shared(d_scores.transpose(1, 2) @ own_q)

@@ -109,3 +109,28 @@ def test_torch_compile_keeps_a_packed_product_whole():
     x = torch.randn(3, 64)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("group, zeros", ((32, False), (0, True)))
+def test_a_gated_layer_with_packed_weights_and_its_gradients(group, zeros):
+    gate, up, down = (QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros).packed_weight
+                      for n, k in ((96, 64), (96, 64), (64, 96)))
+    x, bias, residual = (torch.randn(*shape, requires_grad=True) for shape in ((3, 5, 64), (64,),
+                                                                              (3, 5, 64)))
+    results = []
+    for weights in ((gate, up, down), (gate.dense(), up.dense(), down.dense())):
+        y = fftune.ops.ffn(x, *weights, bias, residual, act="gelu")
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, bias, residual))))
+    assert all(map(close, *results))
+
+
+def test_packed_weights_of_a_gated_layer_that_do_not_go_together():
+    gate, up, down = (QuantLinear(k, n, False, 32).packed_weight
+                      for n, k in ((96, 64), (96, 64), (64, 96)))
+    x = torch.randn(2, 64)
+    for weights, words in (((gate, up, down.dense()), "w_down is torch.float32.*three packed weights"),
+                           ((gate, up, gate), r"w_down \[96, 64\]: give \[h, d\], \[h, d\] and"),
+                           ((gate, QuantLinear(64, 96, False, 0).packed_weight, down),
+                            "w_up has other groups than w_gate")):
+        with pytest.raises(fftune.Error, match=words):
+            fftune.ops.ffn(x, *weights)

@@ -1,4 +1,5 @@
 """NaN and infinities in each input of every custom op give what PyTorch gives."""
+import itertools
 import math
 
 import pytest
@@ -12,8 +13,8 @@ from test_ops import each, listed, op_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NUMBERS = {"nan": (math.nan,), "inf": (math.inf, -math.inf)}
-# Other numbers in the same places: a result that is the same with all of them is independent of
-# these places. PyTorch multiplies NaN by the weight 0 of a masked key; kernels need not.
+# Other numbers in some of these places: a result that is the same with all of them is independent
+# of these places. The reference multiplies NaN by the weight 0 of a masked key; kernels need not.
 SUBSTITUTES = ((0.9, -0.4), (-0.7, 1.1), (2.3, -1.9))
 # gate and up of these are in other orders than the reference's.
 FIRST_ONLY = ("masked_ffn_preact", "moe_ffn_preact")
@@ -53,12 +54,17 @@ def compare(case, dtype, place, numbers, device):
     right = getattr(reference, case.op)
     ours = results_of(op_of(case), case, given(numbers, False), device)
     theirs = results_of(right, case, given(numbers, wide))
-    others = [results_of(right, case, given(own[:len(numbers)], wide)) for own in SUBSTITUTES]
-    for n, (got, expected, *without) in enumerate(zip(ours, theirs, *others, strict=True)):
+    replaced = [places for places in itertools.product((False, True), repeat=len(numbers))
+                if any(places) and any(t.isnan().any() for t in theirs)]
+    groups = [[results_of(right, case, given([other if swap else number for number, other, swap
+                                              in zip(numbers, others, places)], wide))
+               for others in SUBSTITUTES] for places in replaced]
+    for n, (got, expected) in enumerate(zip(ours, theirs, strict=True)):
         got, expected = got.double(), expected.double()
-        same = [without[0] == other for other in without] + [without[0].double().isfinite()]
-        independent = expected.isnan() & torch.stack(same).all(0)
-        expected = torch.where(independent & ~got.isnan(), without[0].double(), expected)
+        for group in groups:
+            first, *others = (results[n].double() for results in group)
+            same = torch.stack([first.isfinite(), *(first == other for other in others)]).all(0)
+            expected = torch.where(expected.isnan() & same & ~got.isnan(), first, expected)
         finite = expected.isfinite()
         where = f"argument {place}, result {n}"
         assert torch.equal(got.isfinite(), finite), where
@@ -115,6 +121,48 @@ def test_attention_is_that_of_pytorch():
             theirs = F.scaled_dot_product_attention(
                 *(t.double().transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
             assert torch.allclose(ours.double(), theirs, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("number", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+@pytest.mark.parametrize("mask", ["causal", "window", "bits"])
+@pytest.mark.parametrize("dim", [16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_masked_pairs_do_not_exist(dtype, dim, mask, softcap, number, device):
+    """A query changes no gradient of the keys that it does not see, nor the reverse."""
+    torch.manual_seed(2)
+    s, heads = 150, 2
+    dy, q, k, v = (torch.randn(1, s, heads, dim).to(device, dtype) for _ in range(4))
+    i, j = torch.arange(s)[:, None], torch.arange(s)
+    seen = j <= i
+    bits = flags = None
+    window = 40 if mask == "window" else 0
+    if window:
+        seen &= j > i - window
+    if mask == "bits":
+        seen &= torch.rand(s, s) < 0.7
+        bits, flags = (t.to(device) for t in torch.ops.fftune.pack_mask(seen[None, None]))
+    rules = (None, bits, flags, None, None, None, None, None, mask != "bits", window, softcap, 0.0)
+    y, lse = torch.ops.fftune.attention(q, k, v, None, *rules, True)
+    arguments = (dy, q, k, v, y, lse)
+    plain = torch.ops.fftune.attention_backward(*arguments, *rules, False)
+    query, key = 77, 70
+    # Arguments, their place with a NaN or an infinity, and results that have only finite terms of
+    # it in their rows of tokens that do not see it, or that it does not see.
+    for argument, token, results, others in ((0, query, (1,), ~seen[query]),
+                                             (4, query, (1,), ~seen[query]),
+                                             (5, query, (1, 2), ~seen[query]),
+                                             (3, key, (0,), ~seen[:, key])):
+        changed = [t.clone() for t in arguments]
+        changed[argument][(0, slice(None), token) if argument == 5 else (0, token)] = number
+        got = torch.ops.fftune.attention_backward(*changed, *rules, False)
+        for result in results:
+            ours, expected = got[result][0].cpu(), plain[result][0].cpu()
+            assert torch.allclose(ours[others].float(), expected[others].float(), rtol=1e-2,
+                                  atol=1e-2), (argument, result)
+            if number != number:
+                assert ours[~others].isnan().all(), (argument, result)
 
 
 def test_the_router_puts_nan_first():

@@ -99,6 +99,13 @@ NORMED = dict(x=X, w=W, norm=V, norm_bias=V, bias=W[:, 0].clone(), eps=1e-6, con
               logits="same")
 GOOD |= {"sample": dict(logits=X, **DRAW, softcap=0.0, logprobs=True),
          "head": dict(NORMED, **DRAW, softcap=0.0, logprobs=True), "head_logits": NORMED}
+GOOD["decode"] = dict(
+    **{name: torch.zeros(1, dtype=torch.int32) for name in ("ids", "lengths", "steps", "ended")},
+    out=torch.zeros(1, 4, dtype=torch.int32), embedding=torch.randn(6, 8), weights=[WEIGHTS],
+    caches=caches(), final_norm=V, w_head=torch.randn(6, 8), heads=1, kv_heads=1, limits=None,
+    stop=None, pages=None, angles=None, final_norm_bias=None, head_bias=None, temperature=None,
+    seeds=None, top_k=None, top_p=None, min_p=None, embed_scale=1.0, logit_softcap=0.0, pad=0,
+    logprobs=False, options=None)
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
 WRONG_TENSORS = {
     **{str(t).removeprefix("torch."): (lambda t: lambda a: a.to(t))(dtype) for dtype in (

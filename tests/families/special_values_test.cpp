@@ -2,11 +2,14 @@
 // float64 reference is, and no place that is independent of them changes. The reference's own
 // special values are held to PyTorch's by python/tests/test_special_values.py.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "families/small_problems.hpp"
@@ -29,12 +32,11 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 /// Random values, but for a few places of one tensor: its last element, and others spread over it.
+/// A NaN or an infinity is put there as it is, other numbers are times the tensor's usual size.
 class FewPlaces final : public GivenTensors {
  public:
-  /// Whether a place has that number, or one of the tensor's usual size times it.
-  enum class Unit { one, usual };
-  FewPlaces(std::string name, std::vector<double> numbers, Unit unit)
-      : name_(std::move(name)), numbers_(std::move(numbers)), unit_(unit) {}
+  FewPlaces(std::string name, std::vector<double> numbers)
+      : name_(std::move(name)), numbers_(std::move(numbers)) {}
 
   bool fill(const TensorSpec& spec, std::span<std::byte> out, Parallel& parallel) const override {
     if (spec.name != name_) return false;
@@ -46,7 +48,7 @@ class FewPlaces final : public GivenTensors {
       const std::int64_t at =
           std::max<std::int64_t>(0, elements - 1 - i * elements / places - i * 5);
       const double number = numbers_[static_cast<std::size_t>(i)];
-      const double value = unit_ == Unit::one ? number : spec.mean + number * spec.scale;
+      const double value = std::isfinite(number) ? spec.mean + number * spec.scale : number;
       encode(spec.dtype, std::span<const double>(&value, 1),
              out.data() + static_cast<std::size_t>(at) * dtype_bytes(spec.dtype));
     }
@@ -56,7 +58,6 @@ class FewPlaces final : public GivenTensors {
  private:
   std::string name_;
   std::vector<double> numbers_;
-  Unit unit_;
 };
 
 struct Compiled {
@@ -113,12 +114,16 @@ std::vector<Case> cases_of(Backend& backend, const Op& op, const std::string& pa
 /// NaN, or both infinities, in one input.
 void verify_special_values(Backend& backend, const Op& op, const Case& of, const TensorSpec& input,
                            const std::vector<double>& numbers) {
-  const FewPlaces special(input.name, numbers, FewPlaces::Unit::one);
-  const FewPlaces up(input.name, {0.9, -0.4}, FewPlaces::Unit::usual),
-      down(input.name, {-0.7, 1.1}, FewPlaces::Unit::usual),
-      far(input.name, {2.3, -1.9}, FewPlaces::Unit::usual);
+  const FewPlaces special(input.name, numbers);
+  std::deque<FewPlaces> others;  // adding to it moves none
   InputData data(seed, &special);
-  data.substitutes = {&up, &down, &far};
+  for (const unsigned replaced : {1u, 2u, 3u}) {  // the first place, the second, both
+    auto& group = data.substitutes.emplace_back();
+    for (const auto& [up, down] : {std::pair(0.9, -0.4), {-0.7, 1.1}, {2.3, -1.9}})
+      group.push_back(&others.emplace_back(
+          input.name, std::vector{(replaced & 1) != 0 ? up : numbers.at(0),
+                                  (replaced & 2) != 0 ? down : numbers.at(1)}));
+  }
   Verifier verifier(backend, op, of.problem, data);
   for (const auto& each : of.variants) {
     CAPTURE(of.problem.text(), each.variant, input.name, numbers.front());

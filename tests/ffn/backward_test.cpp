@@ -28,14 +28,6 @@ std::vector<std::string> buffers_of(const Problem& problem) {
   return names;
 }
 
-/// Every family, and the recipes that nobody tuned.
-void verify_all(Backend& backend, const Problem& problem, std::mt19937_64& random, int more) {
-  REQUIRE(verify_variants(backend, ffn_op(), problem, random, more) > 0);
-  const auto& facts = backend.facts();
-  verify_recipe(backend, ffn_op(), problem, default_recipe(ffn_op(), problem, facts), 1);
-  verify_recipe(backend, ffn_op(), problem, fallback_recipe(ffn_op(), problem, facts), 2);
-}
-
 const std::vector<std::map<std::string, std::string>> forms{
     {}, {{"save", "input"}}, {{"accumulate", "yes"}}, {{"save", "input"}, {"accumulate", "yes"}}};
 
@@ -132,10 +124,11 @@ TEST_CASE("the backward pass is right on the CPU in every form, dtype and activa
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& form : forms)
       for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {2, 5, 3}, {65, 40, 133}})
-        verify_all(*backend, problem_of(m, d, h, dtype, form, DeviceKind::cpu), random, 1);
+        verify_families(*backend, ffn_op(), {problem_of(m, d, h, dtype, form, DeviceKind::cpu)},
+                        random, 1);
     for (const auto& act : activation_names())
-      verify_all(*backend, problem_of(34, 24, 50, dtype, {{"act", act}}, DeviceKind::cpu), random,
-                 0);
+      verify_families(*backend, ffn_op(),
+                      {problem_of(34, 24, 50, dtype, {{"act", act}}, DeviceKind::cpu)}, random, 0);
   }
 }
 
@@ -145,7 +138,7 @@ TEST_CASE("the backward pass is right on a GPU at sizes that no tile divides", "
   std::mt19937_64 random(4);
   for (const auto& [m, d, h] :
        {std::tuple{1, 8, 8}, {2, 72, 40}, {50, 200, 136}, {77, 136, 264}, {1001, 200, 520}})
-    verify_all(*backend, problem_of(m, d, h, DType::bf16, {}), random, 1);
+    verify_families(*backend, ffn_op(), {problem_of(m, d, h, DType::bf16, {})}, random, 1);
 }
 
 TEST_CASE("the gradients of a gate are right on a GPU where a block has several tiles", "[gpu]") {
@@ -179,8 +172,8 @@ TEST_CASE("the backward pass is right on a GPU in every form", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(5);
   for (const auto& form : forms) {
-    verify_all(*backend, problem_of(64, 104, 200, DType::bf16, form), random, 0);
-    verify_all(*backend, problem_of(333, 136, 264, DType::bf16, form), random, 1);
+    verify_families(*backend, ffn_op(), {problem_of(64, 104, 200, DType::bf16, form)}, random, 0);
+    verify_families(*backend, ffn_op(), {problem_of(333, 136, 264, DType::bf16, form)}, random, 1);
   }
 }
 
@@ -189,9 +182,10 @@ TEST_CASE("the backward pass is right on a GPU for every activation, in fp16 and
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(6);
   for (const auto& act : activation_names())
-    verify_all(*backend, problem_of(130, 136, 72, DType::fp16, {{"act", act}}), random, 0);
+    verify_families(*backend, ffn_op(), {problem_of(130, 136, 72, DType::fp16, {{"act", act}})},
+                    random, 0);
   for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {3, 7, 5}, {70, 37, 129}})
-    verify_all(*backend, problem_of(m, d, h, DType::f32, {}), random, 0);
+    verify_families(*backend, ffn_op(), {problem_of(m, d, h, DType::f32, {})}, random, 0);
 }
 
 TEST_CASE("the backward pass's baseline writes the same, and gradients accumulate in place") {

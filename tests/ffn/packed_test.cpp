@@ -21,16 +21,21 @@ Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, 
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};
 }
 
-void verify_all(Backend& backend, const Problem& given, std::mt19937_64& random, int more) {
-  const Problem problem = canonical(ffn_op(), given, backend.facts().kind);
-  REQUIRE(verify_variants(backend, ffn_op(), problem, random, more) > 0);
-  const auto& facts = backend.facts();
-  verify_recipe(backend, ffn_op(), problem, default_recipe(ffn_op(), problem, facts), 1);
-  verify_recipe(backend, ffn_op(), problem, fallback_recipe(ffn_op(), problem, facts), 2);
+void verify_formats_on_gpu(DType dtype) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  std::vector<Problem> problems;
+  for (const auto& [m, d, h] :
+       {std::tuple{1, 256, 640}, {16, 128, 384}, {50, 384, 256}, {130, 256, 384}})
+    for (const char* group : {"128", "32", "row"})
+      for (const char* zeros : {"no", "yes"})
+        problems.push_back(problem_of(m, d, h, dtype, {{"group", group}, {"zeros", zeros}}));
+  verify_families(*backend, ffn_op(), problems, random, 3);
 }
 
-std::vector<std::string> families_of(std::int64_t m, const Options& options) {
-  const DeviceFacts facts = facts_of_architecture("sm_90a");
+std::vector<std::string> families_of(std::int64_t m, const Options& options, const char* arch) {
+  const DeviceFacts facts = facts_of_architecture(arch);
   const Problem problem =
       canonical(ffn_op(), problem_of(m, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
   std::vector<std::string> families;
@@ -63,11 +68,14 @@ TEST_CASE("ffn with packed weights has their tensors, and a stage before each pr
   CHECK(stages == std::vector<std::string>{"expand_gate_up", "gate_up", "expand_down", "down"});
 }
 
-TEST_CASE("few tokens of ffn read packed weights, and more expand them") {
-  CHECK(families_of(64, {}) == std::vector<std::string>{"gate_up_packed", "down_packed"});
-  CHECK(families_of(65, {}) ==
-        std::vector<std::string>{"expand_gate_up", "gate_up_sm90", "expand_down", "down_sm90"});
-  CHECK(families_of(1, {{"norm", "rms"}}).size() == 3);
+TEST_CASE("kernels of ffn read packed weights, and those without expand them first") {
+  const std::vector<std::string> wgmma{"gate_up_packed_sm90", "down_packed_sm90"};
+  CHECK(families_of(64, {}, "sm_90a") == wgmma);
+  CHECK(families_of(65, {}, "sm_90a") == wgmma);
+  CHECK(families_of(64, {}, "sm_80") == std::vector<std::string>{"gate_up_packed", "down_packed"});
+  CHECK(families_of(65, {}, "sm_80") ==
+        std::vector<std::string>{"expand_gate_up", "gate_up_sm80", "expand_down", "down_sm80"});
+  CHECK(families_of(1, {{"norm", "rms"}}, "sm_90a").size() == 3);
 }
 
 TEST_CASE("packed weights of ffn that cannot be are refused in one line") {
@@ -85,35 +93,38 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const auto& [m, d, h] : {std::tuple{1, 32, 64}, {40, 96, 160}})
       for (const char* zeros : {"no", "yes"}) {
-        verify_all(*backend, problem_of(m, d, h, dtype, {{"group", "32"}, {"zeros", zeros}}),
-                   random, 1);
-        verify_all(*backend,
-                   problem_of(m, d + 3, h + 1, dtype,
-                              {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}}),
-                   random, 1);
+        verify_families(*backend, ffn_op(),
+                        {problem_of(m, d, h, dtype, {{"group", "32"}, {"zeros", zeros}})}, random,
+                        1);
+        verify_families(*backend, ffn_op(),
+                        {problem_of(m, d + 3, h + 1, dtype,
+                                    {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}})},
+                        random, 1);
       }
-  verify_all(
-      *backend,
-      problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}}),
+  verify_families(
+      *backend, ffn_op(),
+      {problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}})},
       random, 1);
 }
 
-TEST_CASE("ffn with packed weights is right on a GPU", "[gpu]") {
+TEST_CASE("ffn with packed weights is right on a GPU in every format in bf16", "[gpu]") {
+  verify_formats_on_gpu(DType::bf16);
+}
+
+TEST_CASE("ffn with packed weights is right on a GPU in every format in fp16", "[gpu]") {
+  verify_formats_on_gpu(DType::fp16);
+}
+
+TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the sizes of a model",
+          "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  for (const DType dtype : {DType::bf16, DType::fp16})
-    for (const auto& [m, d, h] :
-         {std::tuple{1, 256, 640}, {16, 128, 384}, {50, 384, 256}, {130, 256, 384}})
-      for (const char* group : {"128", "32", "row"})
-        for (const char* zeros : {"no", "yes"})
-          verify_all(*backend, problem_of(m, d, h, dtype, {{"group", group}, {"zeros", zeros}}),
-                     random, 3);
+  std::vector<Problem> problems;
   for (const std::int64_t m : {3, 64, 200})
-    verify_all(*backend,
-               problem_of(m, 256, 256, DType::bf16,
-                          {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}),
-               random, 2);
+    problems.push_back(problem_of(m, 256, 256, DType::bf16,
+                                  {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}));
   for (const std::int64_t m : {1, 64})
-    verify_all(*backend, problem_of(m, 4096, 14336, DType::bf16, {}), random, 2);
+    problems.push_back(problem_of(m, 4096, 14336, DType::bf16, {}));
+  verify_families(*backend, ffn_op(), problems, random, 2);
 }

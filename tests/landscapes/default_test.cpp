@@ -49,30 +49,40 @@ TEST_CASE("the cost model's choice is within 7% of the fastest, and 1.25% in the
   CHECK(slower <= 0.0125 * static_cast<double>(landscapes));
 }
 
-TEST_CASE(
-    "what the cost models prefer on an H100 is within 10% of the fastest, and 2% in the mean") {
+TEST_CASE("what the cost models prefer on an H100 is near the fastest") {
+  struct Recorded {
+    const char* file;
+    int least;           // landscapes
+    double worst, mean;  // relative time above the fastest
+  };
+  // Products of hundreds of tokens: the worst is k=8192, m=572, n=2048, whose tiles of 80 columns
+  // take half as long again with 8 stages as with 6, which the model does not know. The others are
+  // within 23%.
+  const auto recorded = GENERATE(Recorded{"moe-ffn-fp8.txt", 14, 0.1, 0.02},
+                                 Recorded{"moe-ffn-one-token.txt", 4, 0.1, 0.02},
+                                 Recorded{"hundreds-of-tokens.txt", 50, 0.55, 0.05});
   const auto h100 = facts_of_architecture("sm_90a");
   int landscapes = 0;
   double slower = 0;  // in all
-  for (const char* name : {"moe-ffn-fp8.txt", "moe-ffn-one-token.txt"}) {
-    const auto file = std::filesystem::path(FFTUNE_SOURCE_DIR "/tests/data/landscapes-h100") / name;
-    for (const Landscape& landscape : read_landscapes(file, builtin_catalog(), h100)) {
-      INFO(landscape.problem.text() << ": " << landscape.stages);
-      // Those that were dropped, as their kernels spill registers, have no time.
-      std::size_t preferred = 0;
-      double least = std::numeric_limits<double>::infinity();
-      for (std::size_t i = 0; i < landscape.us.size(); ++i)
-        if (std::isfinite(landscape.us[i]) && landscape.estimates[i] < least) {
-          least = landscape.estimates[i];
-          preferred = i;
-        }
-      CHECK(landscape.us[preferred] <= 1.1 * landscape.best());
-      slower += landscape.us[preferred] / landscape.best() - 1;
-      ++landscapes;
-    }
+  const auto file =
+      std::filesystem::path(FFTUNE_SOURCE_DIR "/tests/data/landscapes-h100") / recorded.file;
+  for (const Landscape& landscape : read_landscapes(file, builtin_catalog(), h100)) {
+    INFO(landscape.problem.text() << ": " << landscape.stages);
+    // Those that were dropped, as their kernels spill registers, have no time.
+    std::size_t preferred = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < landscape.us.size(); ++i)
+      if (std::isfinite(landscape.us[i]) && landscape.estimates[i] < least) {
+        least = landscape.estimates[i];
+        preferred = i;
+      }
+    if (!std::isfinite(least)) continue;
+    CHECK(landscape.us[preferred] <= (1 + recorded.worst) * landscape.best());
+    slower += landscape.us[preferred] / landscape.best() - 1;
+    ++landscapes;
   }
-  REQUIRE(landscapes >= 20);
-  CHECK(slower <= 0.02 * landscapes);
+  REQUIRE(landscapes >= recorded.least);
+  CHECK(slower <= recorded.mean * landscapes);
 }
 
 TEST_CASE(

@@ -37,14 +37,6 @@ std::vector<Problem> forms_of(const Sizes& sizes, DType dtype) {
   return problems;
 }
 
-void verify_all(Backend& backend, const Problem& given, std::mt19937_64& random, int more) {
-  const Problem problem = canonical(linear_op(), given, backend.facts().kind);
-  REQUIRE(verify_variants(backend, linear_op(), problem, random, more) > 0);
-  const auto& facts = backend.facts();
-  verify_recipe(backend, linear_op(), problem, default_recipe(linear_op(), problem, facts), 1);
-  verify_recipe(backend, linear_op(), problem, fallback_recipe(linear_op(), problem, facts), 2);
-}
-
 }  // namespace
 
 TEST_CASE("linear is right on the CPU in every form and dtype, at ragged sizes") {
@@ -53,10 +45,10 @@ TEST_CASE("linear is right on the CPU in every form and dtype, at ragged sizes")
   for (const DType dtype : linear_op().dtypes(DeviceKind::cpu))
     for (const Sizes sizes : {Sizes{1, 1, 1}, {2, 3, 5}, {33, 130, 67}, {300, 65, 259}})
       for (const Problem& problem : forms_of(sizes, dtype))
-        verify_all(*backend, problem, random, 2);
+        verify_families(*backend, linear_op(), {problem}, random, 2);
   // More of k than a slice of widened operands has.
   for (const Problem& problem : forms_of({1100, 40, 70}, DType::bf16))
-    verify_all(*backend, problem, random, 1);
+    verify_families(*backend, linear_op(), {problem}, random, 1);
 }
 
 TEST_CASE("linear is right on a GPU at sizes that no tile divides", "[gpu]") {
@@ -66,14 +58,14 @@ TEST_CASE("linear is right on a GPU at sizes that no tile divides", "[gpu]") {
   for (const Sizes sizes :
        {Sizes{1, 8, 8}, {2, 72, 40}, {50, 136, 200}, {77, 136, 264}, {1001, 520, 328}})
     for (const char* pass : {"fwd", "bwd"})
-      verify_all(*backend, problem_of(pass, sizes, DType::bf16, {}), random, 2);
+      verify_families(*backend, linear_op(), {problem_of(pass, sizes, DType::bf16, {})}, random, 2);
   for (const Sizes sizes : {Sizes{64, 104, 200}, {333, 136, 264}})
     for (const Problem& problem : forms_of(sizes, DType::bf16))
-      verify_all(*backend, problem, random, 1);
+      verify_families(*backend, linear_op(), {problem}, random, 1);
   for (const DType dtype : {DType::fp16, DType::f32})
     for (const Sizes sizes : {Sizes{3, 5, 7}, {129, 200, 96}})
       for (const Problem& problem : forms_of(sizes, dtype))
-        verify_all(*backend, problem, random, 0);
+        verify_families(*backend, linear_op(), {problem}, random, 0);
 }
 
 TEST_CASE("linear's baselines write the same, and its gradients accumulate in place") {

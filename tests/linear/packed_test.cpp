@@ -42,12 +42,20 @@ std::vector<Options> formats_of(std::int64_t k) {
   return formats;
 }
 
-void verify_all(Backend& backend, const Problem& given, std::mt19937_64& random, int more) {
-  const Problem problem = canonical(linear_op(), given, backend.facts().kind);
-  REQUIRE(verify_variants(backend, linear_op(), problem, random, more) > 0);
-  const auto& facts = backend.facts();
-  verify_recipe(backend, linear_op(), problem, default_recipe(linear_op(), problem, facts), 1);
-  verify_recipe(backend, linear_op(), problem, fallback_recipe(linear_op(), problem, facts), 2);
+void verify_formats_on_gpu(DType dtype) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  std::vector<Problem> problems;
+  for (const Sizes sizes : {Sizes{1, 256, 72},
+                            {5, 384, 200},
+                            {16, 512, 136},
+                            {23, 1024, 264},
+                            {64, 640, 328},
+                            {130, 256, 96}})
+    for (const Options& options : formats_of(sizes.k))
+      problems.push_back(problem_of(sizes, dtype, options));
+  verify_families(*backend, linear_op(), problems, random, 4);
 }
 
 std::string complaint(const Sizes& sizes, const Options& options) {
@@ -166,37 +174,45 @@ TEST_CASE("linear with packed weights is right on the CPU in every format") {
     for (const Sizes sizes : {Sizes{1, 1, 1}, {3, 192, 37}, {70, 256, 130}})
       for (Options options : formats_of(sizes.k)) {
         if (sizes.m == 3) options["bias"] = "yes";
-        verify_all(*backend, problem_of(sizes, dtype, options), random, 1);
+        verify_families(*backend, linear_op(), {problem_of(sizes, dtype, options)}, random, 1);
       }
 }
 
-TEST_CASE("every configuration of the kernel for packed weights has legal launches") {
+TEST_CASE("every configuration of the kernels for packed weights has legal launches") {
   for (const auto& arch : known_architectures()) {
     const DeviceFacts facts = facts_of_architecture(arch);
-    const Family& family = family_of(linear_op(), "packed_decode");
-    for (const Sizes sizes : {Sizes{1, 64, 8}, {16, 4096, 6144}, {64, 14336, 4096}}) {
-      for (const Options& options : formats_of(sizes.k)) {
-        const Problem problem =
-            canonical(linear_op(), problem_of(sizes, DType::bf16, options), DeviceKind::cuda);
-        REQUIRE_FALSE(family.refusal(problem, facts));
-        const Space space = family.space(problem, facts);
-        CAPTURE(problem.text(), arch);
-        CHECK(space.violations(family.default_config(problem, facts)).empty());
-        CHECK(default_recipe(linear_op(), problem, facts).size() == 1);
-        for (const Config& config : space.feasible()) {
-          const Program program = family.program(problem, facts, config);
-          const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
-          REQUIRE(launch.shared_bytes <= facts.shared_bytes_per_block);
-          REQUIRE(launch.block.x <= 512);
+    const bool has_wgmma = arch == "sm_90a";
+    for (const char* name : {"packed_decode", "packed_sm90"}) {
+      const Family& family = family_of(linear_op(), name);
+      for (const Sizes sizes :
+           {Sizes{1, 64, 8}, {16, 4096, 6144}, {64, 14336, 4096}, {300, 4096, 4096}}) {
+        for (const Options& options : formats_of(sizes.k)) {
+          const Problem problem =
+              canonical(linear_op(), problem_of(sizes, DType::bf16, options), DeviceKind::cuda);
+          CAPTURE(problem.text(), arch, name);
+          const bool wgmma = name == std::string("packed_sm90");
+          REQUIRE(family.refusal(problem, facts).has_value() ==
+                  (wgmma ? !has_wgmma : sizes.m > 64));
+          if (family.refusal(problem, facts)) continue;
+          const Space space = family.space(problem, facts);
+          CHECK(space.violations(family.default_config(problem, facts)).empty());
+          CHECK(default_recipe(linear_op(), problem, facts).size() == 1);
+          for (const Config& config : space.feasible()) {
+            const Program program = family.program(problem, facts, config);
+            const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
+            REQUIRE(launch.shared_bytes <= facts.shared_bytes_per_block);
+            REQUIRE(launch.block.x <= 640);
+            REQUIRE(launch.cluster.y <= 8);
+          }
         }
       }
     }
   }
 }
 
-TEST_CASE("more tokens than the kernel for packed weights has registers for are expanded first") {
-  const DeviceFacts facts = facts_of_architecture("sm_90a");
-  const auto recipe_of = [&](std::int64_t m) {
+TEST_CASE("the kernel for packed weights of compute capability 9.0 has any number of tokens") {
+  const auto recipe_of = [](const char* arch, std::int64_t m) {
+    const DeviceFacts facts = facts_of_architecture(arch);
     const Problem problem =
         canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
     std::vector<std::string> families;
@@ -204,12 +220,14 @@ TEST_CASE("more tokens than the kernel for packed weights has registers for are 
       families.push_back(variant.family);
     return families;
   };
-  CHECK(recipe_of(64) == std::vector<std::string>{"packed_decode"});
-  CHECK(recipe_of(65) == std::vector<std::string>{"expand", "product_sm90"});
+  CHECK(recipe_of("sm_80", 64) == std::vector<std::string>{"packed_decode"});
+  CHECK(recipe_of("sm_80", 65) == std::vector<std::string>{"expand", "product_sm80"});
+  CHECK(recipe_of("sm_90a", 1) == std::vector<std::string>{"packed_sm90"});
+  CHECK(recipe_of("sm_90a", 4096) == std::vector<std::string>{"packed_sm90"});
 }
 
 TEST_CASE("a plan has no memory for an expanded weight that its kernel does not need") {
-  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const DeviceFacts facts = facts_of_architecture("sm_80");
   const auto workspace_of = [&](std::int64_t m) {
     const Problem problem =
         canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
@@ -231,41 +249,71 @@ TEST_CASE("linear's baseline with packed weights writes the same") {
                   2e-2);
 }
 
-TEST_CASE("linear with packed weights is right on a GPU in every format", "[gpu]") {
+TEST_CASE("linear with packed weights is right on a GPU in every format in bf16", "[gpu]") {
+  verify_formats_on_gpu(DType::bf16);
+}
+
+TEST_CASE("linear with packed weights is right on a GPU in every format in fp16", "[gpu]") {
+  verify_formats_on_gpu(DType::fp16);
+}
+
+TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with every option",
+          "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  for (const DType dtype : {DType::bf16, DType::fp16})
-    for (const Sizes sizes : {Sizes{1, 256, 72},
-                              {5, 384, 200},
-                              {16, 512, 136},
-                              {23, 1024, 264},
-                              {64, 640, 328},
-                              {130, 256, 96}})
-      for (const Options& options : formats_of(sizes.k))
-        verify_all(*backend, problem_of(sizes, dtype, options), random, 4);
+  std::vector<Problem> problems;
   // k that is no multiple of a block, and of a group of 64.
   for (const Sizes sizes : {Sizes{1, 8, 8}, {9, 72, 24}, {33, 200, 40}, {64, 1000, 48}})
     for (const Options& options : formats_of(sizes.k))
-      verify_all(*backend, problem_of(sizes, DType::bf16, options), random, 3);
+      problems.push_back(problem_of(sizes, DType::bf16, options));
   for (const Sizes sizes : {Sizes{3, 96, 40}, {64, 1056, 264}})
-    for (const char* more : {"no", "yes"}) {
-      const Options options{
-          {"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}};
-      verify_all(*backend, problem_of(sizes, DType::bf16, options), random, 3);
-    }
-  verify_all(*backend, problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}), random, 3);
+    for (const char* more : {"no", "yes"})
+      problems.push_back(
+          problem_of(sizes, DType::bf16,
+                     {{"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}}));
+  problems.push_back(problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}));
+  verify_families(*backend, linear_op(), problems, random, 3);
+  problems.clear();
   for (const Options& options : formats_of(96))
-    verify_all(*backend, problem_of({7, 96, 33}, DType::f32, options), random, 0);
+    problems.push_back(problem_of({7, 96, 33}, DType::f32, options));
+  verify_families(*backend, linear_op(), problems, random, 0);
 }
 
 TEST_CASE("linear with packed weights is right on a GPU at the sizes of models", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(4);
+  std::vector<Problem> problems;
   for (const auto& [k, n] : {std::pair{4096, 6144}, {14336, 4096}, {2048, 16384}})
     for (const std::int64_t m : {1, 16, 64})
-      verify_all(*backend, problem_of({m, k, n}, DType::bf16, {}), random, 6);
+      problems.push_back(problem_of({m, k, n}, DType::bf16, {}));
+  verify_families(*backend, linear_op(), problems, random, 6);
+}
+
+TEST_CASE("packed weights that wgmma expands are right on a GPU for any number of tokens",
+          "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(linear_op(), "packed_sm90");
+  std::mt19937_64 random(5);
+  std::vector<Problem> problems;
+  // Tokens and rows that fill no tile, k that ends within a stage, and a share of k for every CTA.
+  for (const Sizes sizes : {Sizes{7, 4096, 328},
+                            {31, 2048, 1000},
+                            {65, 1152, 456},
+                            {129, 640, 712},
+                            {200, 2560, 4104},
+                            {257, 4096, 1032},
+                            {515, 384, 136}})
+    for (Options options : formats_of(sizes.k)) {
+      if (sizes.m % 2 == 0) options["residual"] = "yes";
+      const Problem problem =
+          canonical(linear_op(), problem_of(sizes, DType::bf16, options), DeviceKind::cuda);
+      if (!family.refusal(problem, backend->facts())) problems.push_back(problem);
+    }
+  REQUIRE(problems.size() >= 7);
+  verify_families(*backend, linear_op(), problems, random, 8);
 }
 
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {

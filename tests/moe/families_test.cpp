@@ -37,20 +37,8 @@ std::vector<CompileResult> compile_all(Backend& backend, const std::vector<Progr
   return results;
 }
 
-/// Each family's variants on its own, compiled side by side, then the default and the fallback
-/// recipe on all stages.
 void verify(Backend& backend, const Problem& problem, std::mt19937_64& random, int more) {
-  const Op& op = builtin_catalog().op(problem.op);
-  const auto variants = draw_variants(backend.facts(), op, problem, random, more);
-  std::vector<Program> programs;
-  for (const DrawnVariant& variant : variants)
-    programs.push_back(variant.family->program(problem, backend.facts(), variant.config));
-  const auto compiled = compile_all(backend, programs);
-  Verifier verifier(backend, op, problem, random());
-  for (std::size_t i = 0; i < variants.size(); ++i)
-    verify_variant(verifier, variants[i], compiled[i]);
-  verify_recipe(backend, op, problem, default_recipe(op, problem, backend.facts()), random());
-  verify_recipe(backend, op, problem, fallback_recipe(op, problem, backend.facts()), random());
+  verify_families(backend, builtin_catalog().op(problem.op), {problem}, random, more);
 }
 
 std::vector<Problem> router_problems(DeviceKind kind, DType dtype) {

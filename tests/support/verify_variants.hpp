@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "registry/catalog.hpp"
 #include "runtime/devices.hpp"
 #include "runtime/environment.hpp"
 #include "support/catch.hpp"
+#include "verify/host_threads.hpp"
 #include "verify/verifier.hpp"
 
 namespace fftune::test {
@@ -62,17 +65,31 @@ std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
   return variants;
 }
 
-/// Poisoned outputs, guards, the same bits twice, the error. A failure does not end the test, so
-/// that one run on a device shows all.
-inline void verify_variant(Verifier& verifier, const DrawnVariant& variant,
-                           const CompileResult& compiled) {
-  CAPTURE(verifier.problem().text(), variant.family->name(), variant.config.text());
-  CHECK(compiled.report.failure == "");
-  if (!compiled.report.failure.empty()) return;
-  const auto result =
-      verifier.verify(variant.first_stage, variant.stage_count, {compiled.executable});
+/// Variants one after the other: poisoned outputs, guards, the same bits twice, the error. A
+/// failure does not end the test, so that one run on a device shows all.
+inline void verify_run(Verifier& verifier, const std::vector<DrawnVariant>& variants,
+                       const std::vector<CompileResult>& compiled) {
+  Recipe recipe;
+  Verifier::Executables executables;
+  std::size_t stages = 0;
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    recipe.push_back({std::string(variants[i].family->name()), variants[i].config});
+    executables.push_back(compiled[i].executable);
+    stages += variants[i].stage_count;
+  }
+  CAPTURE(verifier.problem().text(), recipe_text(recipe));
+  for (const CompileResult& each : compiled) {
+    CHECK(each.report.failure == "");
+    if (!each.report.failure.empty()) return;
+  }
+  const auto result = verifier.verify(variants.front().first_stage, stages, executables);
   CAPTURE(result.failure, result.error, result.tolerance);
   CHECK(result.passed);
+}
+
+inline void verify_variant(Verifier& verifier, const DrawnVariant& variant,
+                           const CompileResult& compiled) {
+  verify_run(verifier, {variant}, {compiled});
 }
 
 /// Draws, compiles and verifies; returns how many variants there were.
@@ -103,6 +120,54 @@ inline void verify_recipe(Backend& backend, const Op& op, const Problem& problem
   const auto result = verifier.verify(0, op.stages(problem).size(), executables);
   CAPTURE(result.failure, result.error, result.tolerance);
   REQUIRE(result.passed);
+}
+
+/// On each problem: the default and `more` feasible configurations of every family on the stages
+/// that it covers; the default recipe and the fallback on all stages. Those of several problems are
+/// compiled together, on all cores: one after the other, that is nearly all of the time that small
+/// problems take on a GPU.
+template <typename Random>
+void verify_families(Backend& backend, const Op& op, const std::vector<Problem>& problems,
+                     Random& random, int more) {
+  struct Run {
+    Problem problem;
+    std::vector<DrawnVariant> variants;  // one after the other
+    std::vector<CompileResult> compiled = {};
+  };
+  const DeviceFacts& facts = backend.facts();
+  HostThreads threads;
+  constexpr std::size_t at_once = 16;
+  for (std::size_t first = 0; first < problems.size(); first += at_once) {
+    std::vector<Run> runs;
+    for (std::size_t i = first; i < std::min(first + at_once, problems.size()); ++i) {
+      const Problem problem = canonical(op, problems[i], facts.kind);
+      const auto variants = draw_variants(facts, op, problem, random, more);
+      CAPTURE(problem.text());
+      REQUIRE_FALSE(variants.empty());
+      for (const DrawnVariant& variant : variants) runs.push_back({problem, {variant}});
+      for (const Recipe& recipe :
+           {default_recipe(op, problem, facts), fallback_recipe(op, problem, facts)}) {
+        auto& all = runs.emplace_back(Run{problem, {}}).variants;
+        for (const Variant& variant : recipe) {
+          const Family& family = family_of(op, variant.family);
+          all.push_back({&family, variant.config, first_stage_of(family, op.stages(problem)),
+                         family.stages().size()});
+        }
+      }
+    }
+    threads.run(static_cast<int>(runs.size()), threads.max_threads(), [&](int i) {
+      auto& [problem, variants, compiled] = runs[static_cast<std::size_t>(i)];
+      for (const DrawnVariant& variant : variants)
+        compiled.push_back(
+            backend.compile(variant.family->program(problem, facts, variant.config)));
+    });
+    std::optional<Verifier> verifier;  // one for a problem, and so one reference
+    for (const auto& [problem, variants, compiled] : runs) {
+      if (!verifier || verifier->problem() != problem)
+        verifier.emplace(backend, op, problem, random());
+      verify_run(*verifier, variants, compiled);
+    }
+  }
 }
 
 }  // namespace fftune::test

@@ -31,7 +31,7 @@ std::int64_t times_of(const Problem& problem) {
 }
 
 /// Both stages of as many toys as the problem has, in one program.
-class AllToys final : public RepeatedFamily {
+class AllToys final : public Family {
  public:
   std::string_view name() const override { return "all"; }
   std::string_view summary() const override { return "every time in one program"; }
@@ -47,7 +47,7 @@ class AllToys final : public RepeatedFamily {
     return {{"block", 1}};
   }
   std::vector<std::string> sources() const override { return {}; }
-  bool is_preferred(const Problem&, const DeviceFacts&) const override { return true; }
+  bool covers_repetition() const override { return true; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const auto times = static_cast<std::size_t>(times_of(problem));

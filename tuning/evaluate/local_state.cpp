@@ -107,22 +107,21 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
 }
 
 Executables LocalEvaluator::State::timed_executables(const Candidate& candidate) {
-  const auto repetition = op->repetition(problem);
-  if (repetition && candidate.baseline.empty() && is_repeated_by_family(*op, candidate.recipe)) {
-    const Variant& variant = candidate.recipe.front();
-    auto whole = compile_program(variant.id() + " of all", [&] {
-      Program program = program_in(candidate.recipe, 0, *op, problem, backend.facts());
-      launch_normally(program);
-      return program;
-    });
-    if (!whole.executable) throw Error(ErrorKind::unavailable, whole.report.failure);
-    return {std::move(whole.executable)};
-  }
-  Executables all = executables(candidate);
-  if (!repetition || !candidate.baseline.empty()) return all;
-  const auto first = all.front();
-  all.front() = compile_variant(candidate.recipe, 0, false).executable;
-  return repeated(all, repetition->places, first);
+  Executables one = executables(candidate);
+  if (!op->repetition(problem) || !candidate.baseline.empty()) return one;
+  return executables_of(*op, problem, backend.facts(), candidate.recipe,
+                        [&](const Variant& variant, const Program& program) {
+                          const bool waits =
+                              !program.steps.empty() &&
+                              std::holds_alternative<KernelLaunch>(program.steps[0]) &&
+                              !std::get<KernelLaunch>(program.steps[0]).programmatic;
+                          auto made = compile_program(
+                              fmt::format("{} of all {}", variant.id(), waits ? "first" : "again"),
+                              [&] { return program; });
+                          if (!made.executable)
+                            throw Error(ErrorKind::unavailable, made.report.failure);
+                          return std::move(made.executable);
+                        });
 }
 
 std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const {

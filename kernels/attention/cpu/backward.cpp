@@ -90,11 +90,12 @@ void differentiate(const HostAttention& host, const HostCall& call, const Block&
     if (std::isnan(own))  // keys that are masked stay so
       std::replace_if(
           p, p + width, [](float score) { return score != lowest; }, own);
-    host.vector->exponentials(p, std::isnan(own) ? 0 : own, static_cast<std::size_t>(width));
     const float sum = sums.at(block, query);
-    for (std::int64_t j = 0; j < width; ++j) ds[j] = p[j] * (ds[j] - sum);
-    if (slope == nullptr) continue;
-    for (std::int64_t j = 0; j < width; ++j) ds[j] *= slope[i * width + j];
+    const float* const of_row = slope == nullptr ? nullptr : slope + i * width;
+    for (std::int64_t j = 0; j < width; ++j)
+      ds[j] = p[j] == lowest ? 0 : (ds[j] - sum) * (of_row == nullptr ? 1 : of_row[j]);
+    host.vector->exponentials(p, std::isnan(own) ? 0 : own, static_cast<std::size_t>(width));
+    for (std::int64_t j = 0; j < width; ++j) ds[j] *= p[j];
   }
 }
 

@@ -120,15 +120,6 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     if constexpr (form.window) {
       last_query = smaller(last_query, key.place - sequence.shift() + p.window);
     }
-    // Queries that do not see the key have gradients of zero. With a value that is not finite these
-    // are NaN, as the other kernels have it.
-    bool is_finite = true;
-    for (int i = rows::lane(); i < form.dim; i += 32) is_finite = is_finite && v[i] - v[i] == 0.0f;
-    const bool poisons = __any_sync(~0u, !is_finite) != 0;
-    if (poisons) {
-      first_query = 0;
-      last_query = sequence.q_len;
-    }
     const score_scaling<form> scaling(p);
     const int heads = p.heads / p.kv_heads;
     for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
@@ -149,8 +140,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
           probability = probability_of(score.power, p.lse[statistic] * log2_e);
           d_product = probability * (d_probability - p.delta[statistic]) * score.slope * p.scale;
         }
-        if (poisons && !allowed && query < last_query) d_product = __int_as_float(0x7fffffff);
-        const u32 all_allowed = __ballot_sync(~0u, allowed || (poisons && query < last_query));
+        const u32 all_allowed = __ballot_sync(~0u, allowed);
         for (int i = 0; i < smaller(32, last_query - first); ++i) {
           const float of_v = __shfl_sync(~0u, probability, i);
           const float of_k = __shfl_sync(~0u, d_product, i);

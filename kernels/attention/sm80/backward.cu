@@ -264,11 +264,11 @@ class sm80_attention_backward {
               if constexpr (packed) {
                 allowed = allowed && (!masked || (words[column / 32] >> column % 32 & 1) != 0);
               }
-              const float probability =
-                  allowed ? exp2_approximate(power * scaling.factor() - lse[half]) : 0.0f;
-              const float gradient = probability * (dp[0][j][i] - delta[half]) * slope(capped);
-              // The zeros of a key that does not exist meet an infinite delta.
-              dp[0][j][i] = key + column < sequence.kv_len ? gradient : 0.0f;
+              const float probability = allowed
+                                            ? exp2_approximate(power * scaling.factor() - lse[half])
+                                            : masked_probability;
+              dp[0][j][i] =
+                  score_gradient(probability, (dp[0][j][i] - delta[half]) * slope(capped));
             }
           }
         }
@@ -424,7 +424,8 @@ class sm80_attention_backward {
             bool allowed = !masked || (key >= visible.first && key < visible.last);
             if constexpr (packed) allowed = allowed && (!masked || (word >> row & 1) != 0);
             allowed = allowed && column < exist_here;
-            s[0][j][i] = allowed ? exp2_approximate(power * scaling.factor() - lse) : 0.0f;
+            s[0][j][i] =
+                allowed ? exp2_approximate(power * scaling.factor() - lse) : masked_probability;
           }
         }
       }
@@ -442,9 +443,9 @@ class sm80_attention_backward {
           for (int i = 0; i < 4; ++i) {
             const int column = j * 8 + lane() % 4 * 2 + i % 2;
             const float delta = load_shared_float(statistics + (block + column) * 4);
-            float gradient = s[0][j][i] * (dp[0][j][i] - delta);
-            if constexpr (form.softcap) gradient *= slopes[0][j][i];
-            dp[0][j][i] = column < exist_here ? gradient : 0.0f;
+            float difference = dp[0][j][i] - delta;
+            if constexpr (form.softcap) difference *= slopes[0][j][i];
+            dp[0][j][i] = score_gradient(s[0][j][i], difference);
           }
         }
         products::template multiply_values<block>(dk, dp, here + layout::row_fragment(lane()));

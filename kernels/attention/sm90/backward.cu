@@ -374,9 +374,10 @@ struct attention_backward {
     if constexpr (masked) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        last[i] = work.sequence.q_len - 1 - query;
         const int diagonal = key + 8 * i - work.sequence.shift() - query;
         if constexpr (form.mask == attention_mask::causal) first[i] = diagonal;
-        if constexpr (form.window) last[i] = diagonal + attention.window - 1;
+        if constexpr (form.window) last[i] = smaller(last[i], diagonal + attention.window - 1);
         if (key + 8 * i >= work.sequence.kv_len) last[i] = -1;
       }
     }
@@ -425,7 +426,10 @@ struct attention_backward {
             if constexpr (masked) {
               bool seen = column + j >= first[i] && column + j <= last[i];
               if constexpr (form.mask == attention_mask::packed) seen &= (word >> 8 * i & 1) != 0;
-              if (!seen) value = 0.0f;
+              if (!seen) {
+                value = masked_probability;
+                if constexpr (form.softcap) derivative[half * 4 + i * 2 + j] = 1.0f;
+              }
             }
           }
         }
@@ -442,6 +446,7 @@ struct attention_backward {
   }
 
   // dS from P and dP, as fragments.
+  template <bool masked>
   __device__ __forceinline__ void score_gradients(const scores& p, const scores& dp, fragments& ds,
                                                   u32 delta, int warpgroup) const {
     const u32 own =
@@ -454,8 +459,10 @@ struct attention_backward {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const int i = step * 8 + half * 4 + row * 2;
+          const float x = dp[i] - row_delta.x, y = dp[i + 1] - row_delta.y;
           ds[step][half * 2 + row] =
-              pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
+              masked ? pack<T>(score_gradient(p[i], x), score_gradient(p[i + 1], y))
+                     : pack<T>(p[i] * x, p[i + 1] * y);
         }
       }
     }
@@ -627,8 +634,12 @@ struct attention_backward {
       if constexpr (!config.ahead) multiply_scores(state.s, plan.k_at, q_buffer, warpgroup);
       begin_block(state, dv, now, d_out, lse_at(q), more, warpgroup);
       fragments ds;
-      score_gradients(state.s, state.dp, ds, base + plan.delta_at + d_out.index * bm * 4,
-                      warpgroup);
+      const u32 delta_at = base + plan.delta_at + d_out.index * bm * 4;
+      if (now.full) {
+        score_gradients<false>(state.s, state.dp, ds, delta_at, warpgroup);
+      } else {
+        score_gradients<true>(state.s, state.dp, ds, delta_at, warpgroup);
+      }
 
       // With one stage: the MMAs of the last query block have read it.
       if constexpr (config.ds_stages == 1) sync(backward_barrier::scores, mma_threads);

@@ -72,7 +72,7 @@ struct backward_preparation {
       }
       if (lane == 0 && in_block < bm) {
         const float natural = valid ? lse[row] : minus_infinity();
-        const bool sees = natural > minus_infinity();
+        const bool sees = natural != minus_infinity();  // NaN, too
         const i64 at = static_cast<i64>(head) * params.padded_rows + block * bm + in_block;
         attention.delta[at] = sees ? sum : 0.0f;
         params.lse_log2[at] = sees ? natural * log2_e : -minus_infinity();
@@ -143,7 +143,8 @@ __device__ __forceinline__ void sink_gradient(const sm90_backward_params& params
   const i64 first = static_cast<i64>(head) * params.padded_rows;
   float sum = 0.0f;
   for (int row = threadIdx.x; row < params.padded_rows; row += backward_row_threads) {
-    sum -= exp2f(sink - params.lse_log2[first + row]) * params.attention.delta[first + row];
+    const float lse = params.lse_log2[first + row];
+    if (lse != -minus_infinity()) sum -= exp2f(sink - lse) * params.attention.delta[first + row];
   }
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {

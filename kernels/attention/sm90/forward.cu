@@ -163,12 +163,15 @@ struct attention_forward {
     return tile.head / (params.heads / params.kv_heads) * params.kv_head;
   }
 
-  // One thread: the keys or values of a block.
+  // One warp: the keys or values of a block. The lanes look up the pages before they wait, since
+  // the first thread alone would wait for a page's number in front of each copy.
   __device__ __forceinline__ void load_block(const stages& to, const tensor_map& map,
                                              const attention_tile& tile, int column,
                                              int block) const {
-    to.wait_empty();
-    barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
+    const auto begin = [&] {
+      to.wait_empty();
+      barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
+    };
     const auto load_rows = [&](int at, int row, int matrix) {
 #pragma unroll
       for (int slab = 0; slab < plan.slabs; ++slab) {
@@ -179,16 +182,25 @@ struct attention_forward {
     if constexpr (form.paged) {
       // Beyond the last key, any page: these are masked. TMA fills what is outside the cache, as a
       // page that it does not have, with zeros.
+      static_assert(bn / 16 <= 32);  // a page has 16 tokens or more
       const int* const table = page_table(params, tile.sequence.index);
-      const int last = larger(tile.sequence.kv_len - 1, 0) / params.page;
-      for (int at = 0; at < bn; at += smaller(params.page, bn)) {
-        const int key = block * bn + at;
-        load_rows(at, key % params.page, table[smaller(key / params.page, last)]);
+      const int shift = __ffs(params.page) - 1;
+      const int last = larger(tile.sequence.kv_len - 1, 0) >> shift;
+      const int rows = smaller(params.page, bn), first = block * bn;
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      const int own = table[smaller((first + lane * rows) >> shift, last)];
+      if (is_elected()) begin();
+      for (int i = 0, at = 0; at < bn; ++i, at += rows) {
+        const int page = __shfl_sync(~0u, own, i);
+        if (is_elected()) load_rows(at, (first + at) & (params.page - 1), page);
       }
-    } else if constexpr (form.packed_sequences()) {
-      load_rows(0, tile.sequence.kv_first + block * bn, 0);
-    } else {
-      load_rows(0, block * bn, tile.sequence.index);
+    } else if (is_elected()) {
+      begin();
+      if constexpr (form.packed_sequences()) {
+        load_rows(0, tile.sequence.kv_first + block * bn, 0);
+      } else {
+        load_rows(0, block * bn, tile.sequence.index);
+      }
     }
   }
 
@@ -220,7 +232,6 @@ struct attention_forward {
   // the claim returns.
   __device__ __forceinline__ u64 load_tile(const attention_tile& tile, int column, stages& k,
                                            stages& v, u32& q_phase) const {
-    const bool loads = threadIdx.x % 32 == 0;
     u64 answer = 0;
     walk keys = walk_of(tile, 0);
     const auto ask_at_end = [&] {
@@ -237,23 +248,19 @@ struct attention_forward {
       return answer;
     }
     int before = next();
-    if (loads) {
-      load_block(k, maps.k, tile, column, before);
-      load_q(tile, q_phase);
-    }
+    load_block(k, maps.k, tile, column, before);
+    if (is_elected()) load_q(tile, q_phase);
     k.advance();
     q_phase ^= 1;
     while (keys.is_valid()) {
       const int block = next();
-      if (loads) {
-        load_block(k, maps.k, tile, column, block);
-        load_block(v, maps.v, tile, column, before);
-      }
+      load_block(k, maps.k, tile, column, block);
+      load_block(v, maps.v, tile, column, before);
       before = block;
       k.advance();
       v.advance();
     }
-    if (loads) load_block(v, maps.v, tile, column, before);
+    load_block(v, maps.v, tile, column, before);
     v.advance();
     __syncwarp();
     return answer;

@@ -25,8 +25,8 @@
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/config.cuh"
+#include "gemm/decode/store_pair.cuh"
 #include "gemm/decode/stream.cuh"
-#include "gemm/epilogue_ops.cuh"
 #include "gemm/head_row.cuh"
 #include "gemm/split_k.cuh"
 
@@ -51,8 +51,7 @@ using row_norm_type = typename row_norm_of<kind>::type;
 template <gemm_form form, decode_config config>
 class decode_kernel {
   using T = element_type<form.ab>;
-  using ops = epilogue_ops<form>;
-  static constexpr int b_operands = form.b_operands(), stored_values = form.stored_values();
+  static constexpr int b_operands = form.b_operands();
   static constexpr int tokens = config.tokens, rows = config.rows, warps = config.warps;
   static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
   static constexpr int head_blocks = config.blocks_of_head(form);
@@ -200,31 +199,6 @@ class decode_kernel {
       const void* const b = form.is_qkv() ? p.b[own.matrix / 2][own.matrix % 2] : p.b[0][operand];
       prefetch_l2(static_cast<const T*>(b) + static_cast<i64>(row) * p.k + begin, bytes);
     }
-  }
-
-  // Stores value number `index` of two neighbours, then those after it.
-  template <int index = 0>
-  static __device__ __forceinline__ void store_pair(const gemm_params& p, int token, int column,
-                                                    const float (&first)[b_operands],
-                                                    const float (&second)[b_operands]) {
-    if (token < p.m && column < p.n) {
-      const i64 at = static_cast<i64>(token) * p.n + column;
-      float value = ops::template stored<index>(first);
-      float next = ops::template stored<index>(second);
-      if constexpr (form.changes_columns()) {
-        ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
-      }
-      if constexpr (form.adds_source) {
-        add_pair<T>(value, next, *reinterpret_cast<const u32*>(ops::source(p, 0) + at));
-      }
-      void* const to = ops::destination(p, index, 0);
-      if constexpr (widens) {
-        *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = {value, next};
-      } else {
-        *reinterpret_cast<u32*>(static_cast<T*>(to) + at) = pack<T>(value, next);
-      }
-    }
-    if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
   static __device__ __forceinline__ float2* turns_of(float* shared) {
@@ -381,9 +355,9 @@ class decode_kernel {
         value[2][operand] = total[operand].z;
         value[3][operand] = total[operand].w;
       }
-      store_pair(p, lane / 4, column, value[0], value[1]);
+      store_pair<form>(p, lane / 4, column, value[0], value[1]);
       if constexpr (tokens == 16) {
-        store_pair(p, lane / 4 + 8, column, value[2], value[3]);
+        store_pair<form>(p, lane / 4 + 8, column, value[2], value[3]);
       }
     }
   }

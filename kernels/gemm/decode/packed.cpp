@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -13,19 +12,14 @@
 #include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/decode/packed_config.cuh"
-#include "kernels/gemm/decode/packed_params.cuh"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/packed/params.cuh"
 
 namespace fftune {
 namespace {
 
 constexpr std::int64_t most_tokens = 64;
-
-packed_form format_of(const GemmProblem& gemm) {
-  const PackedFormat& format = gemm.packed.front().format;
-  return {.group = static_cast<int>(format.group), .zeros = format.zeros};
-}
 
 /// The tokens of a kernel for `m`: few numbers of them, so that few kernels serve all.
 int tokens_of(std::int64_t m) {
@@ -50,7 +44,7 @@ struct Block : packed_config {
   int loads(const GemmProblem& gemm) const { return gemm.b_operands() * tiles * unroll; }
   /// Registers of a thread, with some for addresses and loops.
   int thread_registers(const GemmProblem& gemm) const {
-    return registers(gemm.b_operands(), format_of(gemm)) + 36 + 2 * n_fragments();
+    return registers(gemm.b_operands(), packed_form_of(gemm)) + 36 + 2 * n_fragments();
   }
   /// Shared memory with that of split-K in clusters.
   int most_shared(const GemmProblem& gemm) const {
@@ -157,27 +151,16 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
             const DeviceFacts& facts, const Config& config) {
   const GemmProblem& gemm = chain.front();
   const Block block(gemm, config);
-  const packed_form format = format_of(gemm);
+  const packed_form format = packed_form_of(gemm);
   const gemm_form form = form_of(gemm);
-  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(packed_params));
-  const auto add = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
-  for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
-    const PackedWeight& weight = gemm.packed[i];
-    add(offsetof(packed_params, scales) + i * sizeof(void*), tensor_of(places, weight.scales));
-    if (!weight.zeros.empty())
-      add(offsetof(packed_params, zeros) + i * sizeof(void*), tensor_of(places, weight.zeros));
-  }
-  add(offsetof(packed_params, groups),
-      static_cast<std::int32_t>(gemm.packed.front().format.groups(gemm.k)));
   KernelLaunch& launch =
       append_gemm(program, "gemm/decode/packed.cu",
                   fmt::format("packed_decode<{}, fftune::packed_form{{{}, {}}}, "
                               "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
                               template_argument(form), format.group, format.zeros, block.tokens,
                               block.tiles, block.row_warps, block.k_warps, block.unroll),
-                  ceil_div(gemm.n, block.rows()), block.threads(), std::move(parameters));
+                  ceil_div(gemm.n, block.rows()), block.threads(),
+                  packed_parameters(gemm, places, sizeof(packed_params)));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k, block.share_bytes(gemm.b_operands()));

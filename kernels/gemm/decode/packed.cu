@@ -19,9 +19,9 @@
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
 #include "common/vectors.cuh"
-#include "gemm/decode/packed_params.cuh"
 #include "gemm/decode/packed_stream.cuh"
-#include "gemm/epilogue_ops.cuh"
+#include "gemm/decode/store_pair.cuh"
+#include "gemm/packed/params.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
@@ -29,11 +29,9 @@ namespace fftune {
 template <gemm_form form, packed_form format, packed_config config>
 class packed_kernel {
   using T = element_type<form.ab>;
-  using ops = epilogue_ops<form>;
   static constexpr int operands = form.b_operands(), tiles = config.tiles;
   static constexpr int n_fragments = config.n_fragments(), k_warps = config.k_warps;
   static constexpr int own_vectors = config.own_vectors(), stages = config.stages;
-  static constexpr bool widens = form.c != form.ab;  // C is float32
   using stream = packed_stream<T, format, config, operands>;
 
   struct warp_place {
@@ -60,11 +58,6 @@ class packed_kernel {
         weights.zeros[operand][tile] = p.zeros[operand] + scale;
       }
     }
-  }
-
-  static __device__ __forceinline__ bool is_known(const vector16& header, const gemm_params& p) {
-    return header.word[0] == packed_magic && header.word[1] == packed_version &&
-           header.word[2] == static_cast<u32>(p.n) && header.word[3] == static_cast<u32>(p.k);
   }
 
   // Copies the tokens of a stage whose first block of k is `first`.
@@ -128,31 +121,6 @@ class packed_kernel {
     }
   }
 
-  // Stores the values of two neighbouring columns of a token.
-  template <int index = 0>
-  static __device__ __forceinline__ void store_pair(const gemm_params& p, int token, int column,
-                                                    const float (&first)[operands],
-                                                    const float (&second)[operands]) {
-    if (token < p.m && column < p.n) {
-      const i64 at = static_cast<i64>(token) * p.n + column;
-      float value = ops::template stored<index>(first), next = ops::template stored<index>(second);
-      if constexpr (form.changes_columns()) {
-        ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
-      }
-      if constexpr (form.adds_source) {
-        add_pair<T>(value, next, *reinterpret_cast<const u32*>(ops::source(p, 0) + at));
-      }
-      void* const to = ops::destination(p, index, 0);
-      if constexpr (widens) {
-        *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = {value, next};
-      } else {
-        *reinterpret_cast<u32*>(static_cast<T*>(to) + at) = pack<T>(value, next);
-      }
-    }
-    if constexpr (index + 1 < ops::stored_values)
-      store_pair<index + 1>(p, token, column, first, second);
-  }
-
  public:
   static __device__ __forceinline__ void run(const packed_params& p, unsigned char* shared) {
     const warp_place own;
@@ -180,7 +148,7 @@ class packed_kernel {
     clear_tokens(p.gemm.m, tokens);
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
-      known = known && is_known(headers[operand], p.gemm);
+      known = known && is_packed(headers[operand], p.gemm.n, p.gemm.k);
     wait_for_dependencies();
 #pragma unroll
     for (int i = 0; i < stages - 1; ++i) {
@@ -230,8 +198,8 @@ class packed_kernel {
         value[2][operand] = known ? sum.z : nan;
         value[3][operand] = known ? sum.w : nan;
       }
-      store_pair(p.gemm, token, column, value[0], value[2]);
-      store_pair(p.gemm, token + 1, column, value[1], value[3]);
+      store_pair<form>(p.gemm, token, column, value[0], value[2]);
+      store_pair<form>(p.gemm, token + 1, column, value[1], value[3]);
     }
   }
 };

@@ -7,12 +7,6 @@
 
 namespace fftune {
 
-/// The format of the weights.
-struct packed_form {
-  int group = 128;     // Elements of k that share a scale: 32, 64 or 128; 0: the whole row.
-  bool zeros = false;  // Each group has a zero point, instead of 8.
-};
-
 struct packed_config {
   int tokens = 8;     // Rows of A: a multiple of 8, which are columns of the tensor core's operand.
   int tiles = 1;      // Tiles of 16 rows of each B that a warp takes.

@@ -2,106 +2,42 @@
 // 64 tokens are B. A block of 16 rows and 64 elements of k is one 16-byte load of each lane, and a
 // word of it expands straight into the registers of one MMA.
 //
-//   packed_codes<T>   a word as pairs of T: exact integers, and these scaled
-//   packed_stream     a warp's loads in flight, scales and MMAs
+//   packed_stream   a warp's loads in flight, scales and MMAs
 #pragma once
 
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/packed_config.cuh"
+#include "gemm/packed/codes.cuh"
 
 namespace fftune {
 
-// If not `valid`, the result is zero and no memory is accessed. Volatile, with memory clobbered:
-// loads stay where they are written, ahead of the MMAs.
-__device__ __forceinline__ vector16 load_packed(const void* address, bool valid) {
-  vector16 value = {};
-  asm volatile(
-      "{.reg .pred on;\nsetp.ne.u32 on, %5, 0;\n"
-      "@on ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];}"
-      : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3])
-      : "l"(address), "r"(valid ? 1u : 0u)
-      : "memory");
+// 16, 4 or 2 bytes. If not `valid`, the result is zero and no memory is accessed. Volatile, with
+// memory clobbered: loads stay where they are written, ahead of the MMAs.
+template <class Value>
+__device__ __forceinline__ Value load_packed(const void* address, bool valid) {
+  Value value = {};
+  if constexpr (sizeof(Value) == 16) {
+    asm volatile(
+        "{.reg .pred on;\nsetp.ne.u32 on, %5, 0;\n"
+        "@on ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];}"
+        : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3])
+        : "l"(address), "r"(valid ? 1u : 0u)
+        : "memory");
+  } else if constexpr (sizeof(Value) == 4) {
+    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b32 %0, [%1];}"
+                 : "+r"(value)
+                 : "l"(address), "r"(valid ? 1u : 0u)
+                 : "memory");
+  } else {
+    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b16 %0, [%1];}"
+                 : "+h"(value)
+                 : "l"(address), "r"(valid ? 1u : 0u)
+                 : "memory");
+  }
   return value;
 }
-__device__ __forceinline__ u32 load_packed_scales(const void* address, bool valid) {
-  u32 value = 0;
-  asm volatile(
-      "{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n"
-      "@on ld.global.nc.b32 %0, [%1];}"
-      : "+r"(value)
-      : "l"(address), "r"(valid ? 1u : 0u)
-      : "memory");
-  return value;
-}
-__device__ __forceinline__ u32 load_packed_zeros(const void* address, bool valid) {
-  u16 value = 0;
-  asm volatile(
-      "{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n"
-      "@on ld.global.nc.b16 %0, [%1];}"
-      : "+h"(value)
-      : "l"(address), "r"(valid ? 1u : 0u)
-      : "memory");
-  return value;
-}
-
-// Integers of 4 bits as pairs of T. The bits of a code below those of a constant make the constant
-// plus the code, exactly, and subtracting the constant and the zero point is exact too. Multiplying
-// first would round the zero point times the scale, so that q = z would not be zero.
-template <class T>
-struct packed_codes;
-
-template <>
-struct packed_codes<bf16> {
-  // The addend of both codes of a pair: -(128 + zero point).
-  template <int i>
-  static __device__ __forceinline__ u32 offset(u32 zero) {
-    return (0xc300u | zero) * 0x10001u;
-  }
-  // Register `i` of the operand.
-  template <int i>
-  static __device__ __forceinline__ u32 pair(u32 word, u32 offset) {
-    const u32 codes = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
-    u32 result;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(0x3f803f80u), "r"(offset));
-    return result;
-  }
-  static __device__ __forceinline__ u32 scaled(u32 pair, u32 scale) {
-    u32 result;  // the addend is -0, which changes no product
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(scale), "r"(0x80008000u));
-    return result;
-  }
-};
-
-template <>
-struct packed_codes<fp16> {
-  // Four bits further up a code counts 16, and (1024 + 16 q) / 16 is 64 + q: 64 and the zero point
-  // are subtracted then.
-  template <int i>
-  static __device__ __forceinline__ u32 offset(u32 zero) {
-    return (i % 2 == 0 ? 0xe400u | zero : 0xd400u | zero << 4) * 0x10001u;
-  }
-  template <int i>
-  static __device__ __forceinline__ u32 pair(u32 word, u32 offset) {
-    u32 result;
-    if constexpr (i % 2 == 0) {
-      const u32 codes = (word >> 4 * i & 0x000f000fu) | 0x64006400u;
-      asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(codes), "r"(offset));
-    } else {
-      const u32 codes = (word >> 4 * (i - 1) & 0x00f000f0u) | 0x64006400u;
-      asm("fma.rn.f16x2 %0, %1, %2, %3;"
-          : "=r"(result)
-          : "r"(codes), "r"(0x2c002c00u), "r"(offset));
-    }
-    return result;
-  }
-  static __device__ __forceinline__ u32 scaled(u32 pair, u32 scale) {
-    u32 result;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(scale));
-    return result;
-  }
-};
 
 template <class T, packed_form format, packed_config config, int operands>
 struct packed_stream {
@@ -135,7 +71,7 @@ struct packed_stream {
     for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
-        words[operand][tile][i] = load_packed(
+        words[operand][tile][i] = load_packed<vector16>(
             blocks[operand][tile] + static_cast<i64>(first + i) * packed_block_bytes, valid);
       }
     }
@@ -152,9 +88,9 @@ struct packed_stream {
       for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
-          scale[operand][tile][i] = load_packed_scales(scales[operand][tile] + at, valid);
+          scale[operand][tile][i] = load_packed<u32>(scales[operand][tile] + at, valid);
           if constexpr (format.zeros)
-            zero[operand][tile][i] = load_packed_zeros(zeros[operand][tile] + at, valid);
+            zero[operand][tile][i] = load_packed<u16>(zeros[operand][tile] + at, valid);
         }
       }
     }
@@ -172,9 +108,9 @@ struct packed_stream {
       for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
-          scale[operand][tile][0] = load_packed_scales(scales[operand][tile], true);
+          scale[operand][tile][0] = load_packed<u32>(scales[operand][tile], true);
           if constexpr (format.zeros)
-            zero[operand][tile][0] = load_packed_zeros(zeros[operand][tile], true);
+            zero[operand][tile][0] = load_packed<u16>(zeros[operand][tile], true);
         }
       }
     }

@@ -61,18 +61,6 @@ __device__ __forceinline__ void write_shared(u32 address, const vector16& value)
                : "memory");
 }
 
-// One lane of the warp, once all are here. Unlike with a comparison of lanes, ptxas makes no loop
-// over the lanes around each bulk copy, which would take longer than the copy.
-__device__ __forceinline__ bool is_elected() {
-  u32 elected = 0;
-  asm volatile(
-      "{.reg .pred chosen;\n"
-      "elect.sync _|chosen, 0xffffffff;\n"
-      "@chosen mov.u32 %0, 1;}"
-      : "+r"(elected));
-  return elected != 0;
-}
-
 template <int stages, int barrier_bytes, int stage_bytes>
 struct stream_pipeline {
   u32 stage = 0, parity = 0;          // the next one

@@ -4,7 +4,7 @@
 // go through shared memory, so that rows are written whole.
 #include "common/async.cuh"
 #include "common/vectors.cuh"
-#include "gemm/packed/layout.cuh"
+#include "gemm/packed/codes.cuh"
 
 namespace fftune {
 
@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(32 * expand_warps)
   const i64 groups = ceil_div(k, group);
 
   const vector16 header = load_cached(codes);
-  const bool known = header.word[0] == packed_magic && header.word[1] == packed_version &&
-                     header.word[2] == static_cast<u32>(n) && header.word[3] == static_cast<u32>(k);
+  const bool known = is_packed(header, n, k);
   const vector16 words = load_streaming(codes + (1 + block) * packed_block_bytes + lane * 16);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {

@@ -23,6 +23,12 @@
 
 namespace fftune {
 
+/// The format of the weights of a kernel.
+struct packed_form {
+  int group = 128;     // Elements of k that share a scale: 32, 64 or 128; 0: the whole row.
+  bool zeros = false;  // Each group has a zero point, instead of 8.
+};
+
 constexpr int packed_rows = 16, packed_k = 64, packed_block_bytes = 512;
 
 // The first words of the header; n and k follow. Another layout has another version.

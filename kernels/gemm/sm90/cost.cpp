@@ -307,14 +307,17 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
   const double loaded = step_cycles(c, busy);
   const double first = std::max(steps * gathering_step_cycles(c, loaded), reuse_cycles(c, facts));
   const double mean = (first + (work.a_reuse - 1) * steps * loaded) / work.a_reuse;
-  const double tile =
-      mean + (t.pingpong() ? exposed * output : output) + placing_cycles(c) + short_k_cycles(c);
   // A cluster's CTAs start together, and those that lie beyond the matrix idle. Sorted groups'
   // tiles differ, so that the last of one wave run beside the first of the next.
   const double runs =
       static_cast<double>(work.runs(t)) / static_cast<double>(clusters_at_once(t, facts));
   const double whole = std::ceil(runs);
   const double waves = (sorted ? std::max(0.75 * whole + 0.25 * runs, 1.0) : whole) * work.a_reuse;
+  // In ping-pong the other warpgroup's MMAs run beside the epilogue of all tiles but the last.
+  // Heads are normalised and rotated there, for which one warpgroup alone takes longer.
+  const bool hides = t.pingpong() && !work.form.is_qkv();
+  const double hidden = hides ? (1 - exposed) * (1 - 0.8 / std::max(whole, 1.0)) : 0;
+  const double tile = mean + (1 - hidden) * output + placing_cycles(c) + short_k_cycles(c);
   const double together = t.split_k > 1          ? split_cycles + reduction_cycles(c)
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;

@@ -1312,4 +1312,294 @@
  *   2  zero    input   u8  [n, ceil(k / 128)]
  *   5  w_zero  output  u8  [ceil(n / 16), ceil(k / 128), 16] */
 
+/* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
+ *   the sequences
+ *
+ *   batch           1 to 65536                         sequences (any number)
+ *   d               1 to 2147483647                    features of a token
+ *   h               1 to 2147483647                    intermediate size of the feed-forward
+ *                                                      network, or of an expert
+ *   heads           1 to 1024                          heads of q
+ *   dim             1 to 512                           features of a head
+ *   cache           1 to 16777216                      keys that the cache has room for, of a
+ *                                                      sequence
+ *   kv-heads        1 to 1024, rare                    heads of k, and of v; heads if left out
+ *   layers          1 to 256, rare                     number of layers, each with its own weights
+ *                                                      and caches
+ *   experts         1 to 1024, rare                    experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                      experts that a token chooses
+ *   shared          1 to 8, rare                       experts that every token goes through; left
+ *                                                      out: none
+ *   shared-h        1 to 16777216, rare                intermediate size of a network with weights
+ *                                                      of its own beside the experts, for every
+ *                                                      token; left out: none
+ *   groups          1 to 32, rare                      groups of experts, of which a token uses the
+ *                                                      best; left out: none
+ *   top-groups      1 to 32, rare                      groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare              keys of a query at most, the nearest; all if
+ *                                                      left out
+ *   rotary          1 to 512, rare                     features of a head to rotate; all if left
+ *                                                      out
+ *   page            1 to 256, rare                     keys of a page of the caches, 16 to 256, a
+ *                                                      power of two; one that is not in memory is
+ *                                                      zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                pages of a layer's cache; what the sequences
+ *                                                      take if left out
+ *   positions       1 to 1073741824, rare              rows of the table of angles; 4096 if left
+ *                                                      out
+ *   vocab           1 to 524288                        ids to choose from
+ *   stops           1 to 1024, rare                    ids that end a sequence; none if left out
+ *   room            1 to 16777216, rare                ids of a sequence that `out` has room for;
+ *                                                      the cache's keys if left out
+ *   act                                                silu, gelu, gelu-tanh, relu, none,
+ *                                                      swiglu-oai: activation of the feed-forward
+ *                                                      network
+ *   norm            rms, layer                         normalisation of rows: by the root mean
+ *                                                      square, or layer normalisation with biases
+ *   post-norms      no, yes, only                      whether what attention and the feed-forward
+ *                                                      network give is normalised before it is
+ *                                                      added; only: and what they take is not
+ *   residual-scale  no, yes                            whether a vector multiplies what is added to
+ *                                                      the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms   whether the feed-forward network follows
+ *                                                      attention; or stands beside it, and takes
+ *                                                      the same normalised x, or x by a norm of its
+ *                                                      own
+ *   ffn             gated, plain, moe                  the feed-forward network: with a gate, plain
+ *                                                      without, or a mixture of experts with gates
+ *   score           softmax, sigmoid                   function of a router's logit that gives an
+ *                                                      expert's score
+ *   order           before, after                      whether the router's softmax is over all
+ *                                                      experts, before the choice, or over the
+ *                                                      chosen ones after it
+ *   renormalise     no, yes                            whether the weights of a token's experts add
+ *                                                      up to 1
+ *   group-score     max, top2                          score of a group of experts: its best
+ *                                                      expert, or the sum of its best two
+ *   choice-bias     no, yes                            whether a bias is added to the experts'
+ *                                                      scores for the choice alone
+ *   logits          same, f32                          element type of the router's logits: that of
+ *                                                      x, or f32
+ *   router-bias     no, yes                            whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000     a factor of the weights of a token's experts
+ *   shared-gate     no, yes                            whether the network of shared-h is weighted
+ *                                                      by the sigmoid of a product of its own
+ *   gate-up         separate, halves, interleaved      the experts' weights of gate and up:
+ *                                                      separate; or packed in w_gate_up, whose rows
+ *                                                      are those of gate and then those of up, or
+ *                                                      one of each in turn
+ *   routing                                            uniform, or zipf:SKEW with a skew from 0 to
+ *                                                      4, or file:IDS, a text file of ids: how
+ *                                                      often experts are chosen: of test data, and
+ *                                                      to choose a preset by
+ *   convention      llama, gemma, t5                   where the norms round, and whether weights
+ *                                                      are kept as their distance from 1
+ *   eps             a number from 0 to 1               added to the norms' mean square
+ *   qkv-bias        no, yes                            whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped          the weights of q, k and v: separate; or
+ *                                                      packed in w_qkv, whose rows are those of q,
+ *                                                      of k and of v, or (grouped) of each head of
+ *                                                      k those of its heads of q, its own and those
+ *                                                      of v
+ *   qk-norm         no, yes, rows, layer               whether heads of q and k are normalised,
+ *                                                      with weights of their own; rows: all heads
+ *                                                      of q, and of k, together; layer: heads by
+ *                                                      layer normalisation
+ *   qk-norm-order   before, after                      whether heads are normalised before RoPE or
+ *                                                      after it
+ *   sinks           no, yes                            whether each head has a logit that joins
+ *                                                      attention's softmax without a value
+ *   out-bias        no, yes                            whether the output product has a bias
+ *   ffn-bias        no, yes                            whether the feed-forward network has biases
+ *   rotation        halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
+ *                                                      neighbours, or none
+ *   softcap         a number from 0 to 1000000         soft cap c of attention's scores, c tanh(x /
+ *                                                      c); 0: none
+ *   scale           a number from 0 to 1000000         scale of attention's scores; 0: 1 /
+ *                                                      sqrt(dim)
+ *   lengths         full, ragged                       keys of the sequences in tests and
+ *                                                      measurements: as many as the cache has room
+ *                                                      for, or fewer
+ *   angles          base, table, llama3, yarn          a table is given, or the rule by which
+ *                                                      frequencies are computed
+ *   base            a number from 1 to 1000000000000   base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000     factor by which the rule stretches positions
+ *   context         a number from 1 to 1000000000      positions that the model was trained with
+ *   low             a number from 0.001 to 1000000     llama3: context/low is the longest
+ *                                                      wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000     llama3: context/high is the longest
+ *                                                      wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000     yarn: rotations in the context from which a
+ *                                                      pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000     yarn: rotations in the context up to which a
+ *                                                      pair is stretched
+ *   rope-scale      a number from 0 to 1000000         factor of all sines and cosines; 0: the
+ *                                                      rule's own
+ *   choose          argmax, sample, filtered           the best id; a sample by temperature; or
+ *                                                      filtered: a sample of the ids that top-k,
+ *                                                      top-p and min-p keep
+ *   logit-softcap   a number from 0 to 1000000         soft cap c of the logits, c tanh(x / c); 0:
+ *                                                      none
+ *   logprobs        no, yes                            whether the log-probability of the chosen id
+ *                                                      is written
+ *   head-logits     same, f32                          element type of the logits, to which they
+ *                                                      are rounded before ids are chosen: that of
+ *                                                      x, or f32
+ *   head-bias       no, yes                            whether the product has a bias
+ *   embed-scale     a number from -1000000 to 1000000  a factor of the embedding
+ *   pad             a number from 0 to 2147483647      the id of a sequence that has ended
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   ids         updated  i32  [batch]
+ *   1   lengths     updated  i32  [batch]
+ *   2   steps       updated  i32  [batch]
+ *   3   ended       updated  i32  [batch]
+ *   4   out         updated  i32  [batch, cache]
+ *   5   limits      input    i32  [batch]
+ *   6   embedding   input    T    [vocab, d]
+ *   7   attn_norm   input    T    [d]
+ *   8   w_q         input    T    [dim * heads, d]
+ *   9   w_k         input    T    [dim * heads, d]
+ *   10  w_v         input    T    [dim * heads, d]
+ *   11  k_cache     updated  T    [batch * cache, heads, dim]
+ *   12  v_cache     updated  T    [batch * cache, heads, dim]
+ *   13  w_o         input    T    [d, dim * heads]
+ *   14  ffn_norm    input    T    [d]
+ *   15  w_gate      input    T    [h, d]
+ *   16  w_up        input    T    [h, d]
+ *   17  w_down      input    T    [d, h]
+ *   18  final_norm  input    T    [d]
+ *   19  w_head      input    T    [vocab, d]
+ *   20  chosen      output   i32  [batch]
+ *   21  logit       output   f32  [batch]
+ * with kv-heads: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ *   9   w_k      input    T  [dim * kv-heads, d]
+ *   10  w_v      input    T  [dim * kv-heads, d]
+ *   11  k_cache  updated  T  [batch * cache, kv-heads, dim]
+ *   12  v_cache  updated  T  [batch * cache, kv-heads, dim]
+ * with layers: ids, lengths, steps, ended, out, limits, embedding, layers.0.attn_norm,
+ *   layers.0.w_q, layers.0.w_k, layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.w_o,
+ *   layers.0.ffn_norm, layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm,
+ *   layers.1.w_q, layers.1.w_k, layers.1.w_v, layers.1.k_cache, layers.1.v_cache, layers.1.w_o,
+ *   layers.1.ffn_norm, layers.1.w_gate, layers.1.w_up, layers.1.w_down, final_norm, w_head, chosen,
+ *   logit
+ *   7   layers.0.attn_norm  input    T  [d]
+ *   8   layers.0.w_q        input    T  [dim * heads, d]
+ *   9   layers.0.w_k        input    T  [dim * heads, d]
+ *   10  layers.0.w_v        input    T  [dim * heads, d]
+ *   11  layers.0.k_cache    updated  T  [batch * cache, heads, dim]
+ *   12  layers.0.v_cache    updated  T  [batch * cache, heads, dim]
+ *   13  layers.0.w_o        input    T  [d, dim * heads]
+ *   14  layers.0.ffn_norm   input    T  [d]
+ *   15  layers.0.w_gate     input    T  [h, d]
+ *   16  layers.0.w_up       input    T  [h, d]
+ *   17  layers.0.w_down     input    T  [d, h]
+ *   18  layers.1.attn_norm  input    T  [d]
+ *   19  layers.1.w_q        input    T  [dim * heads, d]
+ *   20  layers.1.w_k        input    T  [dim * heads, d]
+ *   21  layers.1.w_v        input    T  [dim * heads, d]
+ *   22  layers.1.k_cache    updated  T  [batch * cache, heads, dim]
+ *   23  layers.1.v_cache    updated  T  [batch * cache, heads, dim]
+ *   24  layers.1.w_o        input    T  [d, dim * heads]
+ *   25  layers.1.ffn_norm   input    T  [d]
+ *   26  layers.1.w_gate     input    T  [h, d]
+ *   27  layers.1.w_up       input    T  [h, d]
+ *   28  layers.1.w_down     input    T  [d, h]
+ * with stops: ids, lengths, steps, ended, out, limits, stop, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ *   6  stop  input  i32  [stops]
+ * with room: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ *   4  out  updated  i32  [batch, room]
+ * with norm=layer: ids, lengths, steps, ended, out, limits, embedding, attn_norm, attn_norm_bias,
+ *   w_q, w_k, w_v, k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down,
+ *   final_norm, final_norm_bias, w_head, chosen, logit
+ *   8   attn_norm_bias   input  T  [d]
+ *   16  ffn_norm_bias    input  T  [d]
+ *   21  final_norm_bias  input  T  [d]
+ * with post-norms=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm,
+ *   final_norm, w_head, chosen, logit
+ *   14  attn_post_norm  input  T  [d]
+ *   19  ffn_post_norm   input  T  [d]
+ * with post-norms=only: ids, lengths, steps, ended, out, limits, embedding, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, final_norm, w_head,
+ *   chosen, logit
+ *   13  attn_post_norm  input  T  [d]
+ *   17  ffn_post_norm   input  T  [d]
+ * with residual-scale=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, final_norm,
+ *   w_head, chosen, logit
+ *   13  residual_scale  input  f32  [d]
+ * with block=parallel: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ * with ffn=plain: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_up, w_down, final_norm, w_head, chosen, logit
+ * with qkv-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, b_q, b_k, b_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
+ *   chosen, logit
+ *   11  b_q  input  T  [dim * heads]
+ *   12  b_k  input  T  [dim * heads]
+ *   13  b_v  input  T  [dim * heads]
+ * with qkv-weights=packed: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_qkv,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ *   8  w_qkv  input  T  [3 * dim * heads, d]
+ * with qkv-weights=grouped: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_qkv,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ *   8  w_qkv  input  T  [3 * dim * heads, d]
+ * with qk-norm=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   q_norm, k_norm, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
+ *   chosen, logit
+ *   11  q_norm  input  T  [dim]
+ *   12  k_norm  input  T  [dim]
+ * with qk-norm=rows: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, q_norm, k_norm, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
+ *   chosen, logit
+ *   11  q_norm  input  T  [dim * heads]
+ *   12  k_norm  input  T  [dim * heads]
+ * with qk-norm=layer: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, q_norm, k_norm, q_norm_bias, k_norm_bias, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up,
+ *   w_down, final_norm, w_head, chosen, logit
+ *   11  q_norm       input  T  [dim]
+ *   12  k_norm       input  T  [dim]
+ *   13  q_norm_bias  input  T  [dim]
+ *   14  k_norm_bias  input  T  [dim]
+ * with sinks=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, sinks, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
+ *   13  sinks  input  f32  [heads]
+ * with out-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, b_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen,
+ *   logit
+ *   14  b_o  input  T  [d]
+ * with ffn-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, b_down, final_norm, w_head, chosen,
+ *   logit
+ *   18  b_down  input  T  [d]
+ * with angles=table: ids, lengths, steps, ended, out, limits, embedding, angles, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen,
+ *   logit
+ *   7  angles  input  f32  [4096, dim]
+ * with choose=sample: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, temperature,
+ *   seeds, chosen, logit
+ *   20  temperature  input  f32  [batch]
+ *   21  seeds        input  i64  [batch]
+ * with choose=filtered: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, temperature,
+ *   seeds, top_k, top_p, min_p, chosen, logit
+ *   20  temperature  input  f32  [batch]
+ *   21  seeds        input  i64  [batch]
+ *   22  top_k        input  i32  [batch]
+ *   23  top_p        input  f32  [batch]
+ *   24  min_p        input  f32  [batch]
+ * with logprobs=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit,
+ *   logprob
+ *   22  logprob  output  f32  [batch]
+ * with head-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, b_head, chosen,
+ *   logit
+ *   20  b_head  input  T  [vocab] */
+
 #endif

@@ -8,6 +8,7 @@ from .._checks import flag, several
 from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
 from .._declare import declare, run_into
 from .._library import Error
+from .packed import PackedWeight, ffn_packed
 from .rmsnorm import add_rmsnorm, rmsnorm
 
 _WEIGHTS = "w_gate, w_up, w_down"
@@ -92,14 +93,18 @@ def _(ctx, dy):
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
 
-def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | None = None,
-        residual: Tensor | None = None, *, act: str = "silu", recompute: bool = False) -> Tensor:
+def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
+        w_down: Tensor | PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None,
+        *, act: str = "silu", recompute: bool = False) -> Tensor:
     """(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ (+ bias) (+ residual).
 
     x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
-    two products before the activation, [..., h] each, are kept.
+    two products before the activation, [..., h] each, are kept. With three PackedWeights of the same
+    format, whose scales are of the type of x, the gradients are those of x, bias and residual.
     """
+    if any(isinstance(w, PackedWeight) for w in (w_gate, w_up, w_down)):
+        return ffn_packed(x, w_gate, w_up, w_down, bias, residual, act)
     if wants_gradient(x, w_gate, w_up, w_down) and not flag("ffn", "recompute", recompute):
         return call(OPS.ffn_preact, x, w_gate, w_up, w_down, bias, residual, act)[0]
     return call(OPS.ffn, x, w_gate, w_up, w_down, bias, residual, act)

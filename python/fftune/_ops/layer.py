@@ -136,6 +136,63 @@ def _(x, *others):
     return x.new_empty(x.shape)
 
 
+def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="silu",
+                 convention="llama", eps=1e-6, softcap=0.0, scale=0.0, rope_scale=0.0, top_k=0,
+                 score="softmax", order="before", renormalise=False, packing="halves", groups=0,
+                 top_groups=0, group_score="max", route_scale=1.0, parallel=False,
+                 rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
+                 wide_logits=False) -> tuple[str, list[Tensor], list[Tensor]]:
+    """The form of a call's layers, and their weights and caches one after the other; the arguments
+    are those of layer(). `x` has a gradient if the call's input has."""
+    for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(one, of) for one in given):
+            raise Error(f"layer: {name} are no list of what each layer has: give mappings of "
+                        "weights, and pairs of caches")
+    for at, one in enumerate(weights):
+        for name, tensor in one.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
+    for pair in caches:
+        several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
+    kv_heads = heads if kv_heads is None else kv_heads
+    # They become parts of the string `form`.
+    expect_values("layer", positive=dict(heads=heads, kv_heads=kv_heads), counts=dict(
+        top_k=top_k, groups=groups, top_groups=top_groups), words=dict(
+        act=act, convention=convention, score=score, order=order, packing=packing,
+        group_score=group_score, rotation=rotation), numbers=dict(
+        eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
+        multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
+                                           grouped=grouped, norm_last=norm_last,
+                                           wide_logits=wide_logits))
+    if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
+        raise Error(f"layer: constants are {named(constants)}: give names of weights")
+    if not weights or len(weights) != len(caches):
+        raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
+    flat = [tensor for one in weights for tensor in one.values()]
+    if wants_gradient(x, *flat):
+        raise Error("layer: it has no gradient: use torch.no_grad()")
+    first = weights[0]
+    dim = (first["w_q"].shape[0] // heads if "w_q" in first else
+           first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
+    choice = None
+    if top_k and "w_router" in weights[0]:
+        choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
+                        groups, top_groups, group_score, route_scale, wide_logits)
+    form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
+                   convention=convention, rotary=0 if angles is None else angles.shape[-1],
+                   softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
+                   choice=choice, constants=constants, parallel=parallel, rotation=rotation,
+                   grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
+                   norm_last=norm_last, multiplier=multiplier)
+    for one in weights:
+        other = sorted(set(one) ^ set(weights[0]))
+        if other:
+            raise Error(f"layer: {other[0]} is a weight of some layers and not of others: run "
+                        "those in a call of their own")
+    flat = [one[name] for one in weights for name in parse(form).weights]
+    return form, flat, [tensor for pair in caches for tensor in pair]
+
+
 def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           caches: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, heads: int,
           kv_heads: int | None = None, *, slots: Tensor | None = None, pages: Tensor | None = None,
@@ -192,53 +249,14 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     expect_given("layer", x=x, lengths=lengths)
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
                    positions=positions, angles=angles)
-    for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
-        if not isinstance(given, (list, tuple)) or not all(isinstance(one, of) for one in given):
-            raise Error(f"layer: {name} are no list of what each layer has: give mappings of "
-                        "weights, and pairs of caches")
-    for at, one in enumerate(weights):
-        for name, tensor in one.items():
-            if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
-    for pair in caches:
-        several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
-    kv_heads = heads if kv_heads is None else kv_heads
-    # They become parts of the string `form`.
-    expect_values("layer", positive=dict(heads=heads, kv_heads=kv_heads), counts=dict(
-        top_k=top_k, groups=groups, top_groups=top_groups), words=dict(
-        act=act, convention=convention, score=score, order=order, packing=packing,
-        group_score=group_score, rotation=rotation), numbers=dict(
-        eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
-        multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
-                                           grouped=grouped, norm_last=norm_last,
-                                           wide_logits=wide_logits))
-    if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
-        raise Error(f"layer: constants are {named(constants)}: give names of weights")
-    if not weights or len(weights) != len(caches):
-        raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
     _expect_three(x)
-    flat = [tensor for one in weights for tensor in one.values()]
-    if wants_gradient(x, *flat):
-        raise Error("layer: it has no gradient: use torch.no_grad()")
-    first = weights[0]
-    dim = (first["w_q"].shape[0] // heads if "w_q" in first else
-           first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
-    choice = None
-    if top_k and "w_router" in weights[0]:
-        choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
-                        groups, top_groups, group_score, route_scale, wide_logits)
-    form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
-                   convention=convention, rotary=0 if angles is None else angles.shape[-1],
-                   softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
-                   choice=choice, constants=constants, parallel=parallel, rotation=rotation,
-                   grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier)
-    for one in weights:
-        other = sorted(set(one) ^ set(weights[0]))
-        if other:
-            raise Error(f"layer: {other[0]} is a weight of some layers and not of others: run "
-                        "those in a call of their own")
-    flat = [one[name] for one in weights for name in parse(form).weights]
+    form, flat, flat_caches = given_layers(
+        x, weights, caches, heads, kv_heads, angles, act=act, convention=convention, eps=eps,
+        softcap=softcap, scale=scale, rope_scale=rope_scale, top_k=top_k, score=score, order=order,
+        renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
+        group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
+        constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
+        wide_logits=wide_logits)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s
@@ -252,5 +270,4 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         elif slots is None:
             starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
             slots = places + starts * caches[0][0].shape[2]
-    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat,
-                [tensor for pair in caches for tensor in pair], form)
+    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form)

@@ -5,12 +5,18 @@ import torch
 from torch import Tensor
 
 from .._checks import named
+from .._codes import codes_of_pairs
 from .._custom import OPS, call, gradient, rows
 from .._declare import declare
 from .._library import Error
 
 declare("linear_packed", "linear", "x, w, scale=w_scale, zero=w_zero?, bias?, residual?, n, group",
         "y", fixed={"weights": "int4"}, label="linear", by_row=True)
+
+declare("ffn_packed", "ffn", "x, w_gate, w_up, w_down, gate_scale=w_gate_scale, "
+        "up_scale=w_up_scale, down_scale=w_down_scale, gate_zero=w_gate_zero?, "
+        "up_zero=w_up_zero?, down_zero=w_down_zero?, bias=b_down?, residual?, h, group, act", "y",
+        fixed={"weights": "int4"}, label="ffn", by_row=True)
 
 _GROUPS = {128: "128", 64: "64", 32: "32", 0: "row"}
 
@@ -50,7 +56,7 @@ class PackedWeight(NamedTuple):
     def dense(self) -> Tensor:
         """The weight [n, k] in the type of its scales."""
         codes, scale, zero = unpack_weight(self)
-        q = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, :self.k].float()
+        q = codes_of_pairs(codes, self.k).float()
         groups = torch.arange(self.k, device=q.device) // (self.group or self.k)
         offset = 8.0 if zero is None else zero.float()[:, groups]
         return ((q - offset) * scale.float()[:, groups]).to(scale.dtype)
@@ -94,6 +100,43 @@ def _(ctx, dy):
     dx = dy @ PackedWeight(*ctx.saved_tensors, *ctx.sizes).dense() if needs[0] else None
     return (dx, None, None, None, rows(dy).sum(0) if needs[4] else None, dy if needs[5] else None,
             None, None)
+
+
+def _save_ffn(ctx, inputs, output):
+    x, *weights, bias, residual, h, group, ctx.act = inputs
+    ctx.save_for_backward(x, *weights)
+    ctx.sizes = h, x.shape[-1], next(size for size, word in _GROUPS.items() if word == group)
+
+
+@gradient("ffn_packed", _save_ffn)
+def _(ctx, dy):
+    x, *weights = ctx.saved_tensors
+    h, d, group = ctx.sizes
+    needs, dx = ctx.needs_input_grad, None
+    if needs[0]:
+        w_gate, w_up, w_down = (
+            PackedWeight(*weights[i::3], *size, group).dense()
+            for i, size in enumerate(((h, d), (h, d), (d, h))))
+        d_gate, d_up = call(OPS.act_mul_backward, dy @ w_down, x @ w_gate.T, x @ w_up.T, ctx.act)
+        dx = d_gate @ w_gate + d_up @ w_up
+    return (dx, *[None] * 9, rows(dy).sum(0) if needs[10] else None, dy if needs[11] else None,
+            None, None, None)
+
+
+def ffn_packed(x: Tensor, gate: PackedWeight, up: PackedWeight, down: PackedWeight,
+               bias: Tensor | None, residual: Tensor | None, act: str) -> Tensor:
+    weights = gate, up, down
+    for name, weight in zip(("w_gate", "w_up", "w_down"), weights):
+        if not isinstance(weight, PackedWeight):
+            raise Error(f"ffn: {name} is {named(weight)}: give three packed weights, or three dense "
+                        "ones")
+        if (weight.group, weight.zero is None) != (gate.group, gate.zero is None):
+            raise Error(f"ffn: {name} has other groups than w_gate, or zero points where it has none")
+    if (up.n, up.k) != (gate.n, gate.k) or (down.n, down.k) != (gate.k, gate.n):
+        raise Error(f"ffn: w_gate is [{gate.n}, {gate.k}], w_up [{up.n}, {up.k}], w_down [{down.n}, "
+                    f"{down.k}]: give [h, d], [h, d] and [d, h]")
+    return call(OPS.ffn_packed, x, *(w.w for w in weights), *(w.scale for w in weights),
+                *(w.zero for w in weights), bias, residual, gate.n, group_word("ffn", gate.group), act)
 
 
 def linear_packed(x: Tensor, packed: PackedWeight, bias: Tensor | None = None,

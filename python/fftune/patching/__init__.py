@@ -16,8 +16,9 @@ from .graphs import patch_steps, restore_steps
 from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .masks import patch_masks
-from .mlps import patch_gated_mlp, patch_plain_mlp
+from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
+from .quantised import has_codes, patch_quantised, restore_quantised
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
@@ -53,12 +54,14 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
+    try_all(report, "", lambda: patch_quantised(model, report))
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
-    for recognise in (patch_norm, patch_gated_mlp, patch_plain_mlp, patch_experts, patch_router,
-                      patch_layer, patch_block, patch_inline_mlp):
+    for recognise in (patch_norm, patch_gated_mlp, patch_packed_mlp, patch_plain_mlp, patch_experts,
+                      patch_router, patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
-            try_to(report, name, lambda: recognise(module, known, options))
+            if not has_codes(module):
+                try_to(report, name, lambda: recognise(module, known, options))
     try_all(report, "", lambda: patch_rotary(model, report, options))
     try_all(report, "", lambda: patch_masks(model, report, options))
     if whole_layers:
@@ -86,6 +89,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)
+        restore_quantised(module)
         for name in ("forward", "generate", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .mlps import plain_mlp, required_arguments
+from .quantised import has_codes
 from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks,
                         expect_plain_parameters, has_kernels, is_patched, kind_of,
                         original, remembered,
@@ -71,7 +72,7 @@ def _two_layers(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]] | 
     """The paths of the layers that widen and narrow, both in the module itself or in two of its
     children."""
     linears = [(tuple(name.split(".")), child) for name, child in module.named_modules()
-               if name.count(".") < 2 and type(child) is nn.Linear]
+               if name.count(".") < 2 and type(child) is nn.Linear and not has_codes(child)]
     pairs = [(first, second) for first, up in linears for second, down in linears
              if up.out_features > up.in_features and up.weight.shape == down.weight.shape[::-1]
              and (len(first) == len(second) == 1 or first[0] != second[0])]

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .quantised import has_codes, is_quantised, ordered, packed_of
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, kind_of, original,
-                        parts_watched, remembered, replace_forward, stand_in, undoable)
+                        parts_watched, remembered, replace_forward, stand_in, undoable, view_of)
 
 
 def required_arguments(module: nn.Module) -> int:
@@ -174,6 +175,64 @@ def gated_mlp_forward(self, *arguments, **options) -> Tensor:
     return ops.ffn(arguments[0], *weights, act=form.act, recompute=form.recompute)
 
 
+# with a gate, and weights of 4 bits
+
+def patch_packed_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
+    """A gated MLP whose three layers were replaced: recognised with dense ones in their place."""
+    layers = {name: child for name, child in module.named_modules() if name.count(".") < 2
+              and is_quantised(child)}
+    own = {id(t) for child in layers.values() for t in (*child.parameters(), *child.buffers())}
+    if len(layers) != 3 or not any("." not in name for name in layers) \
+            or any(id(t) not in own for t in (*module.parameters(), *module.buffers())) \
+            or required_arguments(module) != 1:
+        return None
+    twins = {name: nn.Linear(child._fftune[0].k, child._fftune[0].n, child.bias is not None,
+                             device="meta") for name, child in layers.items()}
+    roles = _roles(twins)
+    if not roles:
+        return None
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+    activation_name(activation_of(module))
+    twin = view_of(module, {tuple(name.split(".")): linear for name, linear in twins.items()})
+    form = remembered(known, ("packed", kind_of(module)),
+                      lambda: _gated_form(twin, twins, roles, options))
+    gate, up, down = (layers[name] for name in (form.gate, form.up, form.down))
+    if gate.bias is not None or up.bias is not None:
+        raise Unfit("gate and up have biases, for which there is no kernel")
+    if len({(w.group, w.zero is None, w.scale.dtype) for w in map(packed_of, (gate, up, down))}) > 1:
+        raise Unfit("its packed weights have different formats")
+    orders = [layer._fftune_order for layer in (gate, up, down)]
+    if orders[2] is not None or (orders[0] is None) != (orders[1] is None) \
+            or orders[0] is not None and not torch.equal(*orders[:2]):
+        raise Unfit("the groups of its layers have different orders")
+    expect_no_hooks(*list(module.modules())[1:])
+    replace_forward(module, packed_mlp_forward, (form,))
+    return f"{type(module).__name__} by ffn with packed weights ({form.act})"
+
+
+def packed_layers(mlp: nn.Module, x: Tensor) -> list[nn.Module] | None:
+    """Gate, up and down of a packed MLP that the op can run; None if one was exchanged since, or a part
+    is watched."""
+    form, = mlp._fftune
+    layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down)]
+    if not all(map(is_quantised, layers)) or parts_watched(mlp) or drops(mlp) or not has_kernels(x) \
+            or torch.is_autocast_enabled(x.device.type) or any(
+                layer._fftune_scale.dtype != x.dtype or layer.bias is not None
+                and layer.bias.dtype != x.dtype for layer in layers):
+        return None
+    return layers
+
+
+@undoable
+def packed_mlp_forward(self, *arguments, **options) -> Tensor:
+    layers = packed_layers(self, arguments[0]) if len(arguments) == 1 and not options else None
+    if layers is None:
+        return original(self, *arguments, **options)
+    return ops.ffn(ordered(layers[0], arguments[0]), *map(packed_of, layers), layers[2].bias,
+                   act=self._fftune[0].act)
+
+
 # of two layers with an activation between them
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -183,7 +242,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
     layers = [(name, child) for name, child in module.named_children()
-              if type(child) is nn.Linear or is_conv1d(child)]
+              if type(child) is nn.Linear and not has_codes(child) or is_conv1d(child)]
     others = [child for child in module.children() if all(child is not layer for _, layer in layers)]
     if len(layers) != 2 or any(next(child.parameters(), None) is not None for child in others) \
             or not any(name.startswith("act") for name in {**vars(module), **module._modules}) \

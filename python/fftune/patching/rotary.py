@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
+from .quantised import is_quantised, quantised_linear
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
                         has_kernels, identify, is_close, is_known, is_patched, kind_of,
                         remembered, replace_forward, stand_in, try_to, undoable, watched)
@@ -240,9 +241,10 @@ _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "au
 def patch_projections(module: nn.Module, options: Options, known: dict) -> str | None:
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
-        if type(layer) is not nn.Linear:
-            raise Unfit(f"projections: {name} is no Linear")
-        expect_plain(layer)
+        if not is_quantised(layer):
+            if type(layer) is not nn.Linear:
+                raise Unfit(f"projections: {name} is no Linear")
+            expect_plain(layer)
         expect_no_hooks(layer)
     expect_no_hooks(module)
     scale, _, rotation = module._fftune
@@ -263,6 +265,17 @@ def _stand_in_as_patched(module: nn.Module) -> nn.Module:
     return own
 
 
+def _linear(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    if is_quantised(layer):
+        return quantised_linear(layer, x, residual)
+    return ops.linear(x, layer.weight, layer.bias, residual)
+
+
+def _numbers_of(layer: nn.Module) -> Tensor:
+    """A tensor of the type and device of its weight's numbers."""
+    return layer._fftune_scale if is_quantised(layer) else layer.weight
+
+
 def _expect_attention(module: nn.Module, known: dict) -> None:
     """That attend computes what it does, from the heads that _heads gives."""
     forward, rotated = module.forward.__func__, []
@@ -279,7 +292,7 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
         forward.__code__, {**forward.__globals__, "apply_rotary_pos_emb": recorded},
         forward.__name__, forward.__defaults__, forward.__closure__)
     recording.__kwdefaults__ = forward.__kwdefaults__
-    module, like = own, own.q_proj.weight
+    module, like = own, _numbers_of(own.q_proj)
     with torch.no_grad():
         numbers = Numbers(1)
         x = numbers(2, 3, module.q_proj.in_features, like=like)
@@ -306,8 +319,8 @@ def projects(attention: nn.Module, x: Tensor) -> bool:
     if settings is None or not settings[1] or drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear for layer in layers) and not watched(attention, *layers)
-            and are_plain(*(t for layer in layers for t in (layer.weight, layer.bias)))
+    return (all(type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
+                or is_quantised(layer) for layer in layers) and not watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
@@ -326,7 +339,7 @@ def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, flo
     (convention, eps), other = (norm._fftune for norm in norms)
     weights = tuple(norm.weight for norm in norms)
     if (convention, eps) != other or convention == "gemma" or any(
-            w.shape != (attention.head_dim,) or w.dtype != attention.q_proj.weight.dtype
+            w.shape != (attention.head_dim,) or w.dtype != _numbers_of(attention.q_proj).dtype
             for w in weights):
         return None
     return weights, eps
@@ -345,7 +358,7 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
     norms = _head_norms(attention)
     biases = [layer.bias for layer in layers]
     if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
-            and len({b is None for b in biases}) == 1:
+            and not any(map(is_quantised, layers)) and len({b is None for b in biases}) == 1:
         weights, eps = norms
         heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
         parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
@@ -355,7 +368,7 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
         return tuple(t.transpose(1, 2) for t in parts)
 
     def project(layer: nn.Linear, norm: str) -> Tensor:
-        projected = ops.linear(x, layer.weight, layer.bias)
+        projected = _linear(layer, x)
         own = attention._modules.get(norm)
         if own is not None and _is_over_all_heads(own, layer):
             return own(projected).unflatten(-1, (-1, attention.head_dim))
@@ -383,5 +396,4 @@ def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
     y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
                      dropout=self.attention_dropout if self.training else 0.0,
                      sliding_window=getattr(self, "sliding_window", None), **options)
-    return ops.linear(y.reshape(*hidden_states.shape[:-1], -1), self.o_proj.weight,
-                      self.o_proj.bias, residual)
+    return _linear(self.o_proj, y.reshape(*hidden_states.shape[:-1], -1), residual)

@@ -1,0 +1,501 @@
+// decode: its fields, and what follows from its parts and its own stages.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "device/parallel.hpp"
+#include "kernels/common/part_stages.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/head/head.hpp"
+#include "kernels/layer/layer.hpp"
+#include "registry/part_family.hpp"
+
+namespace fftune {
+namespace decoding {
+namespace {
+
+/// Options of the head that have another name here, because the layers have theirs.
+constexpr std::pair<const char*, const char*> head_options[] = {{"choose", "choose"},
+                                                                {"logprobs", "logprobs"},
+                                                                {"softcap", "logit-softcap"},
+                                                                {"logits", "head-logits"},
+                                                                {"bias", "head-bias"}};
+
+/// Sizes of decode that are none of its layers.
+constexpr const char* own_sizes[] = {"vocab", "stops", "room"};
+
+OpPart layer_part(const Problem& problem) {
+  Problem layer{"layer", "fwd", problem.dtype, problem.sizes, {}};
+  for (const char* name : own_sizes) layer.sizes.erase(name);
+  for (const OptionField& field : layer_op().options())
+    if (problem.options.contains(field.name))
+      layer.options[field.name] = problem.option(field.name);
+  // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
+  return {"layer",
+          &layer_op(),
+          canonical(layer_op(), std::move(layer), DeviceKind::cuda),
+          {{"lengths", "key_lengths"}, {"y", "last_hidden"}}};
+}
+
+OpPart head_part(const Problem& problem) {
+  Problem head{
+      "head",
+      "fwd",
+      problem.dtype,
+      {{"m", problem.size("batch")}, {"d", problem.size("d")}, {"vocab", problem.size("vocab")}},
+      {}};
+  for (const char* name : {"norm", "convention", "eps"})
+    if (problem.options.contains(name)) head.options[name] = problem.option(name);
+  for (const auto& [name, here] : head_options)
+    if (problem.options.contains(here)) head.options[name] = problem.option(here);
+  return {"head",
+          &head_op(),
+          canonical(head_op(), std::move(head), DeviceKind::cuda),
+          {{"x", "last_hidden"},
+           {"w_norm", "final_norm"},
+           {"b_norm", "final_norm_bias"},
+           {"normalised", "final_normalised"},
+           {"w", "w_head"},
+           {"bias", "b_head"},
+           {"ids", "chosen"}}};
+}
+
+std::vector<OpPart> parts_of(const Problem& problem) {
+  return {layer_part(problem), head_part(problem)};
+}
+
+/// The tensors of a part under their names here.
+std::vector<TensorSpec> tensors_of_part(const OpPart& part) {
+  std::vector<TensorSpec> tensors = part.op->tensors(part.problem);
+  for (TensorSpec& tensor : tensors) {
+    tensor.name = part.tensor(tensor.name);
+    for (std::string* name : {&tensor.of_choice, &tensor.choice.from})
+      if (!name->empty()) *name = part.tensor(*name);
+    for (std::string& name : tensor.choice.by) name = part.tensor(name);
+  }
+  return tensors;
+}
+
+bool rotates(const Problem& problem) {
+  return !problem.has("rotation", "none");
+}
+
+/// Ids of the test data, the same for every seed: no id twice if there are enough.
+std::vector<std::int64_t> drawn_ids(std::int64_t batch, std::int64_t vocab) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(vocab));
+  std::iota(ids.begin(), ids.end(), 0);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937_64(static_cast<std::uint64_t>(batch)));
+  while (std::ssize(ids) < batch) ids.insert(ids.end(), ids.begin(), ids.begin() + vocab);
+  ids.resize(static_cast<std::size_t>(batch));
+  return ids;
+}
+
+/// Test data: sequences with keys as the layers' `lengths` have them, the new one among them; some
+/// sequences have ended, and some end in this step.
+class State {
+ public:
+  explicit State(const Problem& problem)
+      : problem_(problem), layer_(layer_op().tensors(layer_part(problem).problem)) {}
+
+  /// An int32 tensor whose values are value_of(sequence).
+  template <typename ValueOf>
+  TensorSpec tensor(const char* name, Role role, const ValueOf& value_of) const {
+    TensorSpec tensor{name, DType::i32, {problem_.size("batch")}, role};
+    tensor.draw = [value_of](std::uint64_t, std::span<double> values) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(i);
+    };
+    return tensor;
+  }
+  TensorSpec lengths() const {
+    TensorSpec tensor{"lengths", DType::i32, {problem_.size("batch")}, Role::updated};
+    tensor.draw = [draw = spec("lengths").draw](std::uint64_t seed, std::span<double> values) {
+      draw(seed, values);
+      for (double& value : values) --value;
+    };
+    return tensor;
+  }
+  TensorSpec embedding() const {
+    const std::int64_t d = problem_.size("d"), vocab = problem_.size("vocab"),
+                       batch = problem_.size("batch");
+    TensorSpec tensor{"embedding", problem_.dtype, {vocab, d}, Role::input};
+    tensor.read_share = std::min(1.0, static_cast<double>(batch) / static_cast<double>(vocab));
+    // The rows that are read are such that a router chooses clearly.
+    if (const auto& draw = spec("x").draw)
+      tensor.draw = [=, ids = drawn_ids(batch, vocab)](std::uint64_t seed,
+                                                       std::span<double> values) {
+        std::mt19937_64 random(seed);
+        std::normal_distribution<double> normal;
+        for (double& value : values) value = normal(random);
+        std::vector<double> x(static_cast<std::size_t>(batch * d));
+        draw(seed, x);
+        for (std::size_t i = 0; i < ids.size(); ++i)
+          std::copy_n(x.begin() + static_cast<std::ptrdiff_t>(i) * d, d,
+                      values.begin() + static_cast<std::ptrdiff_t>(ids[i] * d));
+      };
+    return tensor;
+  }
+  /// An intermediate that the layers read.
+  TensorSpec found(const std::string& name, const std::string& of_layer) const {
+    TensorSpec tensor = spec(of_layer);
+    tensor.name = name;
+    tensor.role = Role::intermediate;
+    tensor.draw = nullptr;
+    return tensor;
+  }
+
+ private:
+  const TensorSpec& spec(const std::string& name) const {
+    return layer_[tensor_index(layer_, name)];
+  }
+
+  const Problem& problem_;
+  std::vector<TensorSpec> layer_;
+};
+
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const std::int64_t batch = problem.size("batch"), vocab = problem.size("vocab"),
+                     stops = size_or(problem, "stops", 0);
+  const State state(problem);
+  const OpPart head = head_part(problem);
+  const auto of_head = tensors_of_part(head);
+  std::vector<TensorSpec> inputs, outputs, intermediates;
+
+  const TensorSpec& chosen = of_head[tensor_index(of_head, "chosen")];
+  TensorSpec ids = state.tensor(
+      "ids", Role::updated,
+      [ids = drawn_ids(batch, vocab)](std::size_t i) { return static_cast<double>(ids[i]); });
+  ids.choice = chosen.choice;
+  inputs.push_back(std::move(ids));
+  inputs.push_back(state.lengths());
+  inputs.push_back(state.tensor("steps", Role::updated,
+                                [](std::size_t i) { return static_cast<double>(i % 5); }));
+  inputs.push_back(state.tensor("ended", Role::updated, [](std::size_t i) {
+    return i % 4 == 2 ? static_cast<double>(1 + i % 8 / 4) : 0.0;
+  }));
+  inputs.back().of_choice = "ids";
+  TensorSpec out{"out", DType::i32, {batch, sequences_of(problem).room}, Role::updated};
+  out.draw = [](std::uint64_t, std::span<double> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 11);
+  };
+  out.of_choice = "ids";
+  inputs.push_back(std::move(out));
+  // Every third sequence has the keys for it.
+  inputs.push_back(
+      state.tensor("limits", Role::input, [](std::size_t i) { return i % 3 == 1 ? 1.0 : 0x1p30; }));
+  if (stops > 0) {
+    TensorSpec stop{"stop", DType::i32, {stops}, Role::input};
+    stop.draw = [vocab](std::uint64_t, std::span<double> values) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = static_cast<double>(static_cast<std::int64_t>(i * 3 + 1) % vocab);
+    };
+    inputs.push_back(std::move(stop));
+  }
+  inputs.push_back(state.embedding());
+  intermediates.push_back(state.found("x", "x"));
+  if (rotates(problem)) intermediates.push_back(state.found("positions", "positions"));
+  intermediates.push_back(state.found("slots", "slots"));
+  intermediates.push_back(state.found("key_lengths", "lengths"));
+
+  const auto add = [&](const std::vector<TensorSpec>& tensors, const char* last_input) {
+    for (TensorSpec tensor : tensors) {
+      if (find_tensor(inputs, tensor.name) || find_tensor(intermediates, tensor.name)) continue;
+      if (tensor.role == Role::output && tensor.name == last_input)
+        tensor.role = Role::intermediate;
+      (tensor.role == Role::output         ? outputs
+       : tensor.role == Role::intermediate ? intermediates
+                                           : inputs)
+          .push_back(std::move(tensor));
+    }
+  };
+  add(tensors_of_part(layer_part(problem)), "last_hidden");
+  add(of_head, "");
+  for (auto* more : {&outputs, &intermediates})
+    inputs.insert(inputs.end(), std::make_move_iterator(more->begin()),
+                  std::make_move_iterator(more->end()));
+  return inputs;
+}
+
+StageSpec own_stage(const Problem& problem, const char* name) {
+  const bool embeds = name == std::string_view(stage_embed);
+  StageSpec stage;
+  stage.name = name;
+  if (embeds) {
+    stage.inputs = {"ids", "lengths", "ended", "embedding"};
+    stage.outputs = {"x", "slots", "key_lengths"};
+    if (problem.sizes.contains("page")) stage.inputs.emplace_back("pages");
+    if (rotates(problem)) stage.outputs.emplace_back("positions");
+    stage.flops = static_cast<double>(problem.size("batch") * problem.size("d"));
+    stage.bytes = 2 * stage.flops * static_cast<double>(dtype_bytes(problem.dtype));
+  } else {
+    stage.inputs = {"chosen", "ids", "lengths", "steps", "ended", "out", "limits"};
+    stage.outputs = {"ids", "lengths", "steps", "ended", "out"};
+    if (problem.sizes.contains("stops")) stage.inputs.emplace_back("stop");
+    stage.bytes = 36 * static_cast<double>(problem.size("batch"));
+  }
+  return stage;
+}
+
+/// Whether the step of a sequence counts.
+bool goes_on(const Sequences& of, double ended, double length) {
+  return ended == 0 && length < static_cast<double>(of.cache);
+}
+
+void define_embed(const Problem& problem, ReferenceTensors& tensors) {
+  const Sequences of = sequences_of(problem);
+  const auto &ids = tensors.at("ids"), &lengths = tensors.at("lengths"),
+             &ended = tensors.at("ended"), &embedding = tensors.at("embedding");
+  const auto d = static_cast<std::size_t>(of.d);
+  std::vector<double> x(ids.size() * d), positions, slots, keys;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < static_cast<double>(of.vocab))
+      for (std::size_t k = 0; k < d; ++k)
+        x[i * d + k] = embedding[static_cast<std::size_t>(ids[i]) * d + k] * double{of.scale};
+    const bool alive = goes_on(of, ended[i], lengths[i]);
+    const double count = alive ? std::max(lengths[i], 0.0) + 1
+                               : std::clamp(lengths[i], 1.0, static_cast<double>(of.cache));
+    keys.push_back(count);
+    positions.push_back(count - 1);
+    const auto key = static_cast<std::int64_t>(count) - 1;
+    std::int64_t slot = static_cast<std::int64_t>(i) * of.cache + key;
+    if (of.page > 0) {
+      const auto place =
+          static_cast<std::size_t>(static_cast<std::int64_t>(i) * of.table + key / of.page);
+      const auto page = static_cast<std::int64_t>(tensors.at("pages")[place]);
+      slot = page < 0 || page >= of.rows / of.page ? of.rows : page * of.page + key % of.page;
+    }
+    slots.push_back(static_cast<double>(alive ? slot : of.rows));
+  }
+  tensors["x"] = std::move(x);
+  tensors["slots"] = std::move(slots);
+  tensors["key_lengths"] = std::move(keys);
+  if (rotates(problem)) tensors["positions"] = std::move(positions);
+}
+
+void define_advance(const Problem& problem, ReferenceTensors& tensors) {
+  const Sequences of = sequences_of(problem);
+  const auto &chosen = tensors.at("chosen"), &limits = tensors.at("limits");
+  auto &ids = tensors.at("ids"), &lengths = tensors.at("lengths"), &steps = tensors.at("steps"),
+       &ended = tensors.at("ended"), &out = tensors.at("out");
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (!goes_on(of, ended[i], lengths[i])) {
+      ids[i] = of.pad;
+      if (ended[i] == 0) ended[i] = 2;
+      continue;
+    }
+    ids[i] = chosen[i];
+    if (steps[i] >= 0 && steps[i] < static_cast<double>(of.room))
+      out[i * static_cast<std::size_t>(of.room) + static_cast<std::size_t>(steps[i])] = chosen[i];
+    ++steps[i];
+    lengths[i] = std::max(lengths[i], 0.0) + 1;
+    // Its keys and the id that has none yet; a full cache has no room for that.
+    const bool is_full = lengths[i] >= static_cast<double>(of.cache);
+    ended[i] = is_full || lengths[i] + 1 >= limits[i] ? 2 : 0;
+    if (of.stops == 0) continue;
+    const auto& stop = tensors.at("stop");
+    if (std::find(stop.begin(), stop.end(), chosen[i]) != stop.end()) ended[i] = 1;
+  }
+}
+
+/// A family of a part. The first kernel of the layers does not start before `embed` is complete:
+/// kernels behind it may read lengths, slots and pages before they wait.
+class DecodeFamily final : public PartFamily {
+ public:
+  using PartFamily::PartFamily;
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    Program program = PartFamily::program(problem, facts, config);
+    const Problem one = unrepeated(decode_op(), problem);
+    auto* const launch =
+        program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
+    if (launch != nullptr && !covers_repetition() &&
+        stages().front() == decode_op().stages(one).at(1).name)
+      launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
+    return program;
+  }
+};
+
+class Decode final : public Op {
+ public:
+  std::string_view name() const override { return "decode"; }
+  std::string_view summary() const override {
+    return "one token of a language model: embedding, layers, head, the next ids, and the state of "
+           "the sequences";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    std::vector<SizeField> fields = layer_op().sizes();
+    std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
+    for (const SizeField& field : head_op().sizes())
+      if (field.name == "vocab") fields.push_back(field);
+    fields.push_back({.name = "stops",
+                      .help = "ids that end a sequence; none if left out",
+                      .max = 1024,
+                      .example = 1,
+                      .rare = true,
+                      .performance_neutral = true});
+    fields.push_back({.name = "room",
+                      .help = "ids of a sequence that `out` has room for; the cache's keys if left "
+                              "out",
+                      .max = 1 << 24,
+                      .example = 256,
+                      .rare = true,
+                      .performance_neutral = true});
+    return fields;
+  }
+
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> fields = layer_op().options();
+    for (OptionField field : head_op().options())
+      for (const auto& [name, here] : head_options)
+        if (field.name == name) {
+          field.name = here;
+          std::erase(field.choices, "none");
+          if (field.name == "choose") field.help = sample_help();
+          fields.push_back(std::move(field));
+          break;
+        }
+    fields.push_back({.name = "embed-scale",
+                      .help = "a factor of the embedding",
+                      .choices = {"1"},
+                      .rare = true,
+                      .number = NumberRange{-1e6, 1e6}});
+    fields.push_back({.name = "pad",
+                      .help = "the id of a sequence that has ended",
+                      .choices = {"0"},
+                      .rare = true,
+                      .number = NumberRange{0, 0x1p31 - 1}});
+    return fields;
+  }
+
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "batch"; }
+  bool rows_are_alike(const Problem&) const override { return false; }
+  std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
+
+  std::string contradiction(const Problem& problem) const override {
+    const double pad = number_or_default(decode_op(), problem, "pad");
+    if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
+      return "pad=" + problem.option("pad") + " is no id: give a whole number";
+    try {
+      parts_of(problem);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(problem);
+  }
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    auto stages = stages_of_parts(parts_of(problem));
+    stages.insert(stages.begin(), own_stage(problem, stage_embed));
+    stages.push_back(own_stage(problem, stage_advance));
+    return stages;
+  }
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    if (stage-- == 0) return define_embed(problem, tensors);
+    for (const OpPart& part : parts_of(problem)) {
+      const std::size_t count = part.op->stages(part.problem).size();
+      if (stage < count)
+        return reference_of_part(part, stage, tensors, parallel,
+                                 [&](const std::string& name) { return part.tensor(name); });
+      stage -= count;
+    }
+    define_advance(problem, tensors);
+  }
+  std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
+
+  /// That of the layers. In each time, the tensors that are not theirs are the same.
+  std::optional<Repetition> repetition(const Problem& problem) const override {
+    if (!problem.sizes.contains("layers")) return std::nullopt;
+    Repetition repetition;
+    repetition.one = problem;
+    repetition.one.sizes.erase("layers");
+    const OpPart all = layer_part(problem), one = layer_part(repetition.one);
+    const auto layers = layer_op().repetition(all.problem);
+    const auto of_all = layer_op().tensors(all.problem), of_one = layer_op().tensors(one.problem);
+    std::map<std::string, std::size_t> whole;
+    for (const TensorSpec& tensor : tensors_of(problem)) whole.emplace(tensor.name, whole.size());
+    const auto own = tensors_of(repetition.one);
+    for (const auto& places : layers->places) {
+      std::map<std::string, std::string> names;
+      for (std::size_t i = 0; i < of_one.size(); ++i)
+        names[one.tensor(of_one[i].name)] = all.tensor(of_all[places[i]].name);
+      auto& time = repetition.places.emplace_back();
+      for (const TensorSpec& tensor : own) {
+        const auto renamed = names.find(tensor.name);
+        time.push_back(whole.at(renamed == names.end() ? tensor.name : renamed->second));
+      }
+    }
+    repetition.first = 1;
+    repetition.end = 1 + layer_op().stages(one.problem).size();
+    return repetition;
+  }
+
+  std::vector<const Family*> families() const override {
+    static const auto families = [] {
+      std::vector<std::unique_ptr<const DecodeFamily>> all;
+      for (const auto& [name, op] : {std::pair{"layer", &layer_op}, {"head", &head_op}})
+        for (const Family* family : op().families())
+          all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
+      return all;
+    }();
+    std::vector<const Family*> list = joined({cuda_families(), cpu_families()});
+    for (const auto& family : families) list.push_back(family.get());
+    return list;
+  }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+
+ private:
+  static std::string sample_help() {
+    return "the best id; a sample by temperature; or filtered: a sample of the ids that top-k, "
+           "top-p and min-p keep";
+  }
+};
+
+}  // namespace
+
+Sequences sequences_of(const Problem& problem) {
+  const std::int64_t batch = problem.size("batch"), cache = problem.size("cache"),
+                     page = size_or(problem, "page", 0);
+  const Problem layer = layer_part(problem).problem;
+  return {.dtype = problem.dtype,
+          .batch = batch,
+          .d = problem.size("d"),
+          .vocab = problem.size("vocab"),
+          .cache = cache,
+          .rows = page > 0 ? layer::pages_of(layer) * page : batch * cache,
+          .page = page,
+          .table = page > 0 ? (cache + page - 1) / page : 0,
+          .stops = size_or(problem, "stops", 0),
+          .room = size_or(problem, "room", cache),
+          .pad = static_cast<std::int32_t>(number_or_default(decode_op(), problem, "pad")),
+          .scale = static_cast<float>(number_or_default(decode_op(), problem, "embed-scale"))};
+}
+
+TensorPlaces places_of(const Problem& problem) {
+  return TensorPlaces(decode_op().tensors(unrepeated(decode_op(), problem)));
+}
+
+}  // namespace decoding
+
+const Op& decode_op() {
+  static const decoding::Decode op;
+  return op;
+}
+
+}  // namespace fftune

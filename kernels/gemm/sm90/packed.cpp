@@ -1,0 +1,210 @@
+// The sm_90a engine for packed weights: can_implement, its space, its cost model, and how its
+// kernel (packed.cu) is launched.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
+#include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/sm90/packed_params.cuh"
+
+namespace fftune {
+namespace {
+
+struct Tile : sm90_packed_config {
+  int split_k;
+
+  explicit Tile(const Config& config)
+      : sm90_packed_config{.tokens = config.get("tokens"),
+                           .tiles = config.get("tiles"),
+                           .row_groups = config.get("row_groups"),
+                           .k_groups = config.get("k_groups"),
+                           .k_blocks = config.get("k_blocks"),
+                           .ctas = config.get("ctas")},
+        split_k(config.get("split_k")) {}
+
+  std::int64_t row_blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()); }
+  std::int64_t token_tiles(const GemmProblem& gemm) const { return ceil_div(gemm.m, tokens); }
+  std::int64_t tiles_of(const GemmProblem& gemm) const {
+    return row_blocks(gemm) * token_tiles(gemm);
+  }
+};
+
+/// Columns of the MMAs: for few tokens those that all of them need.
+std::vector<std::int64_t> token_choices(std::int64_t m) {
+  for (const std::int64_t tokens : {8, 16, 32, 64})
+    if (m <= tokens) return {tokens};
+  return {32, 64, 96, 128, 192, 256};
+}
+
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem& gemm = chain.front();
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4";
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
+    return fmt::format("wgmma multiplies bf16 and fp16, not {}", dtype_name(gemm.dtype));
+  if (gemm.epilogue.kind != EpilogueKind::linear && gemm.epilogue.kind != EpilogueKind::gated)
+    return "it has a linear or a gated epilogue";
+  return misaligned_rows(gemm);
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem gemm = chain.front();
+  const packed_form format = packed_form_of(gemm);
+  Space space;
+  space.parameter("tokens", "tokens of a CTA: columns of the MMAs", token_choices(gemm.m))
+      .parameter("tiles", "tiles of 64 rows of each weight that a warpgroup takes", {1, 2})
+      .parameter("row_groups", "warpgroups of a CTA that take other rows", {1, 2, 3, 4})
+      .parameter("k_groups", "warpgroups of a CTA that take turns at the stages", {1, 2, 4})
+      .parameter("k_blocks", "blocks of 64 of k of a stage", {1, 2, 4})
+      .parameter("ctas", "CTAs that share an SM", {1, 2, 3})
+      .parameter("split_k", "CTAs of a cluster that share k", {1, 2, 3, 4, 5, 6, 7, max_split_k});
+  const auto add = [&](const char* reason, auto holds, const std::vector<std::string>& reads) {
+    space.constraint(
+        reason, [holds](const Config& config) { return holds(Tile(config)); }, reads);
+  };
+  const int operands = gemm.b_operands();
+  add("more than 4 warpgroups, or 8 of an SM, have too few registers",
+      [](const Tile& t) { return t.mma_warpgroups() <= 4 && t.mma_warpgroups() * t.ctas <= 8; },
+      {"row_groups", "k_groups", "ctas"});
+  const std::vector<std::string> shape{"tokens",   "tiles",    "row_groups",
+                                       "k_groups", "k_blocks", "ctas"};
+  add(
+      "accumulators, operands and codes fit into a thread's registers",
+      [=](const Tile& t) {
+        // ptxas wants an MMA's accumulators to fit at launch, too.
+        return t.registers(operands, format) <= t.mma_registers() &&
+               t.tokens / 2 + 16 <= t.launch_registers();
+      },
+      shape);
+  add(
+      "three stages at the least, and the accumulators on their way, fit into shared memory",
+      [=](const Tile& t) {
+        return t.stages(operands, format) >= 3 &&
+               t.shared_bytes(operands, format) <= t.most_shared();
+      },
+      shape);
+  add("every warpgroup needs a share of k, a stage at the least",
+      [=](const Tile& t) {
+        return (t.k_groups == 1 && t.k_blocks == 1 && t.split_k == 1) ||
+               gemm.k > std::int64_t{packed_k} * t.k_blocks * (t.k_groups * t.split_k - 1);
+      },
+      {"k_groups", "k_blocks", "split_k"});
+  add("more than half of the rows would be padding",
+      [=](const Tile& t) { return t.rows() == 64 || t.rows() < 2 * gemm.n; },
+      {"tiles", "row_groups"});
+  add("more than half of the tokens would be padding",
+      [=](const Tile& t) { return gemm.m <= 64 || t.tokens < 2 * gemm.m; }, {"tokens"});
+  add("splitting k pays only while there are fewer tiles than SMs",
+      [=](const Tile& t) { return t.split_k == 1 || t.tiles_of(gemm) < facts.multiprocessors; },
+      {"tokens", "tiles", "row_groups", "split_k"});
+  return space;
+}
+
+/// Microseconds of a launch by the cost model: the longest of memory, L2, tensor cores,
+/// instructions and latency, behind the time to fill the pipeline.
+double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts& facts) {
+  const packed_form format = packed_form_of(gemm);
+  const int operands = gemm.b_operands();
+  const double processors = std::max(facts.multiprocessors, 1);
+  const double clocks = facts.clock_hz > 0 ? 1e-6 * facts.clock_hz : 1755;  // a microsecond
+  const double bandwidth =
+      0.92e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 3.35e12);
+  const auto blocks = static_cast<double>(tile.tiles_of(gemm) * tile.split_k);
+  const double each = std::ceil(blocks / processors);  // CTAs that an SM has in all
+  const double resident = std::min<double>(each, tile.ctas);
+  const double stages = std::ceil(static_cast<double>(gemm.k) / (packed_k * tile.k_blocks));
+  const double visits = std::ceil(stages / tile.split_k);  // of a CTA
+  const double stage_bytes = tile.copied_bytes(operands, format);
+  const double weight_bytes = stage_bytes - tile.token_bytes();
+
+  // Memory: each weight once, as fast as the busiest SM takes its part with what it has in flight.
+  const double total = weight_bytes * stages * static_cast<double>(tile.row_blocks(gemm));
+  const double in_flight = resident * tile.stages(operands, format) * stage_bytes;
+  constexpr double latency_us = 1.0;
+  const double taken = each * visits * stage_bytes;  // by the busiest SM
+  const double memory = std::max(total / bandwidth, taken / (in_flight / latency_us));
+  const double l2 = taken / (40 * clocks);
+
+  // An MMA of 64 rows and 16 of k: tensor cores, instructions of a warp of each of them.
+  const double mmas = tile.units(operands) * tile.row_groups * tile.k_blocks * 4.0;  // of a stage
+  const bool separate = format.group != 0 && !tile.scales_operands(operands, format);
+  const double tensor = std::max(tile.tokens / 2.0, 18.0);
+  const double issue =
+      18 + (tile.scales_operands(operands, format) ? 5 : 0) +
+      (separate ? tile.tokens / 2.0 * 16 / std::min(format.group, packed_k * tile.k_blocks) : 0);
+  const double warpgroups = tile.mma_warpgroups() * resident;
+  // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs.
+  const double alone = separate ? mmas / tile.row_groups * (tensor + issue) + 250
+                                : mmas / tile.row_groups * std::max(tensor, issue) + 60;
+  const double stage_clocks =
+      std::max({mmas * tensor, mmas * issue, alone * tile.row_groups / warpgroups});
+  const double compute = each * visits * stage_clocks / clocks;
+  const double padding = std::ceil(each / tile.ctas) * tile.ctas / std::max(each, 1.0);
+  const double tail = each > tile.ctas ? std::pow(padding, 0.3) : 1.0;
+  const double split = tile.split_k > 1 ? 1.2 + 0.1 * tile.split_k : 0;
+  return std::max({memory, l2, compute}) * tail + 1.5 * std::ceil(each / tile.ctas) + split +
+         0.2 * (tile.k_groups - 1);
+}
+
+std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
+                               const Config& config) {
+  return 1e-6 * microseconds(Tile(config), chain.front(), facts);
+}
+
+Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem& gemm = chain.front();
+  return least_cost(space(chain, facts), "packed_sm90",
+                    [&](const Config& config) { return microseconds(Tile(config), gemm, facts); });
+}
+
+void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
+            const DeviceFacts& facts, const Config& config) {
+  const GemmProblem& gemm = chain.front();
+  const Tile tile(config);
+  const packed_form format = packed_form_of(gemm);
+  const int operands = gemm.b_operands();
+  ParameterStruct parameters = packed_parameters(gemm, places, sizeof(sm90_packed_params));
+  parameters.fields.push_back(
+      {offsetof(sm90_packed_params, tokens),
+       TensorMapArgument{.matrix = tensor_of(places, gemm.a.front().front()),
+                         .dtype = gemm.dtype,
+                         .rows = gemm.m,
+                         .columns = gemm.k,
+                         .box_rows = static_cast<std::uint32_t>(tile.tokens),
+                         .box_columns = packed_k}});
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/sm90/packed.cu",
+      fmt::format("packed_sm90<{}, fftune::packed_form{{{}, {}}}, "
+                  "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
+                  template_argument(form_of(gemm)), format.group, format.zeros, tile.tokens,
+                  tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
+      tile.tiles_of(gemm), tile.threads(), std::move(parameters));
+  launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
+  launch.programmatic = gemm.follows;
+  split_launch(program, launch, facts, tile.split_k, 0);
+}
+
+}  // namespace
+
+const Engine& packed_sm90_engine() {
+  static const Engine engine{.name = "packed_sm90",
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = estimate,
+                             .append = append,
+                             .sources = {"gemm/sm90/packed.cu"}};
+  return engine;
+}
+
+}  // namespace fftune

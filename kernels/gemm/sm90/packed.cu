@@ -1,0 +1,512 @@
+// The sm_90a kernel for packed weights: C = epilogue(A B^T) for a B of 4-bit codes with scales
+// (gemm/packed/layout.cuh), which are expanded in registers. wgmma takes its operand A from
+// registers, so the operands are swapped: weights are the 64 rows of the MMA, tokens its columns.
+//
+//   warps            MMA warpgroups, [k group][row group]: a row group has `tiles` tiles of 64 rows
+//                    of each B, a k group every k_groups-th stage. Then one producer warp, and
+//                    three idle ones: TMA for tokens, bulk copies for the rest.
+//   shared memory    stages of   tokens  [k_blocks][tokens][128 bytes], 128-byte swizzle
+//                                codes   [operand][16 rows][k_blocks][512 bytes]
+//                                scales  [operand][16 rows][groups][16], then zero points
+//                    and their barriers; later the accumulators of k groups and of split-K
+//   barriers         full (bytes) and empty (a warp of each row group) of each stage
+//   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
+//                    its part of the accumulators of all, in order, and stores that part of C.
+//   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
+//
+// A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
+// the next batch is expanded. Up to 64 tokens a group of k has accumulators of its own, which are
+// multiplied by the scale in fp32; with more the operands are. The last stage of k may be a part:
+// its tokens are zeros, and codes and scales are those of other blocks.
+//
+// A header of another layout, or of another size, makes C NaN.
+#include "common/async.cuh"
+#include "common/mma.cuh"
+#include "common/vectors.cuh"
+#include "gemm/decode/store_pair.cuh"
+#include "gemm/packed/codes.cuh"
+#include "gemm/sm90/packed_params.cuh"
+
+namespace fftune {
+
+template <gemm_form form, packed_form format, sm90_packed_config config>
+class packed_sm90_kernel {
+  using T = element_type<form.ab>;
+  using codes = packed_codes<T>;
+  static constexpr int operands = form.b_operands(), tiles = config.tiles;
+  static constexpr int units = config.units(operands), n_fragments = config.tokens / 8;
+  static constexpr int row_groups = config.row_groups, k_groups = config.k_groups;
+  static constexpr int k_blocks = config.k_blocks, groups = config.groups(format);
+  static constexpr int row_tiles = config.row_tiles(), pairs = operands * row_tiles;
+  static constexpr int values = config.tokens / 2;  // accumulators of a thread and tile
+  static constexpr bool by_row = format.group == 0;
+  static constexpr bool scales_operands = config.scales_operands(operands, format);
+  static constexpr bool separate_sums = !by_row && !scales_operands;
+  // Where the parts of a stage begin.
+  static constexpr int codes_at = config.token_bytes();
+  static constexpr int scales_at = codes_at + config.code_bytes(operands);
+  static constexpr int zeros_at = scales_at + config.scale_bytes(operands, format);
+  static constexpr int stage_bytes = config.stage_bytes(operands, format);
+  static constexpr int stages = config.stages(operands, format);
+  using stage_pipeline = pipeline<stages, stage_bytes>;
+  using accumulators = float[units][values];
+  static_assert(stages >= 2);
+
+  // A value that all lanes of a warp have, as one that ptxas knows to be so.
+  static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+  // The work of a CTA: rows of B from a tile of 16 on, tokens, and stages [first, last) of k.
+  struct cta_tile {
+    int first_tile, token, first, last, k_blocks_of_row;
+
+    __device__ __forceinline__ explicit cta_tile(const gemm_params& p) {
+      const int token_tiles = ceil_div(p.m, config.tokens);
+      const int block = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y);
+      first_tile = block / token_tiles * row_tiles;
+      token = block % token_tiles * config.tokens;
+      k_blocks_of_row = static_cast<int>(packed_k_blocks(p.k));
+      const int all = ceil_div(k_blocks_of_row, k_blocks);
+      first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
+    }
+  };
+
+  // --- The producer warp ---
+
+  // Codes, scales and zero points of a stage, a tile of 16 rows a lane. Tiles of rows past the last
+  // one are never stored: the last one is read again.
+  static __device__ __forceinline__ void load_weights(const packed_params& p, const cta_tile& own,
+                                                      const stage_pipeline& pipe, int stage) {
+    const int lane = threadIdx.x % 32, last_tile = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
+    const u32 full = pipe.full_barrier(), buffer = pipe.buffer();
+    if (lane == 0) barrier_arrive_expect(full, config.copied_bytes(operands, format));
+    __syncwarp();
+#pragma unroll 1
+    for (int pair = lane; pair < pairs; pair += 32) {
+      const int operand = pair / row_tiles;
+      const i64 tile = smaller(own.first_tile + pair % row_tiles, last_tile);
+      const int block = stage * k_blocks, blocks = own.k_blocks_of_row;
+      const u8* const row =
+          static_cast<const u8*>(p.gemm.b[0][operand]) + (1 + tile * blocks) * packed_block_bytes;
+      const u32 to = buffer + codes_at + pair * (k_blocks * packed_block_bytes);
+      if (block + k_blocks <= blocks) {
+        bulk_load(to, row + block * packed_block_bytes, k_blocks * packed_block_bytes, full);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < k_blocks; ++i) {
+          bulk_load(to + i * packed_block_bytes,
+                    row + smaller(block + i, blocks - 1) * packed_block_bytes, packed_block_bytes,
+                    full);
+        }
+      }
+      if constexpr (!by_row) load_scales(p, pipe, pair, tile, block * packed_k / format.group);
+    }
+  }
+  static __device__ __forceinline__ void load_scales(const packed_params& p,
+                                                     const stage_pipeline& pipe, int pair, i64 tile,
+                                                     int group) {
+    const u32 full = pipe.full_barrier(), buffer = pipe.buffer();
+    const int operand = pair / row_tiles;
+    const auto load = [&](int at, int first, int count) {
+      const i64 from = (tile * p.groups + first) * packed_rows;
+      const int to = (pair * groups + at) * packed_rows;
+      bulk_load(buffer + scales_at + to * sizeof(T),
+                static_cast<const T*>(p.scales[operand]) + from, count * packed_rows * sizeof(T),
+                full);
+      if constexpr (format.zeros) {
+        bulk_load(buffer + zeros_at + to, p.zeros[operand] + from, count * packed_rows, full);
+      }
+    };
+    if (group + groups <= p.groups) {
+      load(0, group, groups);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < groups; ++i) load(i, smaller(group + i, p.groups - 1), 1);
+    }
+  }
+  static __device__ __forceinline__ void load_tokens(const sm90_packed_params& p,
+                                                     const cta_tile& own,
+                                                     const stage_pipeline& pipe, int stage) {
+    if (threadIdx.x % 32 != 0) return;
+#pragma unroll
+    for (int i = 0; i < k_blocks; ++i) {
+      tma_load(pipe.buffer() + i * config.tokens * 128, p.tokens, pipe.full_barrier(),
+               (stage * k_blocks + i) * packed_k, own.token, l2_policy::evict_last);
+    }
+  }
+  static __device__ __forceinline__ void produce(const sm90_packed_params& p, const cta_tile& own,
+                                                 stage_pipeline pipe) {
+    const int ahead = smaller(own.first + stages, own.last);
+    stage_pipeline of_tokens = pipe;
+#pragma unroll 1
+    for (int stage = own.first; stage < ahead; ++stage, pipe.advance()) {
+      load_weights(p.packed, own, pipe, stage);
+    }
+    wait_for_dependencies();
+#pragma unroll 1
+    for (int stage = own.first; stage < ahead; ++stage, of_tokens.advance()) {
+      load_tokens(p, own, of_tokens, stage);
+    }
+#pragma unroll 1
+    for (int stage = ahead; stage < own.last; ++stage, pipe.advance()) {
+      pipe.wait_empty();
+      load_weights(p.packed, own, pipe, stage);
+      load_tokens(p, own, pipe, stage);
+    }
+  }
+
+  // --- The MMA warpgroups ---
+
+  struct warp_place {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int warpgroup = uniform(threadIdx.x / 128);
+    int row_group = warpgroup % row_groups, k_group = warpgroup / row_groups;
+
+    // A tile of 16 rows of the CTA's, of each B.
+    __device__ __forceinline__ int tile(int i) const { return (row_group * tiles + i) * 4 + warp; }
+    // The same of the tiles of all B.
+    __device__ __forceinline__ int pair(int unit) const {
+      return unit / tiles * row_tiles + tile(unit % tiles);
+    }
+  };
+
+  // Scales of this lane's two rows, and the addends of their codes.
+  struct row_terms {
+    u32 scales, offsets[2];
+
+    __device__ __forceinline__ void set(u32 of_rows, u32 zero_points) {
+      scales = of_rows;
+      offsets[0] = codes::template offset<0>(format.zeros ? zero_points & 15 : 8);
+      offsets[1] = codes::template offset<1>(format.zeros ? zero_points >> 8 & 15 : 8);
+    }
+  };
+  static __device__ __forceinline__ void load_terms(row_terms& terms, u32 buffer, int pair,
+                                                    int group, int lane) {
+    const int at = (pair * groups + group) * packed_rows;
+    const u32 scales = load_shared_word(buffer + scales_at + at * sizeof(T) + lane / 4 * 4);
+    u32 zeros = 0;
+    if constexpr (format.zeros) {
+      zeros = load_shared_word(buffer + zeros_at + at + lane / 8 * 4) >> lane / 4 % 2 * 16;
+    }
+    terms.set(scales, zeros);
+  }
+  // The terms of whole rows.
+  static __device__ __forceinline__ void load_row_terms(row_terms (&terms)[units],
+                                                        const packed_params& p, const cta_tile& own,
+                                                        const warp_place& place) {
+    const int last_tile = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
+#pragma unroll
+    for (int unit = 0; unit < units; ++unit) {
+      const int operand = unit / tiles;
+      const i64 at =
+          static_cast<i64>(smaller(own.first_tile + place.tile(unit % tiles), last_tile)) *
+              packed_rows +
+          place.lane / 4 * 2;
+      const T* const scales = static_cast<const T*>(p.scales[operand]) + at;
+      u32 zeros = 0;
+      if constexpr (format.zeros) zeros = *reinterpret_cast<const u16*>(p.zeros[operand] + at);
+      terms[unit].set(*reinterpret_cast<const u32*>(scales), zeros);
+    }
+  }
+
+  // The operand of a k16 step. Registers 0 and 2 are of the first row, 1 and 3 of the second.
+  static __device__ __forceinline__ void expand(u32 (&a)[4], u32 word, const row_terms& terms) {
+    a[0] = codes::template pair<0>(word, terms.offsets[0]);
+    a[1] = codes::template pair<1>(word, terms.offsets[1]);
+    a[2] = codes::template pair<2>(word, terms.offsets[0]);
+    a[3] = codes::template pair<3>(word, terms.offsets[1]);
+    if constexpr (scales_operands) {
+      const u32 first = __byte_perm(terms.scales, 0, 0x1010);
+      const u32 second = __byte_perm(terms.scales, 0, 0x3232);
+      a[0] = codes::scaled(a[0], first);
+      a[1] = codes::scaled(a[1], second);
+      a[2] = codes::scaled(a[2], first);
+      a[3] = codes::scaled(a[3], second);
+    }
+  }
+  static __device__ __forceinline__ void add_scaled(float (&sum)[values],
+                                                    const float (&part)[values], u32 scales) {
+    float first, second;
+    unpack<T>(scales, first, second);
+#pragma unroll
+    for (int i = 0; i < values; ++i) sum[i] += part[i] * (i % 4 < 2 ? first : second);
+  }
+  static __device__ __forceinline__ void release(u32 barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+
+  // The MMAs of a stage. Without separate sums its last batch is still running at the end: then
+  // `previous` is the empty barrier of this warpgroup's stage before, or 0, which is released.
+  static __device__ __forceinline__ void multiply(accumulators& sum, row_terms (&terms)[units],
+                                                  u32 buffer, u32 previous,
+                                                  const warp_place& place) {
+    constexpr int steps = k_blocks * 4, runs = by_row ? 1 : groups, batches = steps / runs / 2;
+    const u64 tokens = wgmma_descriptor(buffer);
+    float4 words[units][k_blocks];
+#pragma unroll
+    for (int unit = 0; unit < units; ++unit) {
+#pragma unroll
+      for (int i = 0; i < k_blocks; ++i) {
+        words[unit][i] =
+            load_shared(buffer + codes_at + (place.pair(unit) * k_blocks + i) * packed_block_bytes +
+                        place.lane * 16);
+      }
+    }
+#pragma unroll
+    for (int run = 0; run < runs; ++run) {
+      accumulators part;
+#pragma unroll
+      for (int batch = 0; batch < batches; ++batch) {
+        const int step = (run * batches + batch) * 2;
+        // The batch before the last one has read its registers.
+        if (!separate_sums || batch >= 2) wgmma_wait<units>();
+        if constexpr (!separate_sums) {
+          if (step == 2 && previous != 0) release(previous);
+        }
+#pragma unroll
+        for (int unit = 0; unit < units; ++unit) {
+          if (!by_row && batch == 0) {
+            load_terms(terms[unit], buffer, place.pair(unit), run, place.lane);
+          }
+          const float4& block = words[unit][step / 4];
+          u32 first[4], second[4];
+          expand(first, __float_as_uint(step % 4 == 0 ? block.x : block.z), terms[unit]);
+          expand(second, __float_as_uint(step % 4 == 0 ? block.y : block.w), terms[unit]);
+          const u64 at = wgmma_advance(tokens, step / 4 * config.tokens * 128 + step % 4 * 32);
+          wgmma_fence();
+          float(&into)[values] = separate_sums ? part[unit] : sum[unit];
+          wgmma_registers<T, config.tokens>(into, first, at, !separate_sums || batch > 0);
+          wgmma_registers<T, config.tokens>(into, second, wgmma_advance(at, 32), 1);
+          wgmma_commit();
+        }
+      }
+      if constexpr (separate_sums) {
+        for_each_unit([&](auto unit) {
+          wgmma_wait<units - 1 - unit.value>();
+          add_scaled(sum[unit.value], part[unit.value], terms[unit.value].scales);
+        });
+      }
+    }
+  }
+  template <int value_>
+  struct constant {
+    static constexpr int value = value_;
+  };
+  template <int unit = 0, class Body>
+  static __device__ __forceinline__ void for_each_unit(const Body& body) {
+    body(constant<unit>{});
+    if constexpr (unit + 1 < units) for_each_unit<unit + 1>(body);
+  }
+
+  static __device__ __forceinline__ void consume(accumulators& sum, const packed_params& p,
+                                                 const cta_tile& own, stage_pipeline pipe,
+                                                 const warp_place& place) {
+    row_terms terms[units];
+    if constexpr (by_row) load_row_terms(terms, p, own, place);
+    u32 previous = 0;
+    pipe.advance(place.k_group);
+#pragma unroll 1
+    for (int stage = own.first + place.k_group; stage < own.last; stage += k_groups) {
+      pipe.wait_full();
+      multiply(sum, terms, pipe.buffer(), previous, place);
+      if constexpr (separate_sums) {
+        release(pipe.empty_barrier());
+      } else {
+        previous = pipe.empty_barrier();
+      }
+      if constexpr (k_groups == 1) {
+        pipe.advance();
+      } else {
+        pipe.advance(k_groups);
+      }
+    }
+    wgmma_wait<0>();
+    if constexpr (by_row) {
+      for_each_unit([&](auto unit) {
+        accumulators zero = {};
+        add_scaled(zero[unit.value], sum[unit.value], terms[unit.value].scales);
+#pragma unroll
+        for (int i = 0; i < values; ++i) sum[unit.value][i] = zero[unit.value][i];
+      });
+    }
+  }
+
+  // --- The end ---
+
+  static __device__ __forceinline__ float4 vector_of(const accumulators& sum, int i) {
+    const float(&of)[values] = sum[i / n_fragments];
+    const int at = i % n_fragments * 4;
+    return {of[at], of[at + 1], of[at + 2], of[at + 3]};
+  }
+  static __device__ __forceinline__ void set_vector(accumulators& sum, int i, const float4& to) {
+    float(&of)[values] = sum[i / n_fragments];
+    const int at = i % n_fragments * 4;
+    of[at] = to.x, of[at + 1] = to.y, of[at + 2] = to.z, of[at + 3] = to.w;
+  }
+  // Adds the accumulators of the other k groups to those of the first, in order.
+  static __device__ __forceinline__ void reduce_k_groups(accumulators& sum, u32 shared,
+                                                         const warp_place& place) {
+    constexpr int vectors = config.vectors(operands), stride = config.row_threads() * 16;
+    const u32 at = shared + threadIdx.x % config.row_threads() * 16;
+    if (place.k_group > 0 && place.k_group < k_groups) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        store_shared(at + ((place.k_group - 1) * vectors + i) * stride, vector_of(sum, i));
+      }
+    }
+    sync_mma_threads();
+    if (place.k_group == 0) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        float4 total = vector_of(sum, i);
+#pragma unroll
+        for (int other = 0; other < k_groups - 1; ++other) {
+          add(total, load_shared(at + (other * vectors + i) * stride));
+        }
+        set_vector(sum, i, total);
+      }
+    }
+    sync_mma_threads();
+  }
+
+  // Stores the accumulators `vector` of each B, of a tile's 16 rows and 8 tokens.
+  static __device__ __forceinline__ void store_vector(const gemm_params& p, const cta_tile& own,
+                                                      const warp_place& place, int i,
+                                                      const float4 (&vector)[operands],
+                                                      bool known) {
+    const int column =
+        (own.first_tile + place.tile(i / n_fragments)) * packed_rows + place.lane / 4 * 2;
+    const int token = own.token + i % n_fragments * 8 + place.lane % 4 * 2;
+    const float nan = __uint_as_float(0x7fffffff);
+    float value[4][operands];
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+      value[0][operand] = known ? vector[operand].x : nan;
+      value[1][operand] = known ? vector[operand].y : nan;
+      value[2][operand] = known ? vector[operand].z : nan;
+      value[3][operand] = known ? vector[operand].w : nan;
+    }
+    store_pair<form>(p, token, column, value[0], value[2]);
+    store_pair<form>(p, token + 1, column, value[1], value[3]);
+  }
+
+  // The CTAs of a cluster share the vectors of each warp out among them.
+  static __device__ __forceinline__ void store_split(const gemm_params& p, const cta_tile& own,
+                                                     const accumulators& sum, u32 shared,
+                                                     const warp_place& place, bool known) {
+    constexpr int of_operand = tiles * n_fragments, stride = config.row_threads() * 16;
+    constexpr int most_splits = 8;
+    const u32 at = shared + threadIdx.x * 16;
+    const bool active = threadIdx.x < config.row_threads();
+    if (active) {
+#pragma unroll
+      for (int i = 0; i < operands * of_operand; ++i) {
+        store_shared(at + i * stride, vector_of(sum, i));
+      }
+    }
+    cluster_barrier();
+    if (active) {
+      const int warp = threadIdx.x / 32, split = static_cast<int>(blockIdx.y);
+      int owner = warp % p.split_k;
+#pragma unroll 1
+      for (int i = 0; i < of_operand; ++i) {
+        if (owner == split) {
+          float4 total[operands] = {};
+#pragma unroll
+          for (int operand = 0; operand < operands; ++operand) {
+            float4 share[most_splits];
+#pragma unroll
+            for (int other = 0; other < most_splits; ++other) {
+              if (other < p.split_k) {
+                share[other] =
+                    load_cluster(cluster_address(at, other) + (operand * of_operand + i) * stride);
+              }
+            }
+#pragma unroll
+            for (int other = 0; other < most_splits; ++other) {
+              if (other < p.split_k) add(total[operand], share[other]);
+            }
+          }
+          store_vector(p, own, place, i, total, known);
+        }
+        owner = owner + 1 == p.split_k ? 0 : owner + 1;
+      }
+    }
+    cluster_barrier();  // shared memory must outlive the reads
+  }
+
+ public:
+  static __device__ __forceinline__ void run(const sm90_packed_params& all, unsigned char* memory) {
+    const packed_params& p = all.packed;
+    const u32 base = (shared_address(memory) + 1023) & ~1023u;
+    const u32 barriers = base + stages * stage_bytes;
+    const stage_pipeline pipe{base, barriers, barriers + stages * 8};
+    const cta_tile own(p.gemm);
+    if (threadIdx.x == config.mma_threads()) {
+      tma_prefetch(all.tokens);
+      for (int i = 0; i < stages; ++i) {
+        barrier_init(pipe.full + i * 8, 1);
+        barrier_init(pipe.empty + i * 8, row_groups * 4);
+      }
+      barrier_init_fence();
+    }
+    __syncthreads();
+    launch_dependents();
+    if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
+      if (threadIdx.x < config.mma_threads() + 32) produce(all, own, pipe);
+      __syncwarp();
+      if (p.gemm.split_k > 1) {
+        cluster_barrier();
+        cluster_barrier();
+      }
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{config.mma_registers()}));
+      compute(p, own, pipe, base);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void sync_mma_threads() {
+    named_barrier_sync(1, config.mma_threads());
+  }
+
+  static __device__ __forceinline__ void compute(const packed_params& p, const cta_tile& own,
+                                                 const stage_pipeline& pipe, u32 shared) {
+    const warp_place place;
+    bool known = true;
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+      known = known && is_packed(load_cached(p.gemm.b[0][operand]), p.gemm.n, p.gemm.k);
+    }
+    accumulators sum = {};
+    consume(sum, p, own, pipe, place);
+    wait_for_dependencies();  // the launch before may still read C, and write its source
+    sync_mma_threads();       // all stages are read
+    if constexpr (k_groups > 1) reduce_k_groups(sum, shared, place);
+    if (p.gemm.split_k > 1) {
+      store_split(p.gemm, own, sum, shared, place, known);
+    } else if (threadIdx.x < config.row_threads()) {
+      constexpr int of_operand = tiles * n_fragments;
+#pragma unroll
+      for (int i = 0; i < of_operand; ++i) {
+        float4 vector[operands];
+#pragma unroll
+        for (int operand = 0; operand < operands; ++operand) {
+          vector[operand] = vector_of(sum, operand * of_operand + i);
+        }
+        store_vector(p.gemm, own, place, i, vector, known);
+      }
+    }
+  }
+};
+
+// Grid: (ceil(n / rows) * ceil(m / tokens), split_k), with clusters of (1, split_k).
+// Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
+template <gemm_form form, packed_form format, sm90_packed_config config>
+__global__ void __launch_bounds__(config.threads(), config.ctas)
+    packed_sm90(const __grid_constant__ sm90_packed_params p) {
+  extern __shared__ unsigned char shared_memory[];
+  packed_sm90_kernel<form, format, config>::run(p, shared_memory);
+}
+
+}  // namespace fftune

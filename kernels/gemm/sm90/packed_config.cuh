@@ -1,0 +1,96 @@
+// The tile configuration of the sm_90a kernel for packed weights, and its shared memory. Included
+// by host and device code.
+#pragma once
+
+#include "gemm/form.cuh"
+#include "gemm/packed/layout.cuh"
+
+namespace fftune {
+
+struct sm90_packed_config {
+  int tokens = 64;     // Rows of A of a CTA: columns of the MMAs, a multiple of 8 up to 256.
+  int tiles = 1;       // Tiles of 64 rows of each B that an MMA warpgroup takes.
+  int row_groups = 2;  // MMA warpgroups that take other rows,
+  int k_groups = 1;    // and MMA warpgroups that take turns at the stages of these rows.
+  int k_blocks = 2;    // Blocks of 64 of k of a stage.
+  int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
+
+  static constexpr int most_stages = 12;
+  static constexpr int most_accumulators = 128;  // of a thread, with those of a group of k
+
+  constexpr int mma_warpgroups() const { return row_groups * k_groups; }
+  constexpr int mma_threads() const { return mma_warpgroups() * 128; }
+  constexpr int threads() const { return mma_threads() + 128; }  // with the producers
+  /// Threads that have the accumulators in the end.
+  constexpr int row_threads() const { return row_groups * 128; }
+  constexpr int rows() const { return row_groups * tiles * 64; }  // of each B of a CTA
+  constexpr int row_tiles() const { return rows() / packed_rows; }
+  /// Tiles of 64 rows of an MMA warpgroup, of all B.
+  constexpr int units(int operands) const { return operands * tiles; }
+  /// Accumulators of a thread, in vectors of 4.
+  constexpr int vectors(int operands) const { return units(operands) * tokens / 8; }
+
+  /// Whether scales multiply the operands, rather than the accumulators of a group of k: from some
+  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators.
+  constexpr bool scales_operands(int operands, packed_form form) const {
+    return form.group != 0 &&
+           (tokens > 64 || 2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
+  }
+  /// Scales of a stage, of each row; none where a whole row has one.
+  constexpr int groups(packed_form form) const {
+    if (form.group == 0) return 0;
+    return k_blocks * packed_k > form.group ? k_blocks * packed_k / form.group : 1;
+  }
+  constexpr int token_bytes() const { return k_blocks * tokens * packed_k * 2; }
+  constexpr int code_bytes(int operands) const {
+    return operands * row_tiles() * k_blocks * packed_block_bytes;
+  }
+  constexpr int scale_bytes(int operands, packed_form form) const {
+    return operands * row_tiles() * groups(form) * packed_rows * 2;
+  }
+  constexpr int zero_bytes(int operands, packed_form form) const {
+    return form.zeros ? scale_bytes(operands, form) / 2 : 0;
+  }
+  /// Bytes that are copied into a stage, and its size: swizzle atoms are 1024 bytes.
+  constexpr int copied_bytes(int operands, packed_form form) const {
+    return token_bytes() + code_bytes(operands) + scale_bytes(operands, form) +
+           zero_bytes(operands, form);
+  }
+  constexpr int stage_bytes(int operands, packed_form form) const {
+    return (copied_bytes(operands, form) + 1023) / 1024 * 1024;
+  }
+  /// Shared memory of a CTA: compute capability 9.0 has 228 KiB in an SM, 227 in a CTA, and each
+  /// CTA takes one more.
+  constexpr int most_shared() const { return (228 / ctas - 1) * 1024; }
+  constexpr int stages(int operands, packed_form form) const {
+    const int fit = (most_shared() - 1024 - most_stages * 16) / stage_bytes(operands, form);
+    return fit < most_stages ? fit : most_stages;
+  }
+  /// Accumulators on their way from one warpgroup, or CTA, to another.
+  constexpr int exchange_bytes(int operands) const {
+    const int sets = k_groups > 2 ? k_groups - 1 : 1;
+    return sets * row_threads() * vectors(operands) * 16;
+  }
+  constexpr int shared_bytes(int operands, packed_form form) const {
+    const int pipeline = stages(operands, form) * (stage_bytes(operands, form) + 16);
+    const int exchange = exchange_bytes(operands);
+    return 1024 + (pipeline > exchange ? pipeline : exchange);
+  }
+  /// Registers of a thread: accumulators, two batches of operands, a stage's codes.
+  constexpr int registers(int operands, packed_form form) const {
+    const int sets = form.group == 0 || scales_operands(operands, form) ? 1 : 2;
+    return 4 * sets * vectors(operands) + units(operands) * (16 + 4 * k_blocks + 4) + 36;
+  }
+  /// Registers of a thread at launch, and what an MMA thread has once the producers gave theirs.
+  constexpr int launch_registers() const {
+    const int fit = 65536 / ctas / threads() / 8 * 8;
+    return fit < 248 ? fit : 248;
+  }
+  static constexpr int producer_registers = 40;
+  constexpr int mma_registers() const {
+    const int fit = (launch_registers() * threads() - producer_registers * 128) / mma_threads();
+    return fit < 240 ? fit / 8 * 8 : 240;
+  }
+};
+
+}  // namespace fftune

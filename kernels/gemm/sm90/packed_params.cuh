@@ -1,0 +1,15 @@
+// The parameters of the sm_90a kernel for packed weights. Included by host and device code.
+#pragma once
+
+#include "common/types.cuh"
+#include "gemm/packed/params.cuh"
+#include "gemm/sm90/packed_config.cuh"
+
+namespace fftune {
+
+struct sm90_packed_params {
+  packed_params packed;
+  tensor_map tokens;  // A in boxes of [tokens, 64]
+};
+
+}  // namespace fftune

@@ -1,0 +1,178 @@
+"""decode: one token of a language model for each of some sequences, ids in and ids out."""
+from typing import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .._checks import KINDS, Kind, expect, expect_given, expect_tensors, expect_values
+from .._custom import OPS, call, define, fake
+from .._layer_form import FLOAT32, parse, with_constants
+from .._library import Error
+from .._run import Form, ready, run
+from .head import _draw
+from .layer import _KINDS as _LAYER_KINDS
+from .layer import _values as _values_of_layers
+from .layer import given_layers, has_layout
+
+_STATE = ("ids", "lengths", "steps", "ended")
+_HEAD = ("final_norm", "final_norm_bias", "w_head", "head_bias", "temperature", "seeds", "top_k",
+         "top_p", "min_p")
+_KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
+          "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
+          "embedding": Kind(KINDS["data"], "[vocab, features]"),
+          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "weights", "caches")},
+          # Of the layers and the head: _values() checks them one by one.
+          "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
+          **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
+          "w_head": Kind(KINDS["data"], "[vocab, features]"),
+          "head_bias": Kind(KINDS["data"], "[vocab]"), "seeds": Kind(KINDS["i64"], "[batch]"),
+          **{name: Kind(KINDS["f32"], "[batch]") for name in ("temperature", "top_p", "min_p")}}
+# Options of the head, by their names in the library, and what they are if they are left out.
+_OWN = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
+
+
+def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, *own):
+    layers, head = own[:-len(_HEAD)], dict(zip(_HEAD, own[-len(_HEAD):]))
+    batch, (vocab, d) = ids.shape[0], embedding.shape
+    for name, tensor in zip((*_STATE, "limits"), (ids, lengths, steps, ended, limits)):
+        expect("decode", name, tensor, (batch,), torch.int32)
+    expect("decode", "out", out, (batch, out.shape[1]), torch.int32)
+    dtype = embedding.dtype
+    for name, shape in (("w_head", (vocab, d)), ("final_norm", (d,)), ("final_norm_bias", (d,)),
+                        ("head_bias", (vocab,))):
+        expect("decode", name, head[name], shape, dtype)
+    for name, kind in (("temperature", torch.float32), ("seeds", torch.int64),
+                       ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)):
+        expect("decode", name, head[name], (batch,), kind)
+    if not batch:
+        return None
+    # What the layers are given is made within the plan.
+    rows = torch.empty(batch, 1, dtype=torch.int32, device="meta")
+    x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
+    rotates = parse(options[0]).get("rotation") != "none"
+    sizes = _values_of_layers(options, x, rows if rotates else None, angles, rows, rows[:, 0], pages,
+                              *layers)
+    filtered = head["top_k"] is not None
+    choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
+    return {name: value for name, value in sizes.items() if name != "s"} | {
+        "vocab": vocab, "stops": None if stop is None else stop.shape[0], "room": out.shape[1],
+        "choose": choose, "head-bias": "no" if head["head_bias"] is None else "yes",
+        **dict(zip(_OWN, options[1:]))}
+
+
+_DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
+
+
+@define("decode(Tensor(a!) ids, Tensor(b!) lengths, Tensor(c!) steps, Tensor(d!) ended, "
+        "Tensor(e!) out, Tensor limits, Tensor? stop, Tensor embedding, Tensor? angles, "
+        "Tensor? pages, Tensor[] weights, Tensor(f!)[] caches, Tensor final_norm, "
+        "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
+        "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
+        "float logit_softcap, int pad, bool logprobs) -> (Tensor, Tensor, Tensor)", "decode", _KINDS)
+def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
+      final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
+      embed_scale, logit_softcap, pad, logprobs):
+    parsed = parse(form)
+    count, layers = len(parsed.weights), len(caches) // 2
+    if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
+        raise Error(f"decode: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
+                    "of each layer")
+    for name, tensor in zip((*_STATE, "out"), (ids, lengths, steps, ended, out)):
+        if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
+            raise Error(f"decode: {name} is updated in place: give a contiguous tensor"
+                        + (" at an address of 16 bytes" if tensor.is_cuda else ""))
+    for cache in caches:
+        lies = cache.is_contiguous() if pages is not None else has_layout(cache)
+        if not lies or cache.is_cuda and cache.data_ptr() & 15:
+            order = "pages, page" if pages is not None else "batch, cache"
+            raise Error(f"decode: a cache does not lie in memory as [{order}, heads, features], "
+                        "or not at an address of 16 bytes")
+    batch, device = ids.shape[0], ids.device
+    own = []
+    for at in range(layers):
+        given = zip(parsed.weights, weights[at * count:(at + 1) * count])
+        tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
+        if parsed.constants:
+            tensors = with_constants(parsed, tensors, embedding)
+        own += map(tensors.get, parsed.before)
+        own += caches[2 * at:2 * at + 2]
+        own += map(tensors.get, parsed.behind)
+    others = [None if t is None else ready(t) for t in (
+        limits, stop, embedding, angles, pages)]
+    head = [None if t is None else ready(t) for t in (
+        final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p)]
+    chosen = torch.empty(batch, dtype=torch.int32, device=device)
+    logit = torch.empty(batch, dtype=torch.float32, device=device)
+    logprob = torch.empty(batch if logprobs else 0, dtype=torch.float32, device=device)
+    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no"),
+        (ids, lengths, steps, ended, out, *others, *own, *head),
+        (chosen, logit, logprob) if logprobs else (chosen, logit))
+    return chosen, logit, logprob
+
+
+@fake("decode")
+def _(ids, *others):
+    numbers = ids.new_empty(ids.shape, dtype=torch.float32)
+    return ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if others[-1] else 0)
+
+
+def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
+           embedding: Tensor, weights: Sequence[Mapping[str, Tensor]],
+           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor, w_head: Tensor, heads: int,
+           kv_heads: int | None = None, *, limits: Tensor | None = None, stop: Tensor | None = None,
+           pages: Tensor | None = None, angles: Tensor | None = None,
+           final_norm_bias: Tensor | None = None, head_bias: Tensor | None = None,
+           temperature: Tensor | float | None = None, seeds: Tensor | int | None = None,
+           top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
+           min_p: Tensor | float | None = None, embed_scale: float = 1.0,
+           logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False,
+           options: Mapping | None = None) -> tuple[Tensor, ...]:
+    """(chosen, logit), or (chosen, logit, logprob) with `logprobs`: one token of a language model for
+    each of some sequences: embedding, layers, head, and the next id; the state of the sequences is
+    updated in place. So n tokens are n calls, or n replays of a CUDA graph of one call, with no work of
+    the host in between.
+
+    The state, int32 [batch]: `ids`, the last id of each sequence, whose key is not in the cache yet,
+    and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
+    `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
+    that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
+    step t goes to column t. Of a sequence that has ended only its row of `ids` is written: it becomes
+    `pad`.
+
+    `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
+    embedding's rows. `weights`, `caches`, `heads`, `kv_heads`, `pages` and `angles` are those of
+    `layer`, and `options` has the others of its arguments by name: act, convention, eps and so on;
+    convention and eps are those of `final_norm` [d] too, which is a layer normalisation with
+    `final_norm_bias`. Positions are the places in the cache. `head_bias` [vocab]; `temperature`,
+    `seeds`, `top_k`, `top_p` and `min_p` are those of `sample`, and `logit_softcap` is its softcap. The
+    results are int32, float32 and float32 [batch], also for sequences that have ended. No gradients.
+    """
+    expect_given("decode", ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
+                 embedding=embedding, final_norm=final_norm, w_head=w_head)
+    expect_tensors("decode", _KINDS, ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
+                   limits=limits, stop=stop, embedding=embedding, angles=angles, pages=pages,
+                   final_norm=final_norm, final_norm_bias=final_norm_bias, w_head=w_head,
+                   head_bias=head_bias)
+    expect_values("decode", positive={}, words={}, counts=dict(pad=pad),
+                  flags=dict(logprobs=logprobs), numbers=dict(
+        embed_scale=embed_scale, logit_softcap=logit_softcap))
+    for name, tensor, dimensions in (("ids", ids, 1), ("out", out, 2), ("embedding", embedding, 2)):
+        if tensor.dim() != dimensions:
+            raise Error(f"decode: {name} is {list(tensor.shape)}: give {_KINDS[name].shape}")
+    if options is not None and not isinstance(options, Mapping):
+        raise Error("decode: options are no mapping: give the layers' by name")
+    try:
+        form, flat, flat_caches = given_layers(embedding, weights, caches, heads, kv_heads, angles,
+                                               **(options or {}))
+    except TypeError as error:
+        raise Error(f"decode: options are not those of layer: {error}") from None
+    temperature, seeds, _, top_k, top_p, min_p = _draw(
+        "decode", embedding.new_empty(ids.shape[0], 1, device=ids.device), temperature, seeds, None,
+        top_k, top_p, min_p)
+    if limits is None:
+        limits = torch.full_like(ids, 2**31 - 1)
+    chosen, logit, logprob = call(
+        OPS.decode, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, flat,
+        flat_caches, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k,
+        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs)
+    return (chosen, logit, logprob) if logprobs else (chosen, logit)

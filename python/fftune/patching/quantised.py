@@ -1,0 +1,435 @@
+"""Linear layers with weights of 4 bits by linear with a packed weight.
+
+The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, and compressed-tensors' pack-quantized. A
+layer is recognised by the names, types and shapes of its tensors. Those of GPTQ and AWQ, which some
+kernels reorder, are compared with what the layer's own forward computes. Those of compressed-tensors
+have a scheme that says what they are; their forward would make them dense.
+
+The codes are packed in the order of kernels and leave the module, which has None in their place. State
+dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
+"""
+import types
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import ops
+from .._codes import codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
+from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
+                        replace_forward, try_to, undoable, view_of)
+
+# The place in a word of the j-th of eight outputs, and which output a place holds.
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+_AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def _turned(codes: Tensor, order: list[int]) -> Tensor:
+    return codes.unflatten(1, (-1, 8))[..., order].flatten(1)
+
+
+# The codes of a layer [n, k], from the words that it has and back. (A word has eight, so the last one
+# may be padded.)
+def _gptq_codes(words: Tensor, n: int, k: int) -> Tensor:
+    return codes_of_words(words, k, 0).t()
+
+
+def _gptq_words(codes: Tensor) -> Tensor:
+    return words_of_codes(codes.t(), 0)
+
+
+def _awq_codes(words: Tensor, n: int, k: int) -> Tensor:
+    return _turned(codes_of_words(words, n, 1), _AWQ_PLACES).t()
+
+
+def _awq_words(codes: Tensor) -> Tensor:
+    return words_of_codes(_turned(codes.t(), _AWQ_OUTPUTS), 1)
+
+
+def _row_codes(words: Tensor, n: int, k: int) -> Tensor:
+    return codes_of_words(words, k, 1)
+
+
+def _row_words(codes: Tensor) -> Tensor:
+    return words_of_codes(codes, 1)
+
+
+_FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
+            "compressed-tensors": (_row_codes, _row_words)}
+
+
+class _Layer(NamedTuple):
+    """What the tensors of a module say: q, scale and zero are [n, k] and [n, groups]."""
+
+    format: str
+    name: str  # of the tensor with codes
+    n: int
+    k: int
+    q: Tensor
+    scale: Tensor
+    zero: Tensor | None  # of 8
+    groups: Tensor  # [k]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Sizes of a replaced layer, and how its codes were saved."""
+
+    format: str
+    name: str
+    n: int
+    k: int
+    group: int
+
+
+_OWN = ("_fftune_w", "_fftune_scale", "_fftune_zero", "_fftune_order")
+_METHODS = ("_save_to_state_dict", "_load_from_state_dict")
+_SCHEME = ("quantization_scheme", "quantization_status")
+
+
+def packed_of(module: nn.Module) -> ops.PackedWeight:
+    """The weight of a replaced layer; its columns are in the order of _fftune_order, if it has one."""
+    layer, = module._fftune
+    w, scale, zero = (getattr(module, name) for name in _OWN[:3])
+    return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group)
+
+
+def has_codes(module: nn.Module) -> bool:
+    """Whether it is a layer with codes, replaced or not."""
+    return any(name in tensors for name in ("qweight", "weight_packed")
+               for tensors in (module._buffers, module._parameters))
+
+
+def is_quantised(module: nn.Module | None) -> bool:
+    return is_patched(module, quantised_forward)
+
+
+# what the modules have
+
+def _attribute(module: nn.Module, *names: str):
+    return next((value for name in names if (value := getattr(module, name, None)) is not None), None)
+
+
+def _expect_shape(module: nn.Module, name: str, *shapes: tuple[int, ...]) -> None:
+    tensor = getattr(module, name)
+    if tuple(tensor.shape) not in shapes:
+        raise Unfit(f"{name} is {[*tensor.shape]}, not {' or '.join(str([*s]) for s in shapes)}")
+
+
+def _expect_words(module: nn.Module, *names: str) -> None:
+    for name in names:
+        tensor = getattr(module, name, None)
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.int32 or tensor.dim() != 2 \
+                or tensor.device.type not in ("cpu", "cuda"):
+            raise Unfit(f"{name} is no tensor of int32 words on a CPU or GPU")
+
+
+def _without_eights(zero: Tensor) -> Tensor | None:
+    return None if bool((zero == 8).all()) else zero
+
+
+def _groups_of(index: Tensor | None, k: int, count: int, size: int | None, device) -> Tensor:
+    if count == 1:
+        return torch.zeros(k, dtype=torch.int64, device=device)
+    if index is None:
+        return torch.arange(k, device=device) // (size or -(-k // count))
+    if index.shape != (k,) or bool(((index < 0) | (index >= count)).any()):
+        raise Unfit(f"the index of groups is not one of {count} for each of {k} inputs")
+    return index.long()
+
+
+def _candidates(module: nn.Module) -> list[_Layer]:
+    """What a module with the tensors of GPTQ or AWQ may be."""
+    _expect_words(module, "qweight", "qzeros")
+    scales = module.scales
+    count, n = scales.shape
+    index = _attribute(module, "g_idx")
+    index = index if isinstance(index, Tensor) and index.numel() else None
+    k = _attribute(module, "in_features", "infeatures") or (
+        index.numel() if index is not None else module.qweight.shape[0])
+    if n != (_attribute(module, "out_features", "outfeatures") or n):
+        raise Unfit(f"scales are of {n} outputs, where the layer has {module.out_features}")
+    size = _attribute(module, "group_size")
+    size = k if size == -1 else size
+    shape = tuple(module.qweight.shape)
+    layers = []
+    if shape == (k, n // 8) and n % 8 == 0:
+        _expect_shape(module, "qzeros", (count, n // 8))
+        zero = _turned(codes_of_words(module.qzeros, n, 1), _AWQ_PLACES).t()
+        layers.append(("AWQ", zero, None))
+    if shape == (-(-k // 8), n):
+        _expect_shape(module, "qzeros", (count, -(-n // 8)))
+        # The second version keeps zero points, the first one less than that, of the whole word.
+        version = getattr(module, "qzero_format", lambda: None)()
+        for own, words in ((1, module.qzeros + 0x11111111), (2, module.qzeros)):
+            if version in (None, own):
+                layers.append(("GPTQ", codes_of_words(words, n, 1).t(), index))
+    if not layers:
+        raise Unfit(f"qweight is {[*shape]}: no layout of {n} outputs and {k} inputs with 4 bits that "
+                    "is known")
+    return [_Layer(format, "qweight", n, k, _FORMATS[format][0](module.qweight, n, k), scales.t(),
+                   _without_eights(zero), _groups_of(own, k, count, size, scales.device))
+            for format, zero, own in layers]
+
+
+def _expect_scheme(module: nn.Module) -> None:
+    """That the scheme of compressed-tensors is one of 4 bits for weights alone."""
+    scheme = getattr(module, "quantization_scheme", None)
+    weights = getattr(scheme, "weights", None)
+    word = lambda value: getattr(value, "value", value)
+    if word(getattr(module, "quantization_status", None)) != "compressed" or weights is None:
+        raise Unfit("weight_packed without a scheme that says what it is")
+    if getattr(scheme, "input_activations", None) is not None \
+            or getattr(scheme, "output_activations", None) is not None:
+        raise Unfit("its activations are quantised, for which there is no kernel")
+    kind = (weights.num_bits, word(weights.type))
+    if kind != (4, "int"):
+        raise Unfit(f"its weights are {kind[1]}{kind[0]}, for which there is no kernel")
+
+
+def _compressed(module: nn.Module) -> _Layer:
+    _expect_scheme(module)
+    forward = module.__dict__.get("forward")
+    if forward is not None and not getattr(forward, "__module__", "").startswith("compressed_tensors."):
+        raise Unfit("its forward was replaced already")
+    _expect_words(module, "weight_packed")
+    n, k = module.weight_shape.tolist()
+    _expect_shape(module, "weight_packed", (n, -(-k // 8)))
+    scale = module.weight_scale
+    scale = scale.expand(n, 1) if scale.numel() == 1 else scale
+    if scale.dim() != 2 or scale.shape[0] != n:
+        raise Unfit(f"weight_scale is {[*scale.shape]}, not [{n}, groups]")
+    count, zero = scale.shape[1], None
+    if getattr(module, "weight_zero_point", None) is not None:
+        _expect_words(module, "weight_zero_point")
+        _expect_shape(module, "weight_zero_point", (-(-n // 8), count))
+        zero = _without_eights(codes_of_words(module.weight_zero_point, n, 0))
+    elif not module.quantization_scheme.weights.symmetric:
+        raise Unfit("its weights have zero points, but there is no weight_zero_point")
+    size = getattr(module.quantization_scheme.weights, "group_size", None)
+    return _Layer("compressed-tensors", "weight_packed", n, k,
+                  _row_codes(module.weight_packed, n, k), scale, zero,
+                  _groups_of(_attribute(module, "weight_g_idx"), k, count,
+                             size if size and size > 0 else None, scale.device))
+
+
+# what their forward computes
+
+def _dense(layer: _Layer, columns: Tensor) -> Tensor:
+    """Columns of the weight, float32 [n, columns]."""
+    at = layer.groups[columns]
+    zero = 8.0 if layer.zero is None else layer.zero[:, at].float()
+    return (layer.q[:, columns].float() - zero) * layer.scale[:, at].float()
+
+
+def _agrees(module: nn.Module, layer: _Layer) -> bool:
+    """Whether the module's own forward multiplies by that weight. Each group has a row of a single
+    one, which shows its codes and scales; random rows show all others."""
+    device, dtype = layer.scale.device, layer.scale.dtype
+    bare = view_of(module, {})
+    for tensors in ("_buffers", "_parameters"):
+        own = dict(module.__dict__[tensors])
+        if "bias" in own:
+            own["bias"] = None
+        bare.__dict__[tensors] = own
+    order = torch.argsort(layer.groups, stable=True)
+    begins = F.pad(layer.groups[order].diff(), (1, 0), value=1) != 0
+    firsts = torch.cat((order[begins], torch.arange(0, layer.k, -(-layer.k // 64), device=device)))
+    x = torch.zeros(len(firsts), layer.k, dtype=dtype, device=device)
+    x[torch.arange(len(firsts), device=device), firsts] = 1
+    ours = _dense(layer, firsts).t()
+    step = layer.scale[:, layer.groups[firsts]].t().float().abs()
+    if bool(((type(module).forward(bare, x).float() - ours).abs() > step / 4).any()):
+        return False
+    x = Numbers(0)(4, layer.k).to(device, dtype)
+    ours = x.float() @ _dense(layer, torch.arange(layer.k, device=device)).t()
+    if getattr(module, "bias", None) is not None:
+        ours += module.bias.float()
+    return is_close(ours, type(module).forward(module, x), 8 * torch.finfo(dtype).eps)
+
+
+def _recognised(module: nn.Module) -> _Layer | None:
+    has = {**module._buffers, **module._parameters}
+    if has.get("weight_packed") is not None and has.get("weight_shape") is not None:
+        return _compressed(module)
+    if has.get("qweight") is None or has.get("scales") is None or has.get("qzeros") is None:
+        return None
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+    if _attribute(module, "bits", "w_bit") not in (None, 4):
+        raise Unfit(f"its weights have {_attribute(module, 'bits', 'w_bit')} bits, for which there is no "
+                    "kernel")
+    if _attribute(module, "adapter") is not None:
+        raise Unfit("it has an adapter")
+    candidates, agree = _candidates(module), []
+    with torch.no_grad(), torch.autocast(candidates[0].scale.device.type, enabled=False):
+        try:
+            agree = [layer for layer in candidates if _agrees(module, layer)]
+        except Exception as error:
+            raise Unfit(f"its forward cannot be compared: {reason_of(error)}") from None
+    if not agree:
+        raise Unfit(f"{type(module).__name__} does not compute what its tensors say: a kernel may have "
+                    "reordered them")
+    return agree[0]
+
+
+# what comes in their place
+
+def _packed_group(layer: _Layer) -> tuple[int, Tensor | None, Tensor]:
+    """The group of the packed weight, the order of its columns if it is another, and the group of
+    the layer for each of its own."""
+    groups, order = layer.groups, None
+    count = layer.scale.shape[1]
+    if count == 1:
+        return 0, None, torch.zeros(1, dtype=torch.int64, device=groups.device)
+    if bool((groups[1:] < groups[:-1]).any()):
+        order = torch.argsort(groups, stable=True)
+        groups = groups[order]
+    for group in (128, 64, 32):
+        if layer.k % group == 0 and bool((groups.view(-1, group) == groups[::group, None]).all()):
+            return group, order, groups[::group]
+    raise Unfit(f"{count} groups of {layer.k} inputs: groups that kernels have are multiples of 32")
+
+
+def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales for x of this type, not rounded by more than bfloat16 has."""
+    own = scale.to(dtype)
+    if bool(((own.double() - scale.double()).abs() > scale.double().abs() / 256).any()):
+        raise Unfit(f"its scales of {str(scale.dtype)[6:]} do not fit {str(dtype)[6:]}")
+    return own
+
+
+def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
+    layer = _recognised(module)
+    if layer is None:
+        return None
+    if not bool(layer.scale.isfinite().all()):
+        raise Unfit("its scales are not finite")
+    group, order, groups = _packed_group(layer)
+    dtype = dtype or layer.scale.dtype
+    if dtype == torch.float16 and layer.scale.device.type == "cpu":
+        dtype = torch.float32
+    scale = _as_type(layer.scale[:, groups], dtype).contiguous()
+    zero = None if layer.zero is None else layer.zero[:, groups].contiguous()
+    to_words = _FORMATS[layer.format][1]
+    tensors = module._parameters if layer.name in module._parameters else module._buffers
+    if not torch.equal(to_words(layer.q), tensors[layer.name]):
+        raise Unfit(f"{layer.name} has bits behind its last input")
+    q = layer.q if order is None else layer.q[:, order]
+    packed = ops.pack_weight(pairs_of_codes(q), scale, zero, k=layer.k, group=group)
+    # Model hooks of compressed-tensors make dense what has a scheme.
+    kept = {name: module.__dict__.pop(name) for name in (*_SCHEME, "forward") if name in module.__dict__}
+    module.__dict__["_fftune_kept"] = kept
+    tensors[layer.name] = None
+    for name, tensor in zip(_OWN, (*packed[:3], order)):
+        module.register_buffer(name, tensor, persistent=False)
+    replace_forward(module, quantised_forward, (
+        Quantised(layer.format, layer.name, layer.n, layer.k, group),))
+    for name, method in zip(_METHODS, (_save, _load)):
+        module.__dict__[name] = types.MethodType(method, module)
+    groups = f"groups of {group}" if group else "a group a row"
+    return (f"{type(module).__name__} by linear with a packed weight ({layer.format}, {groups}"
+            f"{', in the order of its groups' if order is not None else ''})")
+
+
+def patch_quantised(model: nn.Module, report: PatchReport) -> None:
+    """All layers of a model, in whose type their scales are kept."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dim() and
+                  p.dtype in (torch.float32, torch.bfloat16, torch.float16)), None)
+    for name, module in model.named_modules():
+        try_to(report, name, lambda: _patch(module, dtype))
+    _keep_from_becoming_dense(model, report)
+
+
+_HOOK = "ct_decompress_hook"
+
+
+def _keep_from_becoming_dense(model: nn.Module, report: PatchReport) -> None:
+    """compressed-tensors makes all its layers dense in the first call of a model, by a hook. It is kept
+    until unpatch() where all layers were replaced; else it has to have them all."""
+    hook = getattr(model, _HOOK, None)
+    ours = {name: m for name, m in model.named_modules()
+            if is_quantised(m) and m._fftune[0].format == "compressed-tensors"}
+    if hook is None or not ours:
+        return
+    if not any(hasattr(m, _SCHEME[0]) for m in model.modules()):
+        model.__dict__["_fftune_hook"] = model._forward_pre_hooks.pop(hook.id)
+        return
+    for module in ours.values():
+        restore_quantised(module)
+    report.replaced[:] = [entry for entry in report.replaced if entry[0] not in ours]
+    report.left.extend((name, "other layers of the model have no kernel, and compressed-tensors makes all "
+                        "dense together") for name in ours)
+
+
+def _words(module: nn.Module) -> Tensor:
+    """The codes as they were saved."""
+    layer, = module._fftune
+    codes = codes_of_pairs(packed_of(module).unpack()[0], layer.k)
+    if module._fftune_order is not None:
+        codes = codes[:, torch.argsort(module._fftune_order)]
+    return _FORMATS[layer.format][1](codes).contiguous()
+
+
+def _put_back(module: nn.Module, words: Tensor | None) -> None:
+    name = module._fftune[0].name
+    if name in module._parameters:
+        module._parameters[name] = None if words is None else nn.Parameter(words, requires_grad=False)
+    else:
+        module._buffers[name] = words
+
+
+def _save(self, destination, prefix, keep_vars) -> None:
+    _put_back(self, _words(self))
+    try:
+        type(self)._save_to_state_dict(self, destination, prefix, keep_vars)
+    finally:
+        _put_back(self, None)
+
+
+def _load(self, *arguments) -> None:
+    restore_quantised(self)
+    type(self)._load_from_state_dict(self, *arguments)
+
+
+def restore_quantised(module: nn.Module) -> None:
+    """Takes back what patch_quantised() did to a module."""
+    if "_fftune_hook" in module.__dict__:
+        module._forward_pre_hooks[getattr(module, _HOOK).id] = module.__dict__.pop("_fftune_hook")
+    if "_fftune_kept" not in module.__dict__:
+        return
+    with torch.no_grad():
+        _put_back(module, _words(module))
+    for name in _OWN:
+        del module._buffers[name]
+        module._non_persistent_buffers_set.discard(name)
+    for name in (*_METHODS, "forward", "_fftune", "_fftune_parts"):
+        module.__dict__.pop(name, None)
+    module.__dict__.update(module.__dict__.pop("_fftune_kept"))
+
+
+# what runs
+
+def ordered(module: nn.Module, x: Tensor) -> Tensor:
+    """Inputs in the order of the packed columns."""
+    return x if module._fftune_order is None else x.index_select(-1, module._fftune_order)
+
+
+def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    x, packed, bias = ordered(module, x), packed_of(module), module.bias
+    if bias is not None and bias.dtype != x.dtype:
+        bias = bias.to(x.dtype)
+    if packed.scale.dtype == x.dtype and has_kernels(x):
+        return ops.linear(x, packed, bias, residual)
+    y = F.linear(x, packed.dense().to(x.dtype), bias)
+    return y if residual is None else y + residual
+
+
+@undoable
+def quantised_forward(self, x: Tensor, *_, **__) -> Tensor:
+    return quantised_linear(self, x)

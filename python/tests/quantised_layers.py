@@ -1,0 +1,144 @@
+"""Layers with weights of 4 bits that have the tensors and attributes of GPTQModel's, AutoAWQ's and
+compressed-tensors' to the bit, and compute by PyTorch."""
+import json
+import types
+from pathlib import Path
+
+import torch
+from torch import nn
+
+FILES = Path(__file__).parents[2] / "tests" / "data" / "quantised"
+CONFIGS = json.loads((FILES / "index.json").read_text())
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def unpacked(words, dim):
+    shifts = torch.arange(0, 32, 4, device=words.device)
+    shape = [1, 1, 1]
+    shape[dim + 1] = 8
+    return ((words.unsqueeze(dim + 1) >> shifts.view(shape)) & 15).flatten(dim, dim + 1)
+
+
+def packed(codes, dim):
+    words = codes.long().unflatten(dim, (-1, 8))
+    shape = [1, 1, 1]
+    shape[dim + 1] = 8
+    words = (words << torch.arange(0, 32, 4, device=codes.device).view(shape)).sum(dim + 1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+class TorchLinear(nn.Module):
+    """GPTQModel's."""
+
+    def __init__(self, qweight, qzeros, scales, g_idx, bias=None, *, group_size, desc_act, version=1):
+        super().__init__()
+        self.bits, self.group_size, self.desc_act, self.adapter = 4, group_size, desc_act, None
+        self.in_features, self.out_features = g_idx.numel(), scales.shape[1]
+        self.version = version
+        for name, tensor in (("qweight", qweight), ("qzeros", qzeros), ("scales", scales),
+                             ("g_idx", g_idx), ("bias", bias)):
+            self.register_buffer(name, tensor)
+
+    def qzero_format(self):
+        return self.version
+
+    def dense(self):
+        words = self.qzeros + (0x11111111 if self.version == 1 else 0)
+        zeros = unpacked(words, 1)[:, :self.out_features]
+        at = self.g_idx.long()
+        codes = unpacked(self.qweight, 0)[:self.in_features]
+        return self.scales[at] * (codes - zeros[at])
+
+    def forward(self, x):
+        y = x @ self.dense().to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(x.dtype)
+
+
+class WQLinear_GEMM(nn.Module):
+    """AutoAWQ's."""
+
+    def __init__(self, qweight, qzeros, scales, bias=None, *, group_size):
+        super().__init__()
+        self.w_bit, self.group_size, self.training = 4, group_size, False
+        self.in_features, self.out_features = qweight.shape[0], scales.shape[1]
+        for name, tensor in (("qweight", qweight), ("qzeros", qzeros), ("scales", scales),
+                             ("bias", bias)):
+            self.register_buffer(name, tensor)
+
+    def forward(self, x):
+        def outputs(words):
+            y = unpacked(words, 1)
+            own = torch.empty_like(y)
+            for place, output in enumerate(AWQ_ORDER):
+                own[:, output::8] = y[:, place::8]
+            return own
+
+        size = self.group_size if self.group_size > 0 else self.in_features
+        codes, zeros = outputs(self.qweight), outputs(self.qzeros)
+        w = (codes - zeros.repeat_interleave(size, 0)) * self.scales.repeat_interleave(size, 0)
+        y = x @ w.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4):
+    """nn.Linear as compressed-tensors leaves it on loading."""
+    n, k = tensors["weight_shape"].tolist()
+    layer = nn.Linear(k, n, bias=False)
+    del layer.weight
+    for name, tensor in tensors.items():
+        layer.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+    layer.quantization_scheme = types.SimpleNamespace(
+        weights=types.SimpleNamespace(num_bits=bits, type="int", symmetric=symmetric,
+                                      group_size=group_size), input_activations=activations,
+        output_activations=None)
+    layer.quantization_status = "compressed"
+    return layer
+
+
+def of_file(name, bias=None):
+    """(layer, the weight [n, k] that it stands for, in float32)"""
+    from safetensors.torch import load_file
+
+    tensors = load_file(FILES / f"{name}.safetensors")
+    expected = tensors.pop("expected")
+    prefixes = {key.rpartition(".")[0] for key in tensors}
+    (prefix,) = prefixes
+    tensors = {key.rpartition(".")[2]: tensor for key, tensor in tensors.items()}
+    config = CONFIGS[f"{name}.safetensors"]["quantization_config"]
+    if config["quant_method"] == "gptq":
+        layer = TorchLinear(tensors["qweight"], tensors["qzeros"], tensors["scales"],
+                            tensors["g_idx"], bias, group_size=config["group_size"],
+                            desc_act=config["desc_act"],
+                            version=2 if config["checkpoint_format"] == "gptq_v2" else 1)
+    elif config["quant_method"] == "awq":
+        layer = WQLinear_GEMM(tensors["qweight"], tensors["qzeros"], tensors["scales"], bias,
+                              group_size=config["group_size"])
+    else:
+        weights = next(iter(config["config_groups"].values()))["weights"]
+        layer = compressed(tensors, symmetric=weights["symmetric"], group_size=weights["group_size"])
+    return layer, expected
+
+
+def gptq_of(linear, group=32, desc_act=False, version=1, dtype=None):
+    """A linear layer's weight rounded to 4 bits, as GPTQModel's layer."""
+    w = linear.weight.detach().t().float()  # [k, n]
+    k = w.shape[0]
+    index = torch.arange(k, dtype=torch.int32, device=w.device) // group
+    if desc_act:
+        index = index[torch.randperm(k, generator=torch.Generator().manual_seed(5)).to(w.device)]
+    scales = torch.stack([w[index == g].abs().amax(0) / 7 for g in range(k // group)])
+    scales = scales.to(dtype or linear.weight.dtype)
+    codes = (w / scales.float()[index.long()] + 8).round().clamp(0, 15)
+    zeros = torch.full((k // group, w.shape[1]), 8 if version == 2 else 7, device=w.device)
+    return TorchLinear(packed(codes, 0), packed(zeros, 1), scales, index,
+                       None if linear.bias is None else linear.bias.detach(), group_size=group,
+                       desc_act=desc_act, version=version)
+
+
+def quantise_by_gptq(model, skip=("lm_head",), **options):
+    """All linear layers of a model but those of a name."""
+    for name, child in list(model.named_modules()):
+        parent, _, own = name.rpartition(".")
+        if type(child) is nn.Linear and own not in skip:
+            setattr(model.get_submodule(parent), own, gptq_of(child, **options))
+    return model

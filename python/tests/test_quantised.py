@@ -1,0 +1,307 @@
+"""patch() of layers with weights of 4 bits, as GPTQModel, AutoAWQ and compressed-tensors have them."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fftune
+from fftune.patching.quantised import packed_of
+from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, gptq_of, of_file, packed,
+                              quantise_by_gptq)
+
+pytest.importorskip("safetensors")
+
+GROUPS = {"gptq_v1_sym_g128": 128, "gptq_v1_sym_g128_desc_act": 128, "gptq_v1_sym_g32": 32,
+          "gptq_v1_sym_g32_desc_act": 32, "gptq_v1_sym_channel": 0, "gptq_v1_asym_g64": 64,
+          "gptq_v1_asym_zero0": 64, "gptq_v2_asym_g64": 64, "awq_gemm_g128": 128, "awq_gemm_g32": 32,
+          "ct_int4_sym_g128": 128, "ct_int4_sym_g64_g_idx": 64, "ct_int4_sym_channel_k100": 0,
+          "ct_int4_asym_g128": 128, "ct_int4_asym_g32_n20": 32}
+DEVICES = [("cpu", torch.float32), ("cpu", torch.bfloat16)] + [
+    pytest.param("cuda", dtype, marks=pytest.mark.skipif(not torch.cuda.is_available(),
+                                                         reason="no GPU"))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+
+
+def bits_of(module):
+    return {name: (tensor.dtype, tensor.shape, tensor.contiguous().flatten().view(torch.uint8).tolist())
+            for name, tensor in module.state_dict().items()}
+
+
+def model_of(layer, dtype):
+    """With a parameter that says the model's type."""
+    model = nn.Sequential(layer)
+    model.register_parameter("embedding", nn.Parameter(torch.zeros(1, dtype=dtype)))
+    return model
+
+
+def error(ours, theirs):
+    return ((ours.double() - theirs).norm() / theirs.norm()).item()
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_layer_of_a_package_computes_what_its_file_says(name, device, dtype):
+    layer, expected = of_file(name)
+    before = bits_of(layer)
+    model = model_of(layer, dtype).to(device)
+    report = fftune.patch(model)
+    assert not report.left, str(report)
+    ((where, words),) = report.replaced
+    assert where == "0" and "by linear with a packed weight" in words
+    assert packed_of(layer).group == GROUPS[name]
+    x = torch.randn(3, 5, expected.shape[1], dtype=dtype, device=device)
+    right = x.double() @ expected.double().to(device).T
+    # No further than a dense weight in this type is.
+    dense = error(x @ expected.to(device, dtype).T, right)
+    assert error(model(x), right) <= 1.5 * dense + 4e-7
+    many = x.repeat(7, 3, 1)
+    assert error(model(many), right.repeat(7, 3, 1)) <= 1.5 * dense + 4e-7
+    assert bits_of(layer) == before
+    fftune.unpatch(model)
+    assert bits_of(layer) == before and "forward" not in layer.__dict__
+    assert not any(name.startswith("_fftune") for name in (*layer.__dict__, *layer._buffers))
+
+
+def test_float32_scales_are_the_files_exactly():
+    layer, expected = of_file("gptq_v1_asym_g64")
+    fftune.patch(model_of(layer, torch.float32))
+    assert torch.equal(packed_of(layer).dense(), expected)
+
+
+@pytest.mark.parametrize("version", (1, 2))
+def test_the_version_of_zero_points_is_found_by_what_the_layer_computes(version):
+    layer = gptq_of(nn.Linear(128, 64), group=64, version=version)
+    layer.qzero_format = None
+    del layer.qzero_format
+    type_of = type("Unnamed", (TorchLinear,), {"qzero_format": property(lambda self: lambda: None)})
+    layer.__class__ = type_of
+    x = torch.randn(4, 128)
+    before = layer(x)
+    report = fftune.patch(layer)
+    assert report.replaced and error(layer(x), before.double()) < 1e-5
+
+
+def test_a_layer_with_a_bias_and_gradients_in_front():
+    layer = gptq_of(nn.Linear(128, 64), group=32, desc_act=True)
+    x = torch.randn(4, 128, requires_grad=True)
+    before = layer(x)
+    before.sum().backward()
+    right, x.grad = x.grad, None
+    assert fftune.patch(layer).replaced[0][1].endswith("in the order of its groups)")
+    ours = layer(x)
+    ours.sum().backward()
+    assert error(ours, before.double()) < 1e-5 and error(x.grad, right.double()) < 1e-5
+
+
+def left(module):
+    report = fftune.patch(module)
+    assert not report.replaced
+    return report.left[0][1] if report.left else ""
+
+
+def test_layers_that_are_no_such_are_left_alone_with_the_reason():
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    layer.qweight = layer.qweight.flip(0)  # a kernel's order, say
+    layer.dense = gptq_of(nn.Linear(128, 64), group=32).dense
+    assert "does not compute what its tensors say" in left(layer)
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    layer.bits = 8
+    assert left(layer) == "its weights have 8 bits, for which there is no kernel"
+    layer = gptq_of(nn.Linear(96, 64), group=24)
+    assert "groups that kernels have are multiples of 32" in left(layer)
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    layer.scales[1, 2] = float("inf")
+    assert left(layer)
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    layer.qweight = layer.qweight[:8]
+    assert "no layout of 64 outputs and 128 inputs" in left(layer)
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    layer.forward = lambda x: x
+    assert left(layer) == "its forward was replaced already"
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    layer.adapter = object()
+    assert left(layer) == "it has an adapter"
+    model = model_of(gptq_of(nn.Linear(128, 64), group=32), torch.float16)
+    model[0].scales = model[0].scales.bfloat16() * 1e-8
+    model[0].version = 1
+    model.embedding.data = model.embedding.data.bfloat16()
+    fftune.patch(model)  # bfloat16 has room for them
+
+
+def tensors_of(n=64, k=128, group=32):
+    return {"weight_packed": torch.randint(-2**31, 2**31, (n, k // 8), dtype=torch.int32),
+            "weight_scale": torch.rand(n, k // group) + 0.1, "weight_shape": torch.tensor([n, k])}
+
+
+def test_compressed_layers_without_a_certain_format_are_left_alone():
+    tensors = tensors_of()
+    layer = compressed(tensors, symmetric=True, group_size=32, activations=object())
+    assert "its activations are quantised" in left(layer)
+    layer = compressed(tensors, symmetric=False, group_size=32)
+    assert "there is no weight_zero_point" in left(layer)
+    layer = compressed(tensors, symmetric=True, group_size=32)
+    layer.quantization_status = "frozen"
+    assert "without a scheme" in left(layer)
+    layer = compressed(tensors, symmetric=True, group_size=32, bits=8)
+    assert "its weights are int8" in left(layer)
+
+
+def with_hook(*layers):
+    """A model that compressed-tensors makes dense in its first call."""
+    model = nn.Sequential(*layers)
+
+    def hook(model, args):
+        made.append([m for m in model.modules() if hasattr(m, "quantization_scheme")])
+
+    made = []
+    model.ct_decompress_hook = model.register_forward_pre_hook(hook)
+    return model, made
+
+
+def test_compressed_tensors_does_not_make_replaced_layers_dense():
+    layer = compressed(tensors_of(), symmetric=True, group_size=32)
+    model, made = with_hook(layer)
+    assert fftune.patch(model).replaced
+    model(torch.randn(2, 128))
+    assert made == [] and not hasattr(layer, "quantization_scheme")
+    fftune.unpatch(model)
+    assert layer.quantization_status == "compressed" and len(model._forward_pre_hooks) == 1
+    other = compressed(tensors_of(128, 64), symmetric=True, group_size=32, bits=8)
+    model, made = with_hook(layer, other)
+    report = fftune.patch(model)
+    assert not report.replaced and len(report.left) == 2
+    assert "makes all dense together" in report.left[1][1]
+    assert len(model._forward_pre_hooks) == 1 and hasattr(layer, "quantization_scheme")
+
+
+def test_a_state_dict_that_is_loaded_ends_the_replacement():
+    layer, other = (gptq_of(nn.Linear(128, 64), group=32) for _ in range(2))
+    x = torch.randn(4, 128)
+    right = other(x)
+    fftune.patch(layer)
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer(x), right) and "forward" not in layer.__dict__
+
+
+def test_a_copy_of_a_patched_layer_is_one_of_its_own():
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    x = torch.randn(4, 128)
+    fftune.patch(layer)
+    right, saved = layer(x), bits_of(layer)
+    other = copy.deepcopy(layer)
+    fftune.unpatch(layer)
+    assert torch.equal(other(x), right) and bits_of(other) == saved
+    fftune.unpatch(other)
+    assert bits_of(other) == saved
+
+
+def test_types_without_kernels_and_autocast():
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    x = torch.randn(4, 128)
+    before = layer(x)
+    fftune.patch(layer)
+    assert error(layer(x.double()), before.double()) < 1e-5
+    assert layer(x.double()).dtype == torch.float64
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16 and error(y, before.double()) < 0.02
+
+
+def test_torch_compile_keeps_it_whole():
+    layer = gptq_of(nn.Linear(128, 64), group=32, desc_act=True)
+    x = torch.randn(4, 128)
+    fftune.patch(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+def test_padding_of_the_last_word_is_given_back():
+    q = torch.randint(0, 16, (100, 24))
+    scales = torch.rand(1, 24) + 0.1
+    layer = TorchLinear(packed(nn.functional.pad(q, (0, 0, 0, 4)), 0), packed(torch.full((1, 24), 7), 1),
+                        scales, torch.zeros(100, dtype=torch.int32), group_size=-1, desc_act=False)
+    before = bits_of(layer)
+    x = torch.randn(3, 100)
+    right = layer(x)
+    assert fftune.patch(layer).replaced
+    assert error(layer(x), right.double()) < 1e-5 and bits_of(layer) == before
+    fftune.unpatch(layer)
+    layer.qweight[-1] |= 1 << 30  # a code of padding
+    assert left(layer) == "qweight has bits behind its last input"
+
+
+def test_awq_with_a_bias_and_a_row_as_the_group():
+    q, z = torch.randint(0, 16, (96, 16)), torch.randint(0, 16, (1, 16))
+
+    def words(codes):
+        places = torch.empty_like(codes)
+        for place, output in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+            places[:, place::8] = codes[:, output::8]
+        return packed(places, 1)
+
+    layer = WQLinear_GEMM(words(q), words(z), torch.rand(1, 16) + 0.1, torch.randn(16), group_size=-1)
+    x = torch.randn(3, 96)
+    right = layer(x)
+    assert fftune.patch(layer).replaced and packed_of(layer).group == 0
+    assert error(layer(x), right.double()) < 1e-5
+
+
+# whole models
+
+SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
+
+
+def llama(kind="Llama", dtype=torch.float32, device="cpu", **options):
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
+    return quantise_by_gptq(model.to(device, dtype).eval(), **options)
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("kind, desc_act", (("Llama", False), ("Llama", True), ("Qwen3", False),
+                                            ("Qwen2", False), ("Phi", False)))
+def test_a_model_with_quantised_layers(kind, desc_act, device, dtype):
+    model = llama(kind, dtype, device, group=32, desc_act=desc_act)
+    ids = torch.randint(3, 96, (2, 9), device=device)
+    wide = copy.deepcopy(model).double()
+    with torch.no_grad():
+        right, before = wide(ids).logits, error(model(ids).logits, wide(ids).logits)
+    saved = bits_of(model)
+    report = str(fftune.patch(model))
+    assert "self_attn.q_proj" in report and "by linear with a packed weight" in report
+    if kind != "Phi":
+        assert "projections of" in report.split("left alone")[0], report
+        assert ("by ffn with packed weights (silu)" in report) is not desc_act, report
+    with torch.no_grad():
+        assert error(model(ids).logits, right) <= 1.5 * before + 1e-5
+        for _ in range(2):  # with a cache, in steps of one token
+            step = model(ids, use_cache=True)
+            last = model(ids[:, -1:], past_key_values=step.past_key_values).logits
+        wide_step = wide(ids, use_cache=True)
+        assert error(last, wide(ids[:, -1:], past_key_values=wide_step.past_key_values).logits) \
+            <= 2 * before + 1e-5
+    assert bits_of(model) == saved
+    fftune.unpatch(model)
+    assert bits_of(model) == saved
+
+
+def test_an_mlp_whose_layer_was_exchanged_runs_its_own_forward():
+    model = llama()
+    fftune.patch(model)
+    mlp = model.model.layers[0].mlp
+    x = torch.randn(3, 64)
+    right = mlp(x)
+    with torch.profiler.profile() as profile:
+        mlp(x)
+    assert any("ffn_packed" in event.key for event in profile.key_averages())
+    mlp.up_proj = nn.Linear(64, 128, bias=False)
+    assert error(mlp(x), right.double()) > 0.1
+    mlp.down_proj.register_forward_hook(lambda module, args, y: y * 0)
+    assert not mlp(x).any()

@@ -1,0 +1,508 @@
+// The op decode: its buffers, its refusals, its stages against the float64 reference, and that n
+// runs of it are n times embedding, layers, head, and what the host would do with the ids.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/head/head.hpp"
+#include "layer/problems.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/plan.hpp"
+#include "store/example.hpp"
+#include "store/preset_file.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+Problem decode_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {
+  return canonical(decode_op(), {"decode", "fwd", dtype, std::move(sizes), std::move(options)},
+                   kind);
+}
+
+Problem problem_of(const SmallModel& model, DeviceKind kind, DType dtype, Sizes sizes,
+                   Options options = {}) {
+  sizes.insert(model.sizes.begin(), model.sizes.end());
+  sizes.insert({"vocab", 96});
+  options.insert(model.options.begin(), model.options.end());
+  return decode_problem(kind, dtype, std::move(sizes), std::move(options));
+}
+
+Problem small_llama(DeviceKind kind, Sizes more, Options options = {}) {
+  return problem_of(small_models().front(), kind,
+                    kind == DeviceKind::cpu ? DType::f32 : DType::bf16, std::move(more),
+                    std::move(options));
+}
+
+Names names_of(const Problem& problem) {
+  Names names;
+  for (const auto& tensor : decode_op().tensors(problem))
+    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
+  return names;
+}
+
+std::string complaint(const Sizes& more, const Options& options = {}) {
+  try {
+    small_llama(DeviceKind::cuda, more, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void verify_plan(Backend& backend, const Problem& problem, std::uint64_t seed) {
+  const Recipe recipe = default_recipe(decode_op(), problem, backend.facts());
+  const Plan plan(backend, decode_op(), problem, recipe);
+  CAPTURE(problem.text(), recipe_text(recipe));
+  Verifier verifier(backend, decode_op(), problem, seed);
+  const auto result = verifier.verify(0, decode_op().stages(problem).size(), plan.executables());
+  CAPTURE(result.failure, result.error, result.tolerance);
+  CHECK(result.passed);
+}
+
+/// How ids are chosen, and where keys are.
+struct Use {
+  Sizes sizes;
+  Options options;
+};
+std::vector<Use> uses() {
+  return {{{{"batch", 1}, {"cache", 33}}, {}},
+          {{{"batch", 7}, {"cache", 20}, {"stops", 30}, {"room", 3}},
+           {{"lengths", "ragged"}, {"choose", "sample"}, {"pad", "5"}, {"embed-scale", "8.5"}}},
+          {{{"batch", 5}, {"cache", 70}, {"page", 16}, {"stops", 2}},
+           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}}};
+}
+
+void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
+  const DeviceKind kind = backend.facts().kind;
+  std::mt19937_64 random(1);
+  for (const Use& use : uses()) {
+    CAPTURE(model.name);
+    const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
+    CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
+    verify_plan(backend, problem, 1);
+    Sizes several = use.sizes;
+    several["layers"] = 3;
+    verify_plan(backend, problem_of(model, kind, dtype, several, use.options), 2);
+  }
+}
+
+// ---- steps one by one ---------------------------------------------------------------------------
+
+using Ints = std::vector<std::int32_t>;
+
+/// Device memory for tensors by name, with their test data.
+class Memory {
+ public:
+  Memory(Backend& backend, const std::vector<TensorSpec>& tensors) : backend_(backend) {
+    std::mt19937_64 random(3);
+    for (const TensorSpec& spec : tensors) {
+      std::normal_distribution<double> normal(spec.mean, spec.scale);
+      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+      if (spec.draw)
+        spec.draw(1, values);
+      else
+        for (double& value : values) value = normal(random);
+      std::vector<std::byte> bytes(spec.bytes());
+      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      write(spec.name, bytes);
+    }
+  }
+
+  void write(const std::string& name, const std::vector<std::byte>& bytes) {
+    auto& buffer = buffers_[name];
+    if (!buffer || buffer->bytes() != bytes.size()) buffer = backend_.allocate(bytes.size());
+    backend_.write(buffer->data(), bytes.data(), bytes.size());
+  }
+  void write(const std::string& name, const Ints& values) {
+    std::vector<std::byte> bytes(values.size() * sizeof values[0]);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    write(name, bytes);
+  }
+  std::vector<std::byte> read(const std::string& name) const {
+    std::vector<std::byte> bytes(buffers_.at(name)->bytes());
+    backend_.read(bytes.data(), buffers_.at(name)->data(), bytes.size());
+    return bytes;
+  }
+  Ints ints(const std::string& name) const {
+    const auto bytes = read(name);
+    Ints values(bytes.size() / sizeof(std::int32_t));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  /// Runs a plan on the memory of its buffers' names; memory that is not there yet is made.
+  void run(const Plan& plan, const std::function<std::string(const std::string&)>& name_of) {
+    std::vector<void*> addresses;
+    for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
+      auto& buffer = buffers_[name_of(plan.tensors()[i].name)];
+      if (!buffer) buffer = backend_.allocate(plan.tensors()[i].bytes());
+      addresses.push_back(buffer->data());
+    }
+    const auto workspace = backend_.allocate(std::max<std::size_t>(plan.workspace_bytes(), 256));
+    backend_.fill(workspace->data(), 0xff, workspace->bytes());
+    plan.run(addresses.data(), workspace->data(), backend_.stream());
+    backend_.synchronize();
+  }
+
+ private:
+  Backend& backend_;
+  std::map<std::string, std::unique_ptr<Buffer>> buffers_;
+};
+
+Plan plan_of(Backend& backend, const Op& op, const Problem& problem) {
+  return {backend, op, problem, default_recipe(op, problem, backend.facts())};
+}
+
+/// A step by plans of layers and head, with the host in between.
+class Apart {
+ public:
+  Apart(Backend& backend, const Problem& problem)
+      : problem_(problem),
+        parts_(decode_op().parts(problem)),
+        layers_(plan_of(backend, layer_op(), parts_[0].problem)),
+        head_(plan_of(backend, head_op(), parts_[1].problem)) {}
+
+  void step(Memory& memory) const {
+    embed(memory);
+    memory.run(layers_, [&](const std::string& name) { return parts_[0].tensor(name); });
+    memory.run(head_, [&](const std::string& name) { return parts_[1].tensor(name); });
+    append(memory);
+  }
+
+ private:
+  std::int64_t size(const char* name, std::int64_t otherwise = 0) const {
+    return size_or(problem_, name, otherwise);
+  }
+  bool goes_on(const Memory& memory, std::size_t i) const {
+    return memory.ints("ended")[i] == 0 && memory.ints("lengths")[i] < size("cache");
+  }
+
+  void embed(Memory& memory) const {
+    const auto batch = static_cast<std::size_t>(size("batch")),
+               row = static_cast<std::size_t>(size("d")) * dtype_bytes(problem_.dtype);
+    const std::int64_t cache = size("cache"), page = size("page");
+    const auto embedding = memory.read("embedding");
+    const Ints ids = memory.ints("ids"), lengths = memory.ints("lengths"),
+               pages = page > 0 ? memory.ints("pages") : Ints{};
+    std::vector<std::byte> x;
+    Ints positions, slots, keys;
+    for (std::size_t i = 0; i < batch; ++i) {
+      const auto at = embedding.begin() + static_cast<std::ptrdiff_t>(row) * ids[i];
+      x.insert(x.end(), at, at + static_cast<std::ptrdiff_t>(row));
+      const bool alive = goes_on(memory, i);
+      const std::int32_t place = alive ? lengths[i] : std::max(lengths[i], 1) - 1;
+      positions.push_back(place);
+      keys.push_back(place + 1);
+      const auto width = static_cast<std::size_t>(page > 0 ? (cache + page - 1) / page : 0);
+      const std::int64_t slot =
+          page > 0 ? pages[i * width + static_cast<std::size_t>(place / page)] * page + place % page
+                   : static_cast<std::int64_t>(i) * cache + place;
+      slots.push_back(alive ? static_cast<std::int32_t>(slot) : -1);
+    }
+    memory.write("x", x);
+    memory.write("positions", positions);
+    memory.write("slots", slots);
+    memory.write("key_lengths", keys);
+  }
+
+  void append(Memory& memory) const {
+    Ints ids = memory.ints("ids"), lengths = memory.ints("lengths"), steps = memory.ints("steps"),
+         ended = memory.ints("ended"), out = memory.ints("out");
+    const Ints chosen = memory.ints("chosen"), limits = memory.ints("limits"),
+               stop = size("stops") > 0 ? memory.ints("stop") : Ints{};
+    const auto room = static_cast<std::size_t>(size("room", size("cache")));
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (!goes_on(memory, i)) {
+        ids[i] = std::stoi(option_or(problem_, "pad", "0"));
+        ended[i] = std::max(ended[i], ended[i] == 0 ? 2 : 0);
+        continue;
+      }
+      ids[i] = chosen[i];
+      if (static_cast<std::size_t>(steps[i]) < room)
+        out[i * room + static_cast<std::size_t>(steps[i])] = chosen[i];
+      ++steps[i];
+      ++lengths[i];
+      if (lengths[i] == size("cache") || lengths[i] + 1 >= limits[i]) ended[i] = 2;
+      if (std::count(stop.begin(), stop.end(), chosen[i])) ended[i] = 1;
+    }
+    memory.write("ids", ids);
+    memory.write("lengths", lengths);
+    memory.write("steps", steps);
+    memory.write("ended", ended);
+    memory.write("out", out);
+  }
+
+  Problem problem_;
+  std::vector<OpPart> parts_;
+  Plan layers_, head_;
+};
+
+std::vector<TensorSpec> buffers_of(const Plan& plan) {
+  return {plan.tensors().begin(),
+          plan.tensors().begin() + static_cast<std::ptrdiff_t>(plan.buffer_count())};
+}
+
+/// A state in which every sequence goes on, with few keys.
+void begin(Memory& memory, std::int64_t batch, std::int64_t stops) {
+  Ints lengths, limits;
+  for (std::int32_t i = 0; i < batch; ++i) {
+    lengths.push_back(3 * i % 7);
+    limits.push_back(i % 3 == 1 ? lengths.back() + 4 + i : 1000);
+  }
+  const auto count = static_cast<std::size_t>(batch);
+  memory.write("lengths", lengths);
+  memory.write("limits", limits);
+  memory.write("steps", Ints(count, 0));
+  memory.write("ended", Ints(count, 0));
+  if (stops > 0) memory.write("stop", Ints(static_cast<std::size_t>(stops), -1));
+}
+
+std::string own_name(const std::string& name) {
+  return name;
+}
+
+void run_steps(const Plan& plan, Memory& memory, int steps) {
+  for (int i = 0; i < steps; ++i) memory.run(plan, own_name);
+}
+
+/// Bit by bit, n runs are n steps by the parts. Sequences meet the stop id at different steps.
+void compare_with_parts(Backend& backend, const Problem& problem) {
+  CAPTURE(problem.text());
+  constexpr int steps = 9;
+  const Plan plan = plan_of(backend, decode_op(), problem);
+  const Apart parts(backend, problem);
+  const std::int64_t batch = problem.size("batch"), stops = size_or(problem, "stops", 0),
+                     room = size_or(problem, "room", problem.size("cache"));
+  Memory free(backend, buffers_of(plan));
+  begin(free, batch, stops);
+  run_steps(plan, free, steps);
+  const Ints chosen = free.ints("out");
+
+  Memory together(backend, buffers_of(plan)), apart(backend, buffers_of(plan));
+  for (Memory* memory : {&together, &apart}) {
+    begin(*memory, batch, stops);
+    if (stops > 0) {
+      Ints stop(static_cast<std::size_t>(stops), -1);
+      stop[0] = chosen[2];
+      memory->write("stop", stop);
+    }
+  }
+  for (int step = 0; step < steps; ++step) {
+    together.run(plan, own_name);
+    parts.step(apart);
+    for (const TensorSpec& spec : buffers_of(plan)) {
+      CAPTURE(step, spec.name);
+      CHECK((together.read(spec.name) == apart.read(spec.name)));
+    }
+  }
+  const Ints ended = together.ints("ended"), counts = together.ints("steps");
+  if (stops > 0) {
+    CHECK(ended[0] == 1);
+    CHECK(counts[0] <= 3);
+    CHECK(together.ints("ids")[0] == std::stoi(option_or(problem, "pad", "0")));
+    CHECK(together.ints("lengths")[0] == counts[0]);
+    // Those behind the end are as they were.
+    const Ints out = together.ints("out"), drawn = Memory(backend, buffers_of(plan)).ints("out");
+    for (std::int32_t i = counts[0]; i < room; ++i)
+      CHECK(out[static_cast<std::size_t>(i)] == drawn[static_cast<std::size_t>(i)]);
+  }
+  if (batch > 1 && ended[1] == 2) CHECK(counts[1] == 4);
+}
+
+}  // namespace
+
+TEST_CASE("decode's buffers are in the order that the API promises") {
+  const Names state{"ids", "lengths", "steps", "ended", "out", "limits"};
+  const Names layer{"attn_norm", "w_q",      "w_k",    "w_v",  "k_cache", "v_cache",
+                    "w_o",       "ffn_norm", "w_gate", "w_up", "w_down"};
+  Names one = state;
+  one.emplace_back("embedding");
+  one.insert(one.end(), layer.begin(), layer.end());
+  Names two = state;
+  two.emplace_back("stop");
+  two.emplace_back("embedding");
+  two.emplace_back("pages");
+  for (const char* at : {"layers.0.", "layers.1."})
+    for (const std::string& name : layer) two.push_back(at + name);
+  for (Names* names : {&one, &two}) {
+    names->emplace_back("final_norm");
+    names->emplace_back("w_head");
+  }
+  for (const char* name : {"temperature", "seeds"}) two.emplace_back(name);
+  for (const char* name : {"chosen", "logit"}) one.emplace_back(name), two.emplace_back(name);
+  two.emplace_back("logprob");
+  const Sizes sizes{{"batch", 2}, {"cache", 32}};
+  CHECK(names_of(small_llama(DeviceKind::cuda, sizes)) == one);
+  CHECK(
+      names_of(small_llama(DeviceKind::cuda,
+                           {{"batch", 2}, {"cache", 32}, {"layers", 2}, {"page", 16}, {"stops", 1}},
+                           {{"choose", "sample"}, {"logprobs", "yes"}})) == two);
+}
+
+TEST_CASE("decode refuses fields that do not go together, and those that it has not") {
+  const Sizes sizes{{"batch", 2}, {"cache", 32}};
+  const auto with = [&](const char* name, std::int64_t value) {
+    Sizes more = sizes;
+    more[name] = value;
+    return more;
+  };
+  CHECK(complaint(sizes) == "");
+  CHECK(complaint(sizes, {{"pad", "1.5"}}).find("pad=1.5 is no id") != std::string::npos);
+  CHECK(complaint(sizes, {{"choose", "none"}}).find("choose") != std::string::npos);
+  CHECK(complaint(with("s", 3)).find("'s'") != std::string::npos);
+  CHECK(complaint(with("pages", 3)).find("pages without page") != std::string::npos);
+  CHECK(complaint(with("experts", 8)).find("experts=8 is of ffn=moe") != std::string::npos);
+}
+
+TEST_CASE("every model that decode knows is a problem of it, on pages too") {
+  for (const KnownModel& model : decode_op().known_models()) {
+    CAPTURE(model.name);
+    Sizes sizes = model.sizes;
+    sizes.insert({{"batch", 2}, {"cache", 128}, {"page", 64}});
+    const Problem problem = decode_problem(DeviceKind::cuda, DType::bf16, sizes, model.options);
+    CHECK(default_recipe(decode_op(), problem, facts_of_architecture("sm_90a")).size() >= 4);
+    CHECK(decode_op().tensors(problem).size() <= most_tensors);
+  }
+}
+
+TEST_CASE("decode: stages and plans of every small model are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : small_models()) verify_model(*backend, model, DType::f32, 0);
+}
+
+TEST_CASE("decode: n runs are n times embedding, layers, head and the host's steps, on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
+    for (const Use& use : uses()) {
+      Sizes sizes = use.sizes;
+      Options options = use.options;
+      options.erase("embed-scale");
+      for (const std::int64_t layers : {0, 3}) {
+        if (layers > 0) sizes["layers"] = layers;
+        compare_with_parts(*backend, problem_of(small_models()[model], DeviceKind::cpu, DType::bf16,
+                                                sizes, options));
+      }
+    }
+}
+
+TEST_CASE("decode: the same seeds give the same ids, others give others") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  const Problem problem = small_llama(DeviceKind::cpu, {{"batch", 3}, {"cache", 40}, {"layers", 2}},
+                                      {{"choose", "sample"}});
+  const Plan plan = plan_of(*backend, decode_op(), problem);
+  const auto ids_of = [&](std::int64_t seed) {
+    Memory memory(*backend, buffers_of(plan));
+    begin(memory, 3, 0);
+    memory.write("limits", Ints(3, 1000));
+    std::vector<std::byte> bytes(24), temperatures(12);
+    const std::int64_t seeds[] = {seed, seed + 1, 77};
+    const float temperature[] = {1, 2, 2};
+    std::memcpy(bytes.data(), seeds, bytes.size());
+    std::memcpy(temperatures.data(), temperature, temperatures.size());
+    memory.write("seeds", bytes);
+    memory.write("temperature", temperatures);
+    run_steps(plan, memory, 20);
+    return memory.ints("out");
+  };
+  const Ints first = ids_of(5), other = ids_of(900);
+  CHECK(first == ids_of(5));
+  CHECK(first != other);
+  CHECK(std::equal(first.begin() + 80, first.end(), other.begin() + 80));
+}
+
+TEST_CASE("decode: an id outside of the vocabulary is a row of zeros, and a full cache ends it") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  const Problem problem = small_llama(DeviceKind::cpu, {{"batch", 3}, {"cache", 6}});
+  const Plan plan = plan_of(*backend, decode_op(), problem);
+  Memory memory(*backend, buffers_of(plan));
+  memory.write("ids", Ints{-1, 96, 3});
+  memory.write("lengths", Ints{4, 5, 6});
+  memory.write("steps", Ints{0, 0, 0});
+  memory.write("ended", Ints{0, 0, 0});
+  memory.write("limits", Ints{100, 100, 100});
+  memory.run(plan, own_name);
+  CHECK(memory.ints("ended") == Ints{0, 2, 2});
+  CHECK(memory.ints("lengths") == Ints{5, 6, 6});
+  CHECK(memory.ints("steps") == Ints{1, 1, 0});
+  CHECK(memory.ints("ids")[2] == 0);
+}
+
+TEST_CASE("decode: no kernel of the layers starts before the embedding is complete") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const SmallModel& model : small_models()) {
+    CAPTURE(model.name);
+    const Problem problem =
+        problem_of(model, DeviceKind::cuda, DType::bf16, {{"batch", 9}, {"cache", 64}});
+    const Recipe recipe = default_recipe(decode_op(), problem, facts);
+    const Program program = program_in(recipe, 1, decode_op(), problem, facts);
+    CHECK_FALSE(std::get<KernelLaunch>(program.steps.front()).programmatic);
+  }
+}
+
+TEST_CASE("decode: a record of its head serves it, and every stage has a variant") {
+  const DeviceFacts facts =
+      open_device("cpu", *builtin_catalog().sources, read_environment())->facts();
+  const Problem problem =
+      small_llama(DeviceKind::cpu, {{"batch", 9}, {"cache", 64}, {"layers", 2}});
+  const fftune::testing::TemporaryFolder folder;
+  const auto chosen = [&] {
+    return choose(builtin_catalog(), decode_op(), problem, facts,
+                  PresetLibrary::load({folder.path()}));
+  };
+  CHECK(chosen().recipe == default_recipe(decode_op(), problem, facts));
+  const Problem head = decode_op().parts(problem).back().problem;
+  PresetRecord record = example::record(head);
+  const StageRecord any_stage = record.stages.front();
+  record.stages.clear();
+  for (const Variant& variant : fallback_recipe(head_op(), head, facts)) {
+    const Family& family = family_of(head_op(), variant.family);
+    StageRecord& stage = record.stages.emplace_back(any_stage);
+    stage.stages = family.stages();
+    stage.variant = variant;
+    stage.source_hash = builtin_catalog().sources->hash(family.sources());
+  }
+  merge_preset_records(folder.path(), preset_device(facts), "head", {record});
+  const Choice choice = chosen();
+  CAPTURE(choice.reason, recipe_text(choice.recipe));
+  CHECK(choice.reason.find("records of head") != std::string::npos);
+  CHECK_NOTHROW(check_recipe(decode_op(), problem, facts, choice.recipe));
+  for (const Variant& variant : record.recipe())
+    CHECK(std::count(choice.recipe.begin(), choice.recipe.end(),
+                     Variant{"head." + variant.family, variant.config}) == 1);
+}
+
+TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : small_models()) verify_model(*backend, model, DType::bf16, 0);
+}
+
+TEST_CASE("decode: n runs are n times embedding, layers, head and the host's steps, on a GPU",
+          "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
+    for (const Use& use : uses()) {
+      Sizes sizes = use.sizes;
+      Options options = use.options;
+      options.erase("embed-scale");
+      for (const std::int64_t layers : {0, 3}) {
+        if (layers > 0) sizes["layers"] = layers;
+        compare_with_parts(*backend, problem_of(small_models()[model], DeviceKind::cuda,
+                                                DType::bf16, sizes, options));
+      }
+    }
+}
