@@ -30,6 +30,8 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
 
 /// The format of a problem's packed weights.
 packed_form packed_form_of(const GemmProblem& gemm);
+/// As a template argument: "fftune::packed_form{128, false, fftune::packed_code::int4}".
+std::string template_argument(const packed_form& form);
 /// The fields of a packed_params that the kernel's struct of `bytes` begins with.
 ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
                                   std::size_t bytes);
