@@ -1117,7 +1117,7 @@
  *                                                     pair is stretched
  *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                     rule's own
- *   weights         dense, int4                       pass fwd: format of the weights of qkv, which
+ *   weights         dense, int4, mxfp4                pass fwd: format of the weights of qkv, which
  *                                                     are one w_qkv, of the output product and the
  *                                                     gated network: those of x, or packed integers
  *                                                     of 4 bits with scales
@@ -1596,6 +1596,14 @@
  *                                                      pair is stretched
  *   rope-scale      a number from 0 to 1000000         factor of all sines and cosines; 0: the
  *                                                      rule's own
+ *   weights         dense, int4, mxfp4                 pass fwd: format of the weights of qkv,
+ *                                                      which are one w_qkv, of the output product
+ *                                                      and the gated network: those of x, or packed
+ *                                                      integers of 4 bits with scales
+ *   group           128, 64, 32, row                   pass fwd: weights=int4: elements of a row of
+ *                                                      the weight that share a scale
+ *   zeros           no, yes                            pass fwd: weights=int4: whether each group
+ *                                                      has a zero point, instead of 8
  *   choose          argmax, sample, filtered           the best id; a sample by temperature; or
  *                                                      filtered: a sample of the ids that top-k,
  *                                                      top-p and min-p keep
