@@ -81,8 +81,9 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
   for (const GemmStage& stage : stages_) {
     if (!stage.pass.empty() && stage.pass != problem.pass)
       return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
-    if (stage.packed && !packed_format(problem).packed)
-      return "it is for packed weights: weights=int4";
+    if (stage.packed) {
+      if (auto reason = refuse_dense(problem)) return reason;
+    }
     if (std::none_of(specs.begin(), specs.end(),
                      [&](const StageSpec& spec) { return spec.name == stage.name; }))
       return fmt::format("the pass {} has no stage {} here", problem.pass, stage.name);

@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/element.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "kernels/gemm/packed/params.cuh"
 
 namespace fftune {
@@ -184,7 +185,12 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
 
 packed_form packed_form_of(const GemmProblem& gemm) {
   const PackedFormat& format = gemm.packed.front().format;
-  return {.group = static_cast<int>(format.group), .zeros = format.zeros};
+  return {.group = static_cast<int>(format.group), .zeros = format.zeros, .code = format.code};
+}
+
+std::string template_argument(const packed_form& form) {
+  return fmt::format("fftune::packed_form{{{}, {}, {}}}", form.group, form.zeros,
+                     device_name(form.code));
 }
 
 ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,

@@ -1,5 +1,5 @@
 // From a GemmProblem to a kernel's launch: its compile-time form (form.cuh) as a template argument,
-// its parameters (params.cuh) filled in by name, and how the blocks of split-K (split_k.cuh) meet.
+// its parameters (form.cuh) filled in by name, and how the blocks of split-K (split_k.cuh) meet.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,6 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/form.cuh"
 #include "kernels/gemm/packed/layout.cuh"
-#include "kernels/gemm/params.cuh"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {
@@ -31,6 +30,8 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
 
 /// The format of a problem's packed weights.
 packed_form packed_form_of(const GemmProblem& gemm);
+/// As a template argument: "fftune::packed_form{128, false, fftune::packed_code::int4}".
+std::string template_argument(const packed_form& form);
 /// The fields of a packed_params that the kernel's struct of `bytes` begins with.
 ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
                                   std::size_t bytes);

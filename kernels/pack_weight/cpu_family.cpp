@@ -80,17 +80,19 @@ class CpuPackWeight final : public StageFamily {
           const Sides sides{place(codes),   place(w),    place(scale),
                             place(w_scale), place(zero), place(w_zero)};
           if (back) {
-            const auto reason = packed_header_error(sides.packed, weight.n, weight.k);
+            const auto reason =
+                packed_header_error(sides.packed, weight.format.code, weight.n, weight.k);
             if (!reason.empty()) throw Error(ErrorKind::invalid_input, reason);
           } else {
             std::memset(sides.packed, 0, packed_block_bytes);
-            write_packed_header(sides.packed, weight.n, weight.k);
+            write_packed_header(sides.packed, weight.format.code, weight.n, weight.k);
           }
           call.parallel.run(static_cast<int>(packed_tiles(weight.n)), call.parallel.max_threads(),
                             [&](int tile) {
                               move_codes(sides, weight, back, tile);
                               move_numbers(sides.scale, sides.packed_scale,
-                                           dtype_bytes(weight.dtype), weight, back, tile);
+                                           dtype_bytes(weight.format.scale_type(weight.dtype)),
+                                           weight, back, tile);
                               if (!weight.zeros.empty())
                                 move_numbers(sides.zero, sides.packed_zero, 1, weight, back, tile);
                             });

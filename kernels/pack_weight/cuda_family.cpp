@@ -30,8 +30,9 @@ class CudaPackWeight final : public StageFamily {
     Program program;
     KernelLaunch& launch = append_kernel(
         program, file,
-        fmt::format("pack_weight<{}, {}>",
-                    weight.dtype == DType::f32 ? "fftune::u32" : "fftune::u16", unpacks(problem)),
+        fmt::format("pack_weight<fftune::u{}, {}, {}>",
+                    8 * dtype_bytes(weight.format.scale_type(weight.dtype)), unpacks(problem),
+                    device_name(weight.format.code)),
         {static_cast<std::uint32_t>(quotient_up(packed_blocks(weight.n, weight.k) - 1, warps))},
         32 * warps,
         {at(names.codes), at(names.scale), at(names.zero), at("w"), at("w_scale"), at("w_zero"),

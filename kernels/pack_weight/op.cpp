@@ -25,6 +25,10 @@ std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, const PlainNam
       values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 56);
   };
   std::vector<TensorSpec> tensors{codes, {names.scale, weight.dtype, {n, groups}, role, 0.25, 1}};
+  if (weight.format.code == packed_code::mxfp4) {
+    tensors[1] = {names.scale, DType::u8, {n, groups}, role};
+    tensors[1].draw = codes.draw;
+  }
   if (weight.zeros.empty()) return tensors;
   TensorSpec zeros{names.zero, DType::u8, {n, groups}, role};
   zeros.draw = [](std::uint64_t seed, std::span<double> values) {
@@ -58,7 +62,7 @@ class PackWeight final : public Op {
     for (OptionField& option : packed_options()) {
       option.pass.clear();
       if (option.name == "weights") {
-        option.help = "format of the weights: integers of 4 bits";
+        option.help = "format of the weights: integers of 4 bits, or e2m1 with e8m0 scales";
         std::erase(option.choices, "dense");
         option.rare = false;
       }
@@ -140,8 +144,8 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
   move(names.scale, "w_scale");
   if (!weight.zeros.empty()) move(names.zero, "w_zero");
   if (back) return;
-  const std::uint32_t header[] = {packed_magic, packed_version, static_cast<std::uint32_t>(n),
-                                  static_cast<std::uint32_t>(k)};
+  const std::uint32_t header[] = {packed_magic(weight.format.code), packed_version,
+                                  static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(k)};
   for (std::size_t i = 0; i < sizeof(header); ++i)
     packed[i] = static_cast<double>(header[i / 4] >> i % 4 * 8 & 255);
 }

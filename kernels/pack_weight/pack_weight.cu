@@ -30,14 +30,15 @@ __device__ __forceinline__ void move_numbers(Number* plain, Number* packed, i64 
 
 // Grid: ceil(blocks / pack_warps). Block: 32 * pack_warps. `Bits`: as wide as a scale. Unpacking
 // gives scales of all bits, which are NaN, where the header is not of this layout.
-template <class Bits, bool back>
+template <class Bits, bool back, packed_code code>
 __global__ void __launch_bounds__(32 * pack_warps)
     pack_weight(u8* codes, Bits* scale, u8* zero, u8* packed, Bits* packed_scale, u8* packed_zero,
                 i64 n, i64 k, i64 groups) {
   const int lane = threadIdx.x % 32;
   const i64 block = static_cast<i64>(blockIdx.x) * pack_warps + threadIdx.x / 32;
   wait_and_launch_dependents();
-  const u32 header[4] = {packed_magic, packed_version, static_cast<u32>(n), static_cast<u32>(k)};
+  const u32 header[4] = {packed_magic(code), packed_version, static_cast<u32>(n),
+                         static_cast<u32>(k)};
   bool known = true;
   if constexpr (back) {
     const vector16 given = load_dependent(packed);

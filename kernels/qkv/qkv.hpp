@@ -1,5 +1,5 @@
 // The product in front of attention: the heads of q, k and v of x [m, d] in one GEMM, with its
-// epilogue in gemm/qkv.cuh. The epilogue adds the bias, normalises the heads of q and k (Qwen3's
+// epilogue in gemm/form.cuh. The epilogue adds the bias, normalises the heads of q and k (Qwen3's
 // q_norm and k_norm), and applies RoPE to them like the op rope, at a given position of each token.
 // It writes q [m, heads, dim], k and v [m, kv_heads, dim].
 //

@@ -17,7 +17,7 @@ namespace {
 using Options = std::map<std::string, std::string>;
 
 Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, Options options) {
-  options["weights"] = "int4";
+  options.emplace("weights", "int4");
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};
 }
 
@@ -101,6 +101,8 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
                                     {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}})},
                         random, 1);
       }
+  verify_families(*backend, ffn_op(), {problem_of(5, 64, 96, DType::f32, {{"weights", "mxfp4"}})},
+                  random, 1);
   verify_families(
       *backend, ffn_op(),
       {problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}})},
@@ -124,6 +126,8 @@ TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the siz
   for (const std::int64_t m : {3, 64, 200})
     problems.push_back(problem_of(m, 256, 256, DType::bf16,
                                   {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}));
+  for (const std::int64_t m : {2, 48, 150})
+    problems.push_back(problem_of(m, 416, 288, DType::bf16, {{"weights", "mxfp4"}}));
   for (const std::int64_t m : {1, 64})
     problems.push_back(problem_of(m, 4096, 14336, DType::bf16, {}));
   verify_families(*backend, ffn_op(), problems, random, 2);

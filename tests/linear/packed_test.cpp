@@ -1,5 +1,6 @@
 // Packed weights of 4 bits: layout, options, and every family against the float64 reference.
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <set>
@@ -27,7 +28,7 @@ struct Sizes {
 };
 
 Problem problem_of(const Sizes& sizes, DType dtype, Options options) {
-  options["weights"] = "int4";
+  options.emplace("weights", "int4");
   return {
       "linear", "fwd", dtype, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, std::move(options)};
 }
@@ -39,6 +40,7 @@ std::vector<Options> formats_of(std::int64_t k) {
     for (const char* zeros : {"no", "yes"})
       if (group == std::string("row") || k % std::stoi(group) == 0)
         formats.push_back({{"group", group}, {"zeros", zeros}});
+  if (k % 32 == 0) formats.push_back({{"weights", "mxfp4"}});
   return formats;
 }
 
@@ -113,6 +115,25 @@ TEST_CASE("the reference expands packed weights, by hand") {
   CHECK(tensors.at("y") == std::vector<double>{420, -36.5, 0, 3.5});
 }
 
+TEST_CASE("the reference expands mxfp4, by hand") {
+  // [2, 32]: codes 1 (0.5) and 15 (-6) of row 0, 7 (6) and 8 (-0) of row 1; scales 2^3 and 2^-127.
+  const Problem problem = problem_of({1, 32, 2}, DType::f32, {{"weights", "mxfp4"}});
+  ReferenceTensors tensors{{"x", std::vector<double>(32, 1)},
+                           {"w", std::vector<double>(1024)},
+                           {"w_scale", std::vector<double>(16)}};
+  tensors["w"][512] = 1 + 7 * 16;
+  tensors["w"][514] = 15 + 8 * 16;
+  tensors["w_scale"][0] = 130;
+  tensors = run_reference(linear_op(), problem, tensors);
+  const auto& dense = tensors.at("w_dense");
+  CHECK(dense[0] == 4);
+  CHECK(dense[1] == -48);
+  CHECK(dense[2] == 0);
+  CHECK(dense[32] == std::ldexp(6, -127));
+  CHECK((dense[33] == 0 && std::signbit(dense[33])));
+  CHECK(std::isnan(e8m0_value(255)));
+}
+
 TEST_CASE("linear with packed weights has their tensors, and a stage that expands them") {
   const auto problem = canonical(
       linear_op(), problem_of({5, 192, 40}, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
@@ -133,20 +154,29 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
   CHECK(complaint({1, 192, 8}, {{"weights", "int4"}}) ==
         "linear: groups of 128 do not divide k=192: give group=row or another size");
   CHECK(complaint({1, 128, 8}, {{"group", "64"}}) ==
-        "linear: group is of packed weights: give weights=int4 too");
+        "linear: group is of integers of 4 bits: give weights=int4 too");
   CHECK(complaint({1, 128, 8}, {{"zeros", "yes"}}) ==
-        "linear: zeros is of packed weights: give weights=int4 too");
+        "linear: zeros is of integers of 4 bits: give weights=int4 too");
   CHECK(complaint({1, 100, 8}, {{"weights", "int4"}, {"group", "row"}}) == "");
 
+  CHECK(complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"group", "64"}}) ==
+        "linear: group is of integers of 4 bits: give weights=int4 too");
+  CHECK(complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"zeros", "yes"}}) ==
+        "linear: zeros is of integers of 4 bits: give weights=int4 too");
+  CHECK(complaint({1, 80, 8}, {{"weights", "mxfp4"}}) ==
+        "linear: groups of 32 do not divide k=80: mxfp4 has no others");
+
   std::array<std::uint32_t, 4> header{};
-  CHECK(packed_header_error(header.data(), 16, 64) ==
+  CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
         "these bytes are no packed weight: pack it with pack-weight first");
-  write_packed_header(header.data(), 16, 64);
-  CHECK(packed_header_error(header.data(), 16, 64) == "");
-  CHECK(packed_header_error(header.data(), 16, 128) ==
+  write_packed_header(header.data(), packed_code::int4, 16, 64);
+  CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) == "");
+  CHECK(packed_header_error(header.data(), packed_code::int4, 16, 128) ==
         "the packed weight is [16, 64], not [16, 128]");
+  CHECK(packed_header_error(header.data(), packed_code::mxfp4, 16, 64) ==
+        "the weight is packed in another format than weights= says");
   header[1] += 1;
-  CHECK(packed_header_error(header.data(), 16, 64) ==
+  CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
         "the weight is packed in layout 2, and this library reads 1: pack it again");
 }
 
@@ -328,7 +358,7 @@ TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
     for (const float value : run.values("y")) REQUIRE(std::isfinite(value));
     std::vector<float> bytes(2 * 512);
     std::array<std::uint8_t, 16> header;
-    write_packed_header(header.data(), 16, 128);
+    write_packed_header(header.data(), packed_code::int4, 16, 128);
     std::copy(header.begin(), header.end(), bytes.begin());
     run.set("w", bytes);
     run.run(linear_op(), problem, recipe);

@@ -16,21 +16,25 @@ namespace {
 
 Problem problem_of(std::int64_t n, std::int64_t k, DType dtype, const std::string& group,
                    const std::string& zeros, const std::string& direction) {
-  return {"pack-weight",
-          "fwd",
-          dtype,
-          {{"n", n}, {"k", k}},
-          {{"weights", "int4"}, {"group", group}, {"zeros", zeros}, {"direction", direction}}};
+  return {
+      "pack-weight",
+      "fwd",
+      dtype,
+      {{"n", n}, {"k", k}},
+      group == "mxfp4"
+          ? std::map<std::string, std::string>{{"weights", "mxfp4"}, {"direction", direction}}
+          : std::map<std::string, std::string>{
+                {"weights", "int4"}, {"group", group}, {"zeros", zeros}, {"direction", direction}}};
 }
 
 void verify_both_ways(Backend& backend) {
   std::mt19937_64 random(1);
   for (const DType dtype : pack_weight_op().dtypes(backend.facts().kind))
     for (const auto& [n, k] : {std::pair{1, 1}, {5, 7}, {40, 96}, {130, 416}})
-      for (const char* group : {"row", "32"})
+      for (const char* group : {"row", "32", "mxfp4"})
         for (const char* zeros : {"no", "yes"})
           for (const char* direction : {"pack", "unpack"}) {
-            if (group == std::string("32") && k % 32 != 0) continue;
+            if (group != std::string("row") && k % 32 != 0) continue;
             const Problem problem =
                 canonical(pack_weight_op(), problem_of(n, k, dtype, group, zeros, direction),
                           backend.facts().kind);

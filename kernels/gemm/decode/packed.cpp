@@ -62,7 +62,7 @@ struct Block : packed_config {
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
   const GemmProblem& gemm = chain.front();
-  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4";
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4 or mxfp4";
   if (gemm.m > most_tokens)
     return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", gemm.m,
                        most_tokens);
@@ -155,9 +155,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const gemm_form form = form_of(gemm);
   KernelLaunch& launch =
       append_gemm(program, "gemm/decode/packed.cu",
-                  fmt::format("packed_decode<{}, fftune::packed_form{{{}, {}}}, "
+                  fmt::format("packed_decode<{}, {}, "
                               "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
-                              template_argument(form), format.group, format.zeros, block.tokens,
+                              template_argument(form), template_argument(format), block.tokens,
                               block.tiles, block.row_warps, block.k_warps, block.unroll),
                   ceil_div(gemm.n, block.rows()), block.threads(),
                   packed_parameters(gemm, places, sizeof(packed_params)));

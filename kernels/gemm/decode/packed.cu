@@ -32,6 +32,7 @@ class packed_kernel {
   static constexpr int operands = form.b_operands(), tiles = config.tiles;
   static constexpr int n_fragments = config.n_fragments(), k_warps = config.k_warps;
   static constexpr int own_vectors = config.own_vectors(), stages = config.stages;
+  using codes = packed_codes<T, format.code>;
   using stream = packed_stream<T, format, config, operands>;
 
   struct warp_place {
@@ -54,7 +55,8 @@ class packed_kernel {
         weights.blocks[operand][tile] = static_cast<const u8*>(p.gemm.b[0][operand]) +
                                         (1 + at * k_blocks) * packed_block_bytes + own.lane * 16;
         const i64 scale = at * groups * packed_rows + own.lane / 4 * 2;
-        weights.scales[operand][tile] = static_cast<const T*>(p.scales[operand]) + scale;
+        weights.scales[operand][tile] =
+            static_cast<const typename codes::scale*>(p.scales[operand]) + scale;
         weights.zeros[operand][tile] = p.zeros[operand] + scale;
       }
     }
@@ -148,7 +150,7 @@ class packed_kernel {
     clear_tokens(p.gemm.m, tokens);
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
-      known = known && is_packed(headers[operand], p.gemm.n, p.gemm.k);
+      known = known && is_packed(headers[operand], format.code, p.gemm.n, p.gemm.k);
     wait_for_dependencies();
 #pragma unroll
     for (int i = 0; i < stages - 1; ++i) {

@@ -49,12 +49,14 @@ struct packed_stream {
   // Blocks of a run that share a scale; with groups of 32 a block has two.
   static constexpr int blocks_of_scale = unroll > scales_of_run ? unroll / scales_of_run : 1;
   static constexpr int scales_of_block = unroll < scales_of_run ? scales_of_run / unroll : 1;
-  using codes = packed_codes<T>;
+  using codes = packed_codes<T, format.code>;
+  // Of both rows.
+  using both_scales = typename choose_type<format.scale_bytes() == 1, u16, u32>::type;
   using accumulators = float[operands][tiles][n_fragments][4];
 
   // Addresses of this lane: of its first block, and of the scales and zero points of its two rows.
   const u8* blocks[operands][tiles];
-  const T* scales[operands][tiles];
+  const typename codes::scale* scales[operands][tiles];
   const u8* zeros[operands][tiles];
   accumulators sum = {};
 
@@ -88,7 +90,7 @@ struct packed_stream {
       for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
-          scale[operand][tile][i] = load_packed<u32>(scales[operand][tile] + at, valid);
+          scale[operand][tile][i] = load_packed<both_scales>(scales[operand][tile] + at, valid);
           if constexpr (format.zeros)
             zero[operand][tile][i] = load_packed<u16>(zeros[operand][tile] + at, valid);
         }
@@ -108,7 +110,7 @@ struct packed_stream {
       for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
-          scale[operand][tile][0] = load_packed<u32>(scales[operand][tile], true);
+          scale[operand][tile][0] = load_packed<both_scales>(scales[operand][tile], true);
           if constexpr (format.zeros)
             zero[operand][tile][0] = load_packed<u16>(zeros[operand][tile], true);
         }
@@ -190,7 +192,7 @@ struct packed_stream {
   __device__ __forceinline__ void add_scaled(const accumulators& part, int place) {
     for_each([&](int operand, int tile, int j, int value) {
       float first, second;
-      unpack<T>(scale[operand][tile][place], first, second);
+      codes::values(scale[operand][tile][place], first, second);
       sum[operand][tile][j][value] += part[operand][tile][j][value] * (value < 2 ? first : second);
     });
   }
@@ -212,12 +214,11 @@ struct packed_stream {
                   codes::template pair<2>(word, first_offset),
                   codes::template pair<3>(word, second_offset)};
       if constexpr (scales_operands) {
-        const u32 of_first = __byte_perm(scale, 0, 0x1010),
-                  of_second = __byte_perm(scale, 0, 0x3232);
-        a[0] = codes::scaled(a[0], of_first);
-        a[1] = codes::scaled(a[1], of_second);
-        a[2] = codes::scaled(a[2], of_first);
-        a[3] = codes::scaled(a[3], of_second);
+        const u32 of_first = codes::twice(scale, 0), of_second = codes::twice(scale, 1);
+        a[0] = multiply_pairs<T>(a[0], of_first);
+        a[1] = multiply_pairs<T>(a[1], of_second);
+        a[2] = multiply_pairs<T>(a[2], of_first);
+        a[3] = multiply_pairs<T>(a[3], of_second);
       }
 #pragma unroll
       for (int j = 0; j < n_fragments; ++j) {

@@ -7,16 +7,10 @@
 namespace fftune {
 
 // Whether these are the first 16 bytes of a packed weight [n, k] of this layout.
-__device__ __forceinline__ bool is_packed(const vector16& header, i64 n, i64 k) {
-  return header.word[0] == packed_magic && header.word[1] == packed_version &&
+__device__ __forceinline__ bool is_packed(const vector16& header, packed_code code, i64 n, i64 k) {
+  return header.word[0] == packed_magic(code) && header.word[1] == packed_version &&
          header.word[2] == static_cast<u32>(n) && header.word[3] == static_cast<u32>(k);
 }
-
-// Integers of 4 bits as pairs of T. The bits of a code below those of a constant make the constant
-// plus the code, exactly, and subtracting the constant and the zero point is exact too. Multiplying
-// first would round the zero point times the scale, so that q = z would not be zero.
-template <class T>
-struct packed_codes;
 
 // (word & mask) | bits in one instruction, which has room for one constant: else ptxas takes two.
 template <u32 mask>
@@ -26,8 +20,40 @@ __device__ __forceinline__ u32 masked_or(u32 word, u32 bits) {
   return result;
 }
 
+// Products of pairs of T.
+template <class T>
+__device__ __forceinline__ u32 multiply_pairs(u32 left, u32 right) {
+  u32 result;
+  if constexpr (is_same<T, bf16>) {  // the addend is -0, which changes no product
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(left), "r"(right), "r"(0x80008000u));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(left), "r"(right));
+  }
+  return result;
+}
+
+// A word's codes as pairs of T, exactly, and these scaled; the scales of two rows.
+template <class T, packed_code code>
+struct packed_codes;
+
+// The two rows' scales where they have type T.
+template <class T>
+struct packed_scales {
+  using scale = T;
+  static __device__ __forceinline__ void values(u32 scales, float& first, float& second) {
+    unpack<T>(scales, first, second);
+  }
+  // The scale of row `row` twice, as a pair.
+  static __device__ __forceinline__ u32 twice(u32 scales, int row) {
+    return __byte_perm(scales, 0, row == 0 ? 0x1010 : 0x3232);
+  }
+};
+
+// Integers of 4 bits. The bits of a code below those of a constant make the constant plus the code,
+// exactly, and subtracting the constant and the zero point is exact too. Multiplying first would
+// round the zero point times the scale, so that q = z would not be zero.
 template <>
-struct packed_codes<bf16> {
+struct packed_codes<bf16, packed_code::int4> : packed_scales<bf16> {
   // The addend of both codes of a pair: -(128 + zero point).
   template <int i>
   static __device__ __forceinline__ u32 offset(u32 zero) {
@@ -41,15 +67,10 @@ struct packed_codes<bf16> {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(0x3f803f80u), "r"(offset));
     return result;
   }
-  static __device__ __forceinline__ u32 scaled(u32 pair, u32 scale) {
-    u32 result;  // the addend is -0, which changes no product
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(scale), "r"(0x80008000u));
-    return result;
-  }
 };
 
 template <>
-struct packed_codes<fp16> {
+struct packed_codes<fp16, packed_code::int4> : packed_scales<fp16> {
   // Four bits further up a code counts 16, and (1024 + 16 q) / 16 is 64 + q: 64 and the zero point
   // are subtracted then.
   template <int i>
@@ -70,10 +91,40 @@ struct packed_codes<fp16> {
     }
     return result;
   }
-  static __device__ __forceinline__ u32 scaled(u32 pair, u32 scale) {
-    u32 result;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(scale));
-    return result;
+};
+
+// An e8m0 scale: 2^(byte - 127); 255 is NaN.
+__device__ __forceinline__ float e8m0_value(u32 byte) {
+  const u32 bits = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fffffffu : byte << 23;
+  return __uint_as_float(bits);
+}
+
+// e2m1: the sign in place, and the three other bits at the end of T's exponent and the beginning of
+// its mantissa. That is the number times 2^-126 (bf16) or 2^-14 (fp16), 0.5 as a subnormal.
+template <class T>
+struct packed_codes<T, packed_code::mxfp4> {
+  static constexpr bool wide = is_same<T, bf16>;
+  using scale = u8;
+
+  template <int i>
+  static __device__ __forceinline__ u32 offset(u32) {
+    return 0;
+  }
+  template <int i>
+  static __device__ __forceinline__ u32 pair(u32 word, u32) {
+    constexpr int shift = (wide ? 6 : 9) - 4 * i;
+    const u32 moved = shift >= 0 ? word << (shift & 31) : word >> (-shift & 31);
+    const u32 bits =
+        masked_or<(wide ? 0x01c001c0 : 0x0e000e00)>(moved, word << (12 - 4 * i) & 0x80008000);
+    return multiply_pairs<T>(bits, wide ? 0x7e807e80 : 0x74007400);
+  }
+  static __device__ __forceinline__ void values(u32 scales, float& first, float& second) {
+    first = e8m0_value(scales & 255);
+    second = e8m0_value(scales >> 8 & 255);
+  }
+  static __device__ __forceinline__ u32 twice(u32 scales, int row) {
+    const float value = e8m0_value(scales >> 8 * row & 255);
+    return pack<T>(value, value);
   }
 };
 

@@ -1,5 +1,6 @@
 // Packed weights of 4 bits to dense ones on the CPU: tiles of 16 rows on all threads.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -21,7 +22,15 @@ struct Packed {
   std::byte* dense;
   std::int64_t n, k, group, groups;
   DType dtype;
+  packed_code code;
 };
+
+const std::array<float, 16> e2m1 = [] {
+  std::array<float, 16> values{};
+  for (int code = 0; code < 16; ++code)
+    values[static_cast<std::size_t>(code)] = static_cast<float>(e2m1_value(code));
+  return values;
+}();
 
 /// A tile of 16 rows: its words one after the other, then whole rows.
 void expand_tile(const Packed& weight, std::int64_t tile) {
@@ -31,7 +40,12 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
   std::vector<float> scales(static_cast<std::size_t>(weight.groups * packed_rows));
   std::vector<float> values(static_cast<std::size_t>(packed_rows * width));
   const std::size_t first = static_cast<std::size_t>(tile) * scales.size();
-  decode(weight.dtype, weight.scales + first * bytes, std::span(scales));
+  const bool mxfp4 = weight.code == packed_code::mxfp4;
+  if (mxfp4)
+    for (std::size_t i = 0; i < scales.size(); ++i)
+      scales[i] = static_cast<float>(e8m0_value(std::to_integer<int>(weight.scales[first + i])));
+  else
+    decode(weight.dtype, weight.scales + first * bytes, std::span(scales));
   const std::uint8_t* const zeros = weight.zeros == nullptr ? nullptr : weight.zeros + first;
   const std::uint8_t* code =
       weight.codes + (1 + tile * packed_k_blocks(k)) * std::int64_t{packed_block_bytes};
@@ -46,7 +60,9 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
               static_cast<std::size_t>(std::min(column, k - 1) / weight.group * packed_rows + row);
           for (std::size_t i = 0; i < 2; ++i)
             values[static_cast<std::size_t>((row + std::int64_t(i)) * width + column)] =
-                static_cast<float>((*code >> 4 * i & 15) - (zeros ? zeros[place + i] : 8)) *
+                (mxfp4
+                     ? e2m1[*code >> 4 * i & 15]
+                     : static_cast<float>((*code >> 4 * i & 15) - (zeros ? zeros[place + i] : 8))) *
                 scales[place + i];
         }
   for (std::int64_t row = 0; row < count; ++row)
@@ -63,12 +79,15 @@ class CpuExpand final : public StageFamily {
                      .device_kind = DeviceKind::cpu,
                      .stage = stage.name,
                      .pass = "fwd",
-                     .option = "weights",
-                     .value = "int4",
                      .sources = {"gemm/packed/cpu_expand.cpp"},
                      .is_fallback = true}),
         stage_(stage) {}
 
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    return refuse_dense(problem);
+  }
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const TensorPlaces places(stage_.op().tensors(problem));
     Program program;
@@ -84,14 +103,16 @@ class CpuExpand final : public StageFamily {
                          .k = weight.k,
                          .group = weight.format.group == 0 ? weight.k : weight.format.group,
                          .groups = weight.format.groups(weight.k),
-                         .dtype = weight.dtype};
+                         .dtype = weight.dtype,
+                         .code = weight.format.code};
       program.steps.emplace_back(HostFunction([=](const HostCall& call) {
         Packed packed = sizes;
         packed.codes = static_cast<const std::uint8_t*>(call.tensors[codes]);
         packed.scales = static_cast<const std::byte*>(call.tensors[scales]);
         packed.zeros = static_cast<const std::uint8_t*>(address_of(call, zeros));
         packed.dense = static_cast<std::byte*>(call.tensors[dense]);
-        if (auto reason = packed_header_error(packed.codes, packed.n, packed.k); !reason.empty())
+        if (auto reason = packed_header_error(packed.codes, packed.code, packed.n, packed.k);
+            !reason.empty())
           throw Error(ErrorKind::invalid_input, reason);
         call.parallel.run(static_cast<int>(packed_tiles(packed.n)), call.parallel.max_threads(),
                           [&](int tile) { expand_tile(packed, tile); });

@@ -19,19 +19,24 @@ class Expand final : public StageFamily {
                      .summary = "packed weights to dense ones, for products of many tokens",
                      .stage = stage.name,
                      .pass = "fwd",
-                     .option = "weights",
-                     .value = "int4",
                      .sources = {file},
                      .is_fallback = true}),
         stage_(stage) {}
 
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    return refuse_dense(problem);
+  }
   Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
     const TensorPlaces places(stage_.op().tensors(problem));
     Program program;
     for (const PackedWeight& weight : stage_.weights(problem)) {
       const std::int64_t blocks = packed_blocks(weight.n, weight.k) - 1;
       KernelLaunch& launch = append_kernel(
-          program, file, fmt::format("expand_weight<{}>", element_type(weight.dtype)),
+          program, file,
+          fmt::format("expand_weight<{}, {}>", element_type(weight.dtype),
+                      device_name(weight.format.code)),
           {static_cast<std::uint32_t>(quotient_up(blocks, warps))}, 32 * warps,
           {tensor_of(places, weight.codes), tensor_of(places, weight.scales),
            tensor_or_null(places, weight.zeros), tensor_of(places, weight.dense), weight.n,

@@ -13,9 +13,9 @@ constexpr int expand_warps = 4;
 // Grid: ceil(blocks / expand_warps). Block: 32 * expand_warps. `group`: elements of k that share a
 // scale; zeros: null, or a zero point for each scale. A header that is not of this layout makes
 // the weight NaN.
-template <class T>
+template <class T, packed_code code>
 __global__ void __launch_bounds__(32 * expand_warps)
-    expand_weight(const u8* codes, const T* scales, const u8* zeros, T* dense, i64 n, i64 k,
+    expand_weight(const u8* codes, const void* scales, const u8* zeros, T* dense, i64 n, i64 k,
                   i64 group) {
   __shared__ __align__(16) T tile[expand_warps][packed_rows][packed_k];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32 * expand_warps)
   const i64 groups = ceil_div(k, group);
 
   const vector16 header = load_cached(codes);
-  const bool known = is_packed(header, n, k);
+  const bool known = is_packed(header, code, n, k);
   const vector16 words = load_streaming(codes + (1 + block) * packed_block_bytes + lane * 16);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -38,9 +38,16 @@ __global__ void __launch_bounds__(32 * expand_warps)
       const int column = step * 16 + lane % 4 * 2 + nibble / 2 % 2 * 8 + nibble / 4;
       const i64 at = first_k + column < k ? first_k + column : k - 1;
       const i64 place = packed_scale_place(first_row + row, at / group, groups);
-      const int zero = zeros != nullptr ? zeros[place] : 8;
-      const float value = static_cast<float>(static_cast<int>(word >> 4 * nibble & 15) - zero) *
-                          to_float(scales[place]);
+      const u32 of_code = word >> 4 * nibble & 15;
+      float value;
+      if constexpr (code == packed_code::mxfp4) {
+        value = __uint_as_float((of_code & 8) << 28 | (of_code & 7) << 22) * 0x1p126f *
+                e8m0_value(static_cast<const u8*>(scales)[place]);
+      } else {
+        const int zero = zeros != nullptr ? zeros[place] : 8;
+        value = static_cast<float>(static_cast<int>(of_code) - zero) *
+                to_float(static_cast<const T*>(scales)[place]);
+      }
       tile[warp][row][column] = from_float<T>(known ? value : __uint_as_float(0x7fffffff));
     }
   }

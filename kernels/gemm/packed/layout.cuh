@@ -23,16 +23,28 @@
 
 namespace fftune {
 
+/// A code of 4 bits, and the scale of a group.
+enum class packed_code {
+  int4,   // An integer from 0 to 15 less a zero point or 8; the scale has the tokens' type.
+  mxfp4,  // OCP MX v1.0: e2m1 elements, whose groups of 32 have an e8m0 scale.
+};
+
 /// The format of the weights of a kernel.
 struct packed_form {
   int group = 128;     // Elements of k that share a scale: 32, 64 or 128; 0: the whole row.
   bool zeros = false;  // Each group has a zero point, instead of 8.
+  packed_code code = packed_code::int4;
+
+  /// Bytes of a scale.
+  constexpr int scale_bytes() const { return code == packed_code::mxfp4 ? 1 : 2; }
 };
 
 constexpr int packed_rows = 16, packed_k = 64, packed_block_bytes = 512;
 
 // The first words of the header; n and k follow. Another layout has another version.
-constexpr unsigned packed_magic = 0x34576666;  // "ffW4"
+constexpr unsigned packed_magic(packed_code code) {
+  return code == packed_code::mxfp4 ? 0x344d6666 : 0x34576666;  // "ffM4", "ffW4"
+}
 constexpr unsigned packed_version = 1;
 
 constexpr long long packed_tiles(long long n) {

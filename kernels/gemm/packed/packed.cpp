@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -15,22 +16,35 @@ namespace {
 
 using Header = std::array<std::uint32_t, 4>;
 
-Header header_of(std::int64_t n, std::int64_t k) {
-  return {packed_magic, packed_version, static_cast<std::uint32_t>(n),
+Header header_of(packed_code code, std::int64_t n, std::int64_t k) {
+  return {packed_magic(code), packed_version, static_cast<std::uint32_t>(n),
           static_cast<std::uint32_t>(k)};
 }
 
-/// The deviation of q - z over codes and zero points drawn evenly from 0..15.
-double code_deviation(bool zeros) {
-  return zeros ? 6.52 : 4.61;
+/// The deviation of q - z, or e2m1, over codes and zero points drawn evenly.
+double code_deviation(const PackedFormat& format) {
+  if (format.code == packed_code::mxfp4) return 2.93;
+  return format.zeros ? 6.52 : 4.61;
+}
+
+/// An e8m0 scale near 2^exponent.
+TensorSpec e8m0_scales(std::string_view name, std::vector<std::int64_t> shape, double exponent) {
+  TensorSpec scales{std::string(name), DType::u8, std::move(shape), Role::input};
+  scales.draw = [middle = std::round(exponent) + 127](std::uint64_t seed,
+                                                      std::span<double> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = middle - 1 + static_cast<double>(mix(seed + golden * (i + 1)) % 3);
+  };
+  return scales;
 }
 
 }  // namespace
 
 std::vector<OptionField> packed_options() {
   return {{.name = "weights",
-           .help = "format of the weights: those of x, or packed integers of 4 bits with scales",
-           .choices = {"dense", "int4"},
+           .help = "format of the weights: those of x, or packed: integers of 4 bits with scales, "
+                   "or e2m1 with e8m0 scales of 32 (OCP MX)",
+           .choices = {"dense", "int4", "mxfp4"},
            .rare = true,
            .pass = "fwd"},
           {.name = "group",
@@ -47,8 +61,14 @@ std::vector<OptionField> packed_options() {
 
 PackedFormat packed_format(const Problem& problem) {
   PackedFormat format;
-  format.packed = problem.has("weights", "int4");
+  const bool mxfp4 = problem.has("weights", "mxfp4");
+  format.packed = mxfp4 || problem.has("weights", "int4");
   if (!format.packed) return format;
+  if (mxfp4) {
+    format.code = packed_code::mxfp4;
+    format.group = 32;
+    return format;
+  }
   format.group = problem.has("group", "row")  ? 0
                  : problem.has("group", "64") ? 64
                  : problem.has("group", "32") ? 32
@@ -57,12 +77,33 @@ PackedFormat packed_format(const Problem& problem) {
   return format;
 }
 
+std::optional<std::string> refuse_dense(const Problem& problem) {
+  if (packed_format(problem).packed) return std::nullopt;
+  return "it is for packed weights: weights=int4 or mxfp4";
+}
+
+std::string_view device_name(packed_code code) {
+  return code == packed_code::mxfp4 ? "fftune::packed_code::mxfp4" : "fftune::packed_code::int4";
+}
+
+double e2m1_value(int code) {
+  constexpr double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return (code & 8) != 0 ? -magnitudes[code & 7] : magnitudes[code & 7];
+}
+
+double e8m0_value(int byte) {
+  return byte == 255 ? std::nan("") : std::ldexp(1.0, byte - 127);
+}
+
 std::string packed_contradiction(const Problem& problem, std::string_view name, std::int64_t k) {
   const PackedFormat format = packed_format(problem);
-  if (!format.packed) {
+  if (!format.packed || format.code != packed_code::int4) {
     if (problem.options.contains("group") && !problem.has("group", "128"))
-      return "group is of packed weights: give weights=int4 too";
-    if (problem.has("zeros", "yes")) return "zeros is of packed weights: give weights=int4 too";
+      return "group is of integers of 4 bits: give weights=int4 too";
+    if (problem.has("zeros", "yes")) return "zeros is of integers of 4 bits: give weights=int4 too";
+    if (format.packed && k % format.group != 0)
+      return fmt::format("groups of {} do not divide {}={}: mxfp4 has no others", format.group,
+                         name, k);
     return "";
   }
   if (format.group != 0 && k % format.group != 0)
@@ -74,19 +115,21 @@ std::string packed_contradiction(const Problem& problem, std::string_view name, 
 std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviation) {
   const std::int64_t n = weight.n, k = weight.k;
   const std::int64_t tiles = packed_tiles(n), groups = weight.format.groups(k);
-  const double scale = deviation / code_deviation(weight.format.zeros);
+  const double scale = deviation / code_deviation(weight.format);
   TensorSpec codes{
       std::string(weight.codes), DType::u8, {packed_blocks(n, k), packed_block_bytes}, Role::input};
-  codes.draw = [=](std::uint64_t seed, std::span<double> values) {
+  codes.draw = [=, code = weight.format.code](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); i += 8) {
       const std::uint64_t bits = mix(seed + golden * (i + 1));
       for (std::size_t j = 0; j < 8; ++j) values[i + j] = static_cast<double>(bits >> 8 * j & 255);
     }
     std::array<std::uint8_t, sizeof(Header)> header;
-    write_packed_header(header.data(), n, k);
+    write_packed_header(header.data(), code, n, k);
     std::fill_n(values.begin(), packed_block_bytes, 0.0);
     std::copy(header.begin(), header.end(), values.begin());
   };
+  if (weight.format.code == packed_code::mxfp4)
+    return {codes, e8m0_scales(weight.scales, {tiles, groups, packed_rows}, std::log2(scale))};
   std::vector<TensorSpec> tensors{codes,
                                   {std::string(weight.scales),
                                    weight.dtype,
@@ -142,18 +185,24 @@ void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors
         const std::int64_t place =
             packed_scale_place(static_cast<std::int64_t>(row), i / group, groups);
         dense[row * width + static_cast<std::size_t>(i)] =
-            (code - (zeros != nullptr ? zeros[place] : 8)) * scales[place];
+            weight.format.code == packed_code::mxfp4
+                ? e2m1_value(code) * e8m0_value(static_cast<int>(scales[place]))
+                : (code - (zeros != nullptr ? zeros[place] : 8)) * scales[place];
       }
     });
     tensors[std::string(weight.dense)] = std::move(dense);
   }
 }
 
-std::string packed_header_error(const void* header, std::int64_t n, std::int64_t k) {
+std::string packed_header_error(const void* header, packed_code code, std::int64_t n,
+                                std::int64_t k) {
   Header given;
   std::memcpy(given.data(), header, sizeof(given));
-  if (given == header_of(n, k)) return "";
-  if (given[0] != packed_magic)
+  if (given == header_of(code, n, k)) return "";
+  if (given[0] != packed_magic(code) &&
+      (given[0] == packed_magic(packed_code::int4) || given[0] == packed_magic(packed_code::mxfp4)))
+    return "the weight is packed in another format than weights= says";
+  if (given[0] != packed_magic(code))
     return "these bytes are no packed weight: pack it with pack-weight first";
   if (given[1] != packed_version)
     return fmt::format(
@@ -162,8 +211,8 @@ std::string packed_header_error(const void* header, std::int64_t n, std::int64_t
   return fmt::format("the packed weight is [{}, {}], not [{}, {}]", given[2], given[3], n, k);
 }
 
-void write_packed_header(void* header, std::int64_t n, std::int64_t k) {
-  const Header values = header_of(n, k);
+void write_packed_header(void* header, packed_code code, std::int64_t n, std::int64_t k) {
+  const Header values = header_of(code, n, k);
   std::memcpy(header, values.data(), sizeof(values));
 }
 

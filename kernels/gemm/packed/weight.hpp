@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/dtype.hpp"
+#include "kernels/gemm/packed/layout.cuh"
 
 namespace fftune {
 
@@ -13,8 +14,11 @@ struct PackedFormat {
   bool packed = false;     // else they are dense
   std::int64_t group = 0;  // elements of k that share a scale; 0: the whole row
   bool zeros = false;      // groups have a zero point each, instead of 8
+  packed_code code = packed_code::int4;
 
   std::int64_t groups(std::int64_t k) const { return group == 0 ? 1 : (k + group - 1) / group; }
+  /// The type of scales, for a dense weight of `dtype`.
+  DType scale_type(DType dtype) const { return code == packed_code::mxfp4 ? DType::u8 : dtype; }
 };
 
 /// One packed weight [n, k], by the names of the op's tensors.
@@ -23,7 +27,7 @@ struct PackedWeight {
   std::string_view dense = {};            // the expanded weight
   std::int64_t n = 0, k = 0;
   PackedFormat format = {};
-  DType dtype = DType::bf16;  // of the scales and the expanded weight
+  DType dtype = DType::bf16;  // of the expanded weight, and of the scales of int4
 };
 
 }  // namespace fftune

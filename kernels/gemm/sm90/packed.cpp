@@ -46,7 +46,7 @@ std::vector<std::int64_t> token_choices(std::int64_t m) {
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem& gemm = chain.front();
-  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4";
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4 or mxfp4";
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
@@ -184,9 +184,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                          .box_columns = packed_k}});
   KernelLaunch& launch = append_gemm(
       program, "gemm/sm90/packed.cu",
-      fmt::format("packed_sm90<{}, fftune::packed_form{{{}, {}}}, "
+      fmt::format("packed_sm90<{}, {}, "
                   "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
-                  template_argument(form_of(gemm)), format.group, format.zeros, tile.tokens,
+                  template_argument(form_of(gemm)), template_argument(format), tile.tokens,
                   tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
       tile.tiles_of(gemm), tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));

@@ -32,7 +32,8 @@ namespace fftune {
 template <gemm_form form, packed_form format, sm90_packed_config config>
 class packed_sm90_kernel {
   using T = element_type<form.ab>;
-  using codes = packed_codes<T>;
+  using codes = packed_codes<T, format.code>;
+  using scale = typename codes::scale;
   static constexpr int operands = form.b_operands(), tiles = config.tiles;
   static constexpr int units = config.units(operands), n_fragments = config.tokens / 8;
   static constexpr int row_groups = config.row_groups, k_groups = config.k_groups;
@@ -109,9 +110,9 @@ class packed_sm90_kernel {
     const auto load = [&](int at, int first, int count) {
       const i64 from = (tile * p.groups + first) * packed_rows;
       const int to = (pair * groups + at) * packed_rows;
-      bulk_load(buffer + scales_at + to * sizeof(T),
-                static_cast<const T*>(p.scales[operand]) + from, count * packed_rows * sizeof(T),
-                full);
+      bulk_load(buffer + scales_at + to * sizeof(scale),
+                static_cast<const scale*>(p.scales[operand]) + from,
+                count * packed_rows * sizeof(scale), full);
       if constexpr (format.zeros) {
         bulk_load(buffer + zeros_at + to, p.zeros[operand] + from, count * packed_rows, full);
       }
@@ -182,11 +183,16 @@ class packed_sm90_kernel {
   static __device__ __forceinline__ void load_terms(row_terms& terms, u32 buffer, int pair,
                                                     int group, int lane) {
     const int at = (pair * groups + group) * packed_rows;
-    const u32 scales = load_shared_word(buffer + scales_at + at * sizeof(T) + lane / 4 * 4);
-    u32 zeros = 0;
-    if constexpr (format.zeros) {
-      zeros = load_shared_word(buffer + zeros_at + at + lane / 8 * 4) >> lane / 4 % 2 * 16;
+    const auto bytes_of_rows = [&](u32 from) {  // of two rows, a byte each
+      return load_shared_word(from + lane / 8 * 4) >> lane / 4 % 2 * 16;
+    };
+    u32 scales, zeros = 0;
+    if constexpr (sizeof(scale) == 1) {
+      scales = bytes_of_rows(buffer + scales_at + at);
+    } else {
+      scales = load_shared_word(buffer + scales_at + at * sizeof(scale) + lane / 4 * 4);
     }
+    if constexpr (format.zeros) zeros = bytes_of_rows(buffer + zeros_at + at);
     terms.set(scales, zeros);
   }
   // The terms of whole rows.
@@ -201,7 +207,7 @@ class packed_sm90_kernel {
           static_cast<i64>(smaller(own.first_tile + place.tile(unit % tiles), last_tile)) *
               packed_rows +
           place.lane / 4 * 2;
-      const T* const scales = static_cast<const T*>(p.scales[operand]) + at;
+      const T* const scales = static_cast<const T*>(p.scales[operand]) + at;  // int4 alone
       u32 zeros = 0;
       if constexpr (format.zeros) zeros = *reinterpret_cast<const u16*>(p.zeros[operand] + at);
       terms[unit].set(*reinterpret_cast<const u32*>(scales), zeros);
@@ -215,18 +221,17 @@ class packed_sm90_kernel {
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
     a[3] = codes::template pair<3>(word, terms.offsets[1]);
     if constexpr (scales_operands) {
-      const u32 first = __byte_perm(terms.scales, 0, 0x1010);
-      const u32 second = __byte_perm(terms.scales, 0, 0x3232);
-      a[0] = codes::scaled(a[0], first);
-      a[1] = codes::scaled(a[1], second);
-      a[2] = codes::scaled(a[2], first);
-      a[3] = codes::scaled(a[3], second);
+      const u32 first = codes::twice(terms.scales, 0), second = codes::twice(terms.scales, 1);
+      a[0] = multiply_pairs<T>(a[0], first);
+      a[1] = multiply_pairs<T>(a[1], second);
+      a[2] = multiply_pairs<T>(a[2], first);
+      a[3] = multiply_pairs<T>(a[3], second);
     }
   }
   static __device__ __forceinline__ void add_scaled(float (&sum)[values],
                                                     const float (&part)[values], u32 scales) {
     float first, second;
-    unpack<T>(scales, first, second);
+    codes::values(scales, first, second);
 #pragma unroll
     for (int i = 0; i < values; ++i) sum[i] += part[i] * (i % 4 < 2 ? first : second);
   }
@@ -476,7 +481,8 @@ class packed_sm90_kernel {
     bool known = true;
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand) {
-      known = known && is_packed(load_cached(p.gemm.b[0][operand]), p.gemm.n, p.gemm.k);
+      known =
+          known && is_packed(load_cached(p.gemm.b[0][operand]), format.code, p.gemm.n, p.gemm.k);
     }
     accumulators sum = {};
     consume(sum, p, own, pipe, place);

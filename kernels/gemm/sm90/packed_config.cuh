@@ -46,10 +46,10 @@ struct sm90_packed_config {
     return operands * row_tiles() * k_blocks * packed_block_bytes;
   }
   constexpr int scale_bytes(int operands, packed_form form) const {
-    return operands * row_tiles() * groups(form) * packed_rows * 2;
+    return operands * row_tiles() * groups(form) * packed_rows * form.scale_bytes();
   }
   constexpr int zero_bytes(int operands, packed_form form) const {
-    return form.zeros ? scale_bytes(operands, form) / 2 : 0;
+    return form.zeros ? operands * row_tiles() * groups(form) * packed_rows : 0;
   }
   /// Bytes that are copied into a stage, and its size: swizzle atoms are 1024 bytes.
   constexpr int copied_bytes(int operands, packed_form form) const {

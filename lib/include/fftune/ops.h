@@ -66,8 +66,10 @@
  *                                                       whether w_norm is kept as its distance from
  *                                                       1
  *   eps              a number from 0 to 1               pass fwd: added to the norm's mean square
- *   weights          dense, int4                        pass fwd: format of the weights: those of
- *                                                       x, or packed integers of 4 bits with scales
+ *   weights          dense, int4, mxfp4                 pass fwd: format of the weights: those of
+ *                                                       x, or packed: integers of 4 bits with
+ *                                                       scales, or e2m1 with e8m0 scales of 32 (OCP
+ *                                                       MX)
  *   group            128, 64, 32, row                   pass fwd: weights=int4: elements of a row
  *                                                       of the weight that share a scale
  *   zeros            no, yes                            pass fwd: weights=int4: whether each group
@@ -110,6 +112,13 @@
  *   4  w_gate_scale  input  T   [ceil(h / 16), ceil(d / 128), 16]
  *   5  w_up_scale    input  T   [ceil(h / 16), ceil(d / 128), 16]
  *   6  w_down_scale  input  T   [ceil(d / 16), ceil(h / 128), 16]
+ * with weights=mxfp4: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_up          input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_down        input  u8  [ceil(d / 16) * ceil(h / 64) + 1, 512]
+ *   4  w_gate_scale  input  u8  [ceil(h / 16), ceil(d / 32), 16]
+ *   5  w_up_scale    input  u8  [ceil(h / 16), ceil(d / 32), 16]
+ *   6  w_down_scale  input  u8  [ceil(d / 16), ceil(h / 32), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -132,24 +141,25 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m                1 to 2147483647   tokens (any number)
- *   k                1 to 2147483647   input features
- *   n                1 to 2147483647   output features
- *   bias             no, yes           whether y has a bias, and the backward pass its gradient
- *   y-scale          no, yes           pass fwd: whether columns of y are multiplied by a factor
- *                                      each, before a residual is added
- *   residual         no, yes           pass fwd: whether y is added to a residual of its size
- *   output           same, f32         pass fwd: element type of y: that of x and w, or f32
- *   batch-invariant  no, yes           pass fwd: whether the bits of a row are the same whatever
- *                                      other rows there are
- *   accumulate       no, yes           pass bwd: whether the gradients of w and bias are added to
- *                                      others, which may be the same buffers
- *   weights          dense, int4       pass fwd: format of the weights: those of x, or packed
- *                                      integers of 4 bits with scales
- *   group            128, 64, 32, row  pass fwd: weights=int4: elements of a row of the weight that
- *                                      share a scale
- *   zeros            no, yes           pass fwd: weights=int4: whether each group has a zero point,
- *                                      instead of 8
+ *   m                1 to 2147483647     tokens (any number)
+ *   k                1 to 2147483647     input features
+ *   n                1 to 2147483647     output features
+ *   bias             no, yes             whether y has a bias, and the backward pass its gradient
+ *   y-scale          no, yes             pass fwd: whether columns of y are multiplied by a factor
+ *                                        each, before a residual is added
+ *   residual         no, yes             pass fwd: whether y is added to a residual of its size
+ *   output           same, f32           pass fwd: element type of y: that of x and w, or f32
+ *   batch-invariant  no, yes             pass fwd: whether the bits of a row are the same whatever
+ *                                        other rows there are
+ *   accumulate       no, yes             pass bwd: whether the gradients of w and bias are added to
+ *                                        others, which may be the same buffers
+ *   weights          dense, int4, mxfp4  pass fwd: format of the weights: those of x, or packed:
+ *                                        integers of 4 bits with scales, or e2m1 with e8m0 scales
+ *                                        of 32 (OCP MX)
+ *   group            128, 64, 32, row    pass fwd: weights=int4: elements of a row of the weight
+ *                                        that share a scale
+ *   zeros            no, yes             pass fwd: weights=int4: whether each group has a zero
+ *                                        point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -164,6 +174,9 @@
  * with weights=int4: x, w, w_scale, y
  *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
  *   2  w_scale  input  T   [ceil(n / 16), ceil(k / 128), 16]
+ * with weights=mxfp4: x, w, w_scale, y
+ *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  u8  [ceil(n / 16), ceil(k / 32), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -1104,7 +1117,7 @@
  *                                                     pair is stretched
  *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                     rule's own
- *   weights         dense, int4                       pass fwd: format of the weights of qkv, which
+ *   weights         dense, int4, mxfp4                pass fwd: format of the weights of qkv, which
  *                                                     are one w_qkv, of the output product and the
  *                                                     gated network: those of x, or packed integers
  *                                                     of 4 bits with scales
@@ -1301,7 +1314,8 @@
  *   n          1 to 2147483647   output features (any number)
  *   k          1 to 2147483647   input features
  *   direction  pack, unpack      pack: to the order of kernels; unpack: back
- *   weights    int4              format of the weights: integers of 4 bits
+ *   weights    int4, mxfp4       format of the weights: integers of 4 bits, or e2m1 with e8m0
+ *                                scales
  *   group      128, 64, 32, row  weights=int4: elements of a row of the weight that share a scale
  *   zeros      no, yes           weights=int4: whether each group has a zero point, instead of 8
  *
@@ -1315,6 +1329,9 @@
  *   1  w_scale         input   T   [ceil(n / 16), ceil(k / 128), 16]
  *   2  unpacked        output  u8  [n, ceil(k / 2)]
  *   3  unpacked_scale  output  T   [n, ceil(k / 128)]
+ * with weights=mxfp4: codes, scale, w, w_scale
+ *   1  scale    input   u8  [n, ceil(k / 32)]
+ *   3  w_scale  output  u8  [ceil(n / 16), ceil(k / 32), 16]
  * with group=64: codes, scale, w, w_scale
  *   1  scale    input   T  [n, ceil(k / 64)]
  *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
@@ -1579,6 +1596,14 @@
  *                                                      pair is stretched
  *   rope-scale      a number from 0 to 1000000         factor of all sines and cosines; 0: the
  *                                                      rule's own
+ *   weights         dense, int4, mxfp4                 pass fwd: format of the weights of qkv,
+ *                                                      which are one w_qkv, of the output product
+ *                                                      and the gated network: those of x, or packed
+ *                                                      integers of 4 bits with scales
+ *   group           128, 64, 32, row                   pass fwd: weights=int4: elements of a row of
+ *                                                      the weight that share a scale
+ *   zeros           no, yes                            pass fwd: weights=int4: whether each group
+ *                                                      has a zero point, instead of 8
  *   choose          argmax, sample, filtered           the best id; a sample by temperature; or
  *                                                      filtered: a sample of the ids that top-k,
  *                                                      top-p and min-p keep
