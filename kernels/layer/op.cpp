@@ -480,7 +480,7 @@ class Layer final : public Op {
         field.help =
             "format of the weights of qkv, which are one w_qkv, of the output product and the "
             "gated "
-            "network: those of x, or packed integers of 4 bits with scales";
+            "network: those of x, or packed in that format";
       fields.push_back(std::move(field));
     }
     return fields;
@@ -514,10 +514,11 @@ class Layer final : public Op {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
-    if (problem.has("weights", "int4")) {
-      if (has_experts(problem)) return "weights=int4 with ffn=moe: experts have dense weights";
+    if (packed_format(problem).packed) {
+      const std::string weights = "weights=" + problem.option("weights");
+      if (has_experts(problem)) return weights + " with ffn=moe: experts have dense weights";
       if (problem.has("qkv-weights", "grouped"))
-        return "qkv-weights=grouped with weights=int4: its rows are those of q, of k and of v";
+        return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
     }
     try {
       parts_of(problem);

@@ -187,12 +187,12 @@ class Qkv final : public Op {
       return OptionField{.name = name, .help = help, .choices = std::move(choices), .rare = true};
     };
     std::vector<OptionField> fields{
-        rare("weights",
-             "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
-             "of k the rows of its heads of q, then its own, then those of v; int4: all rows in "
-             "one, "
-             "packed integers of 4 bits with scales",
-             {"separate", "packed", "grouped", "int4"}),
+        rare(
+            "weights",
+            "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
+            "of k the rows of its heads of q, then its own, then those of v; int4, mxfp4: all rows "
+            "in one packed weight of that format",
+            {"separate", "packed", "grouped", "int4", "mxfp4"}),
         rare("bias", "whether q, k and v have a bias", {"no", "yes"}),
         rare("norm",
              "whether heads of q and k are RMS-normalised, with weights of their own; rows: all "

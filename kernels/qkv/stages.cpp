@@ -131,6 +131,10 @@ std::vector<PackedWeight> packed_weights(const Problem& problem) {
 
 std::vector<const Family*> families() {
   static const std::vector<GemmFamily> gemms{
+      {packed_sm90_engine(),
+       {expand, product},
+       "packed_sm90",
+       "packed weights, expanded in registers for wgmma"},
       {packed_decode_engine(),
        {expand, product},
        "packed_decode",

@@ -21,7 +21,7 @@ Sizes llama(Sizes more) {
 }
 
 Problem packed_layer(DeviceKind kind, DType dtype, const Sizes& sizes, Options options) {
-  options["weights"] = "int4";
+  options.emplace("weights", "int4");
   return layer_problem(kind, dtype, sizes, std::move(options));
 }
 
@@ -40,6 +40,7 @@ std::vector<Options> forms() {
           {{"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}, {"out-bias", "yes"}},
           {{"group", "32"}, {"zeros", "yes"}, {"qk-norm", "yes"}, {"post-norms", "yes"}},
           {{"group", "32"}, {"block", "parallel"}, {"norm", "layer"}, {"ffn-bias", "yes"}},
+          {{"weights", "mxfp4"}, {"qkv-bias", "yes"}},
           {{"group", "32"}, {"residual-scale", "yes"}, {"rotation", "interleaved"}}};
 }
 
@@ -80,7 +81,7 @@ TEST_CASE("layers with packed weights have them in the order that the API promis
 }
 
 TEST_CASE("a step of layers with packed weights expands none of them") {
-  const auto families = [](std::int64_t batch) {
+  const auto families = [](const char* architecture, std::int64_t batch) {
     const Problem problem = packed_layer(DeviceKind::cuda, DType::bf16,
                                          {{"batch", batch},
                                           {"cache", 2048},
@@ -91,18 +92,25 @@ TEST_CASE("a step of layers with packed weights expands none of them") {
                                           {"dim", 128}},
                                          {});
     Names names;
-    for (const auto& variant : default_recipe(layer_op(), problem, facts_of_architecture("sm_90a")))
+    for (const auto& variant :
+         default_recipe(layer_op(), problem, facts_of_architecture(architecture)))
       names.push_back(variant.family);
     return names;
   };
-  const Names one = families(1);
+  const auto count = [](const Names& names, const std::string& name) {
+    return std::count(names.begin(), names.end(), name);
+  };
+  for (const char* architecture : {"sm_80", "sm_90a"}) {
+    const Names one = families(architecture, 1);
+    CHECK(one.size() == 8);
+    for (const std::string& name : one) CHECK(name.find("expand") == std::string::npos);
+  }
+  const Names one = families("sm_80", 1), many = families("sm_80", 2000);
   for (const char* name :
        {"qkv.packed_decode", "out.packed_decode", "ffn.gate_up_packed", "ffn.down_packed"})
-    CHECK(std::count(one.begin(), one.end(), name) == 1);
-  CHECK(one.size() == 8);
-  const Names many = families(2000);
+    CHECK(count(one, name) == 1);
   for (const char* name : {"qkv.expand", "out.expand", "ffn.expand_gate_up", "ffn.expand_down"})
-    CHECK(std::count(many.begin(), many.end(), name) == 1);
+    CHECK(count(many, name) == 1);
 }
 
 TEST_CASE("packed weights that layers cannot have are refused in one line") {

@@ -674,59 +674,67 @@
 
 /* qkv: queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)
  *
- *   m                1 to 2147483647                   tokens (any number)
- *   d                1 to 2147483647                   features of a token
- *   heads            1 to 1024                         heads of q
- *   dim              1 to 512                          features of a head
- *   kv-heads         1 to 1024, rare                   heads of k, and of v; heads if left out
- *   rotary           1 to 512, rare                    features of a head to rotate, an even
- *                                                      number; all if left out
- *   positions        1 to 2147483647, rare             rows of the table of angles; 4096 if left
- *                                                      out
- *   cache-slots      1 to 2147483647, rare             rows of the caches; m if left out
- *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
- *                                                      next one, a multiple of dim; dim if left out
- *   weights          separate, packed, grouped, int4   one weight (and bias) each of q, k and v, or
- *                                                      all rows in one; grouped: of each head of k
- *                                                      the rows of its heads of q, then its own,
- *                                                      then those of v; int4: all rows in one,
- *                                                      packed integers of 4 bits with scales
- *   bias             no, yes                           whether q, k and v have a bias
- *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
- *                                                      with weights of their own; rows: all heads
- *                                                      of q, and of k, together; layer: heads by
- *                                                      layer normalisation
- *   norm-order       before, after                     whether heads are normalised before RoPE or
- *                                                      after it
- *   convention       llama, gemma                      weights of the norm: factors, or (gemma)
- *                                                      kept as their distance from 1
- *   eps              a number from 0 to 1              added to the norm's mean square
- *   rotation         none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart,
- *                                                      or neighbours
- *   cache            no, yes                           whether k and v are written to rows of
- *                                                      caches, by slots: nowhere by one of no row
- *   slots            i32, i64                          element type of the slots
- *   batch-invariant  no, yes                           pass fwd: whether the bits of a row are the
- *                                                      same whatever other rows there are
- *   angles           table, base, llama3, yarn         a table is given, or the rule by which
- *                                                      frequencies are computed
- *   base             a number from 1 to 1000000000000  base of the computed frequencies
- *   factor           a number from 0.001 to 1000000    factor by which the rule stretches positions
- *   context          a number from 1 to 1000000000     positions that the model was trained with
- *   low              a number from 0.001 to 1000000    llama3: context/low is the longest
- *                                                      wavelength that is interpolated
- *   high             a number from 0.001 to 1000000    llama3: context/high is the longest
- *                                                      wavelength that is left alone
- *   beta-fast        a number from 0.001 to 1000000    yarn: rotations in the context from which a
- *                                                      pair is left alone
- *   beta-slow        a number from 0.001 to 1000000    yarn: rotations in the context up to which a
- *                                                      pair is stretched
- *   scale            a number from 0 to 1000000        factor of all sines and cosines; 0: the
- *                                                      rule's own
- *   group            128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
- *                                                      the weight that share a scale
- *   zeros            no, yes                           pass fwd: weights=int4: whether each group
- *                                                      has a zero point, instead of 8
+ *   m                1 to 2147483647                         tokens (any number)
+ *   d                1 to 2147483647                         features of a token
+ *   heads            1 to 1024                               heads of q
+ *   dim              1 to 512                                features of a head
+ *   kv-heads         1 to 1024, rare                         heads of k, and of v; heads if left
+ *                                                            out
+ *   rotary           1 to 512, rare                          features of a head to rotate, an even
+ *                                                            number; all if left out
+ *   positions        1 to 2147483647, rare                   rows of the table of angles; 4096 if
+ *                                                            left out
+ *   cache-slots      1 to 2147483647, rare                   rows of the caches; m if left out
+ *   cache-head       1 to 1048576, rare                      elements from a head of the caches to
+ *                                                            the next one, a multiple of dim; dim
+ *                                                            if left out
+ *   weights          separate, packed, grouped, int4, mxfp4  one weight (and bias) each of q, k and
+ *                                                            v, or all rows in one; grouped: of
+ *                                                            each head of k the rows of its heads
+ *                                                            of q, then its own, then those of v;
+ *                                                            int4, mxfp4: all rows in one packed
+ *                                                            weight of that format
+ *   bias             no, yes                                 whether q, k and v have a bias
+ *   norm             no, yes, rows, layer                    whether heads of q and k are
+ *                                                            RMS-normalised, with weights of their
+ *                                                            own; rows: all heads of q, and of k,
+ *                                                            together; layer: heads by layer
+ *                                                            normalisation
+ *   norm-order       before, after                           whether heads are normalised before
+ *                                                            RoPE or after it
+ *   convention       llama, gemma                            weights of the norm: factors, or
+ *                                                            (gemma) kept as their distance from 1
+ *   eps              a number from 0 to 1                    added to the norm's mean square
+ *   rotation         none, halves, interleaved               RoPE of q and k: none, pairs rotary/2
+ *                                                            apart, or neighbours
+ *   cache            no, yes                                 whether k and v are written to rows of
+ *                                                            caches, by slots: nowhere by one of no
+ *                                                            row
+ *   slots            i32, i64                                element type of the slots
+ *   batch-invariant  no, yes                                 pass fwd: whether the bits of a row
+ *                                                            are the same whatever other rows there
+ *                                                            are
+ *   angles           table, base, llama3, yarn               a table is given, or the rule by which
+ *                                                            frequencies are computed
+ *   base             a number from 1 to 1000000000000        base of the computed frequencies
+ *   factor           a number from 0.001 to 1000000          factor by which the rule stretches
+ *                                                            positions
+ *   context          a number from 1 to 1000000000           positions that the model was trained
+ *                                                            with
+ *   low              a number from 0.001 to 1000000          llama3: context/low is the longest
+ *                                                            wavelength that is interpolated
+ *   high             a number from 0.001 to 1000000          llama3: context/high is the longest
+ *                                                            wavelength that is left alone
+ *   beta-fast        a number from 0.001 to 1000000          yarn: rotations in the context from
+ *                                                            which a pair is left alone
+ *   beta-slow        a number from 0.001 to 1000000          yarn: rotations in the context up to
+ *                                                            which a pair is stretched
+ *   scale            a number from 0 to 1000000              factor of all sines and cosines; 0:
+ *                                                            the rule's own
+ *   group            128, 64, 32, row                        pass fwd: weights=int4: elements of a
+ *                                                            row of the weight that share a scale
+ *   zeros            no, yes                                 pass fwd: weights=int4: whether each
+ *                                                            group has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
@@ -748,6 +756,9 @@
  * with weights=int4: x, w, w_scale, q, k, v
  *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
  *   2  w_scale  input  T   [ceil(3 * dim * heads / 16), ceil(d / 128), 16]
+ * with weights=mxfp4: x, w, w_scale, q, k, v
+ *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_scale  input  u8  [ceil(3 * dim * heads / 16), ceil(d / 32), 16]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -1119,8 +1130,8 @@
  *                                                     rule's own
  *   weights         dense, int4, mxfp4                pass fwd: format of the weights of qkv, which
  *                                                     are one w_qkv, of the output product and the
- *                                                     gated network: those of x, or packed integers
- *                                                     of 4 bits with scales
+ *                                                     gated network: those of x, or packed in that
+ *                                                     format
  *   group           128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
  *                                                     the weight that share a scale
  *   zeros           no, yes                           pass fwd: weights=int4: whether each group
@@ -1599,7 +1610,7 @@
  *   weights         dense, int4, mxfp4                 pass fwd: format of the weights of qkv,
  *                                                      which are one w_qkv, of the output product
  *                                                      and the gated network: those of x, or packed
- *                                                      integers of 4 bits with scales
+ *                                                      in that format
  *   group           128, 64, 32, row                   pass fwd: weights=int4: elements of a row of
  *                                                      the weight that share a scale
  *   zeros           no, yes                            pass fwd: weights=int4: whether each group
