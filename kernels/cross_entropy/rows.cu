@@ -82,7 +82,7 @@ __device__ __forceinline__ float capped_logit(float logit, float softcap) {
 }
 
 template <class T, cross_entropy_form form, int count, int threads>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_rows(const T* logits_of_rows, const i64* labels, const float* class_weights,
                        const float* items, const float* dloss, float* lses, float* losses,
                        float* logprobs, float* entropies, T* dlogits, i64 ignored_label, int vocab,
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(threads)
   const int first = static_cast<int>(threadIdx.x) * count;
   constexpr int step = threads * count;
   // Vectors in flight; with a soft cap the arithmetic takes the registers.
-  constexpr int unrolled = form.caps ? 1 : 4;
+  constexpr int unrolled = form.caps ? 1 : count >= 4 ? 2 : 4;
   const u64 policy = l2_eviction_policy<false>();
   wait_and_launch_dependents();
 
