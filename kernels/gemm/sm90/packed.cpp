@@ -146,7 +146,7 @@ double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts
   // An MMA has 64 rows and 16 of k; each of a warpgroup's warps expands a word a lane for it.
   const double mmas = tile.units(operands) * tile.row_groups * tile.k_blocks * 4.0;  // of a stage
   const bool separate = format.group != 0 && !tile.scales_operands(operands, format);
-  const double tensor = 1.15 * std::max(tile.tokens / 2.0, 18.0);
+  const double tensor = 1.25 * std::max(tile.tokens / 2.0, 18.0);
   const int run = std::min(format.group, packed_k * tile.k_blocks);
   const double issue = 18 + (tile.scales_operands(operands, format) ? 5 : 0) +
                        (separate ? tile.tokens / 2.0 * 16 / run : 0);
@@ -161,7 +161,8 @@ double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts
                                                                                          : 1));
   const double stage_clocks =
       std::max({mmas * tensor, mmas * issue, alone * tile.row_groups / warpgroups, 80.0 * loads});
-  const double compute = visits * stage_clocks / clocks;
+  // Two tiles of a warpgroup take its registers in turns.
+  const double compute = visits * (stage_clocks + 40) * (tile.tiles == 2 ? 1.04 : 1) / clocks;
   const double split = tile.split_k > 1 ? 1.2 + 0.1 * tile.split_k : 0;
   return std::max({memory, l2, compute}) + 2.0 * waves + split + 0.2 * (tile.k_groups - 1);
 }
