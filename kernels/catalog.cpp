@@ -7,11 +7,13 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/cross_entropy/cross_entropy.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/masked_softmax/masked_softmax.hpp"
 #include "kernels/moe/moe.hpp"
@@ -29,14 +31,30 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{
-      {&ffn_op(),        &linear_op(),    &rmsnorm_op(),        &bias_gelu_op(),
-       &act_mul_op(),    &rope_op(),      &ngram_block_op(),    &masked_linear_op(),
-       &masked_ffn_op(), &moe_ffn_op(),   &moe_route_op(),      &qkv_op(),
-       &attention_op(),  &pack_mask_op(), &masked_softmax_op(), &layernorm_op(),
-       &layer_op(),      &sample_op(),    &head_op(),           &pack_weight_op(),
-       &decode_op()},
-      &sources};
+  static const Catalog catalog{{&ffn_op(),
+                                &linear_op(),
+                                &rmsnorm_op(),
+                                &bias_gelu_op(),
+                                &act_mul_op(),
+                                &rope_op(),
+                                &ngram_block_op(),
+                                &masked_linear_op(),
+                                &masked_ffn_op(),
+                                &moe_ffn_op(),
+                                &moe_route_op(),
+                                &qkv_op(),
+                                &attention_op(),
+                                &pack_mask_op(),
+                                &masked_softmax_op(),
+                                &layernorm_op(),
+                                &layer_op(),
+                                &sample_op(),
+                                &head_op(),
+                                &pack_weight_op(),
+                                &cross_entropy_op(),
+                                &linear_cross_entropy_op(),
+                                &decode_op()},
+                               &sources};
   return catalog;
 }
 

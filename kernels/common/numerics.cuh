@@ -93,6 +93,10 @@ struct fp8 {
   u8 bits;
 };
 
+// The device's type of an element.
+template <element type>
+using element_type = typename type_at<static_cast<int>(type), float, bf16, fp16, fp8>::type;
+
 // In integers, for any architecture: the conversions of PTX need compute capability 8.9. As the low
 // bits of a float's exponent and the high ones of its mantissa, the number is 2^-120 of itself.
 __device__ __forceinline__ float to_float(fp8 value) {

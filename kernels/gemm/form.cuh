@@ -1,14 +1,11 @@
-// The compile-time form of a GEMM: the parts of a GemmProblem that kernels are specialised for.
-// Kernels take it as one template argument, which the host prints (launch.hpp). Included by host
-// and device code.
+// What a GEMM kernel is given. Its form: the parts of a GemmProblem that kernels are specialised
+// for, one template argument, which the host prints (launch.hpp). Its parameters: one struct,
+// passed by value, whose fields the host writes by their offsets. Included by host and device code.
 #pragma once
 
-#include "gemm/qkv.cuh"
-#include "gemm/row_broadcast.cuh"
+#include "common/types.cuh"
 
 namespace fftune {
-
-enum class element { f32, bf16, fp16, fp8 };  // epilogue_ops.cuh has their types, in this order
 
 // How many accumulators and operands a GEMM has.
 enum class gemm_operands {
@@ -49,9 +46,52 @@ enum class epilogue_kind {
   gated,                // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); gate and up may be stored too
   activation_gradient,  // from dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
                         // and hidden = act(gate) ⊙ up on request; reads gate and up
-  qkv,  // C = heads of q, k and v (qkv.cuh): bias, norms, rotation, three outputs
+  qkv,  // C = heads of q, k and v (qkv_form): bias, norms, rotation, three outputs
 };
 enum class activation_kind : int;  // common/activation.cuh
+
+// The row broadcasts of a linear epilogue: vectors [n] whose elements are applied to every row of
+// C, such as a bias. This is the only definition: every engine applies those of a gemm_form in this
+// order, and the host names their tensors (Epilogue::row). To add one, add an enumerator and its
+// arithmetic here.
+enum class row_broadcast { bias, scale };  // in the order in which they are applied
+constexpr int row_broadcasts = 2;
+
+/// Whether its elements are f32 whatever C is, rather than those of the source.
+constexpr bool is_f32(row_broadcast row) {
+  return row == row_broadcast::scale;
+}
+
+/// An element of C with the vector's element of its column.
+constexpr float apply(row_broadcast row, float value, float element) {
+  return row == row_broadcast::scale ? value * element : value + element;
+}
+
+// The epilogue of a QKV product: the columns of C are the heads of q, then of k, then of v, `dim`
+// features each, and each of the three parts is a matrix of its own. Steps for a head's features,
+// in this order:
+//   bias      + bias[n]
+//   norm      q and k: x * w / sqrt(mean of x^2 + eps), over the features of a head
+//   rotation  q and k: rotary position embedding of the first `rotary` features
+// and then the one rounding.
+enum class head_rotation {
+  none,
+  halves,       // pairs are features rotary / 2 apart
+  interleaved,  // pairs are neighbours
+};
+
+struct qkv_form {
+  int dim = 0;     // features of a head
+  int rotary = 0;  // The first `rotary` features are rotated.
+  head_rotation rotation = head_rotation::none;
+  bool separate = false;  // B, and the bias, are a tensor for each part
+  bool bias = false;
+  bool normalises = false;  // q and k
+  bool caches = false;  // row i of k and v goes to row slots[i], nowhere if there is no such row
+  bool wide_slots = false;  // of 64 bits
+
+  constexpr bool rotates() const { return rotation != head_rotation::none; }
+};
 
 // Norm of A's rows before the product: a root mean square norm in one of its conventions
 // (common/rows.cuh), rounded to A's type.
@@ -127,6 +167,98 @@ struct gemm_form {
     if (epilogue == epilogue_kind::activation_gradient) return stores_hidden ? 3 : 2;
     return 1;
   }
+};
+
+// --- Parameters ---
+
+// The host leaves fields that a problem does not use.
+struct gemm_params {
+  // Matrices, row-major. The second a belongs to the second K-concatenated pair, or output.
+  const void* a[2];
+  // [group][operand]; one stacked tensor of all groups: b[0]; qkv: those of the parts
+  const void* b[2][2];
+  void* c[2][2];             // [group][output]; groups only in a grouped reduction; qkv: as b.
+  const void* source[2][2];  // Added to C; indexed as c.
+  const void* broadcasts[row_broadcasts];  // [n] each.
+  const float* row_weights;                // [m], by sorted rows.
+  const void* group_bias[2];  // [groups, n] for each B operand; packed as B is: the first alone.
+  void* gate;                 // [m, n], written (gated) or read (activation_gradient), as up.
+  void* up;
+  void* d_up;
+  void* hidden;
+  const float* a_scale;
+  const float* b_scale[2];
+  float* c_scale;  // read with Scaling::tensor, written with Scaling::block
+
+  const unsigned char* mask;  // u8 [tokens]
+  const int* offsets;         // [groups + 1]
+  const int* permutation;     // [tokens]
+  const int* ids;             // [id_count]: the groups of the choices that are sorted
+  int groups, id_count;
+  int whole_groups;  // the last ones, with a row of each token
+
+  int m, n, k;  // k of one K-concatenated pair; of a grouped reduction all tokens
+  int group_m;  // tile rows in a band of the raster order
+  int split_k;
+  unsigned*
+      split_counters;     // split-K through a workspace: [tiles], zero before and after; else null
+  float* split_partials;  // [tiles, split_k, elements of a tile]
+
+  const void* norm_of_a;  // [k]: weights of the row norm
+  float norm_epsilon;
+};
+
+// The angles of rotated heads: those of a row's position.
+struct head_angles {
+  const int* positions;  // [m]
+  const float* table;    // [table_rows, 2 pairs]: kernels read the first of each pair, and the last
+                         // row for a position past the end. Null: position times the pair's
+                         // frequency.
+  int table_rows;
+  float scale;  // of sines and cosines
+};
+template <int count>
+struct pair_frequencies {
+  float of[count];
+};
+
+// Kernel parameters besides gemm_params, whose b and c hold the parts in their order, as arrays of
+// pointers one after the other.
+struct qkv_params {
+  const void* bias[3];   // of each part; the first alone if they are one tensor
+  const void* norms[2];  // [dim], of q and of k
+  const float* sines;    // [m, rotary / 2, 2]: cosine and sine of each pair
+  const void* slots;     // [m]
+  int cache_rows;        // of the caches
+  int cache_head;        // elements from a head of theirs to the next
+  int q_columns;         // of part 0
+  int kv_columns;        // of each other part
+  float epsilon;
+  float
+      norm_offset;  // added to the norms' elements: 1 where they are kept as their distance from 1
+
+  constexpr int part_of(int column) const {
+    return column < q_columns ? 0 : column < q_columns + kv_columns ? 1 : 2;
+  }
+  constexpr int first_column(int part) const {
+    return part == 0 ? 0 : q_columns + (part - 1) * kv_columns;
+  }
+  constexpr int columns(int part) const { return part == 0 ? q_columns : kv_columns; }
+};
+
+// Parameters of engines that need no tensor maps.
+struct plain_params {
+  gemm_params gemm;
+  qkv_params qkv;  // epilogue qkv
+};
+
+// Parameters of engines that compute the sines of rotated heads themselves.
+struct angle_params : plain_params {
+  head_angles angles;
+};
+template <int pairs>
+struct rotating_params : angle_params {
+  pair_frequencies<pairs> frequencies;
 };
 
 }  // namespace fftune

@@ -18,7 +18,6 @@
 #include "common/types.cuh"
 #include "common/vectors.cuh"
 #include "gemm/form.cuh"
-#include "gemm/params.cuh"
 
 namespace fftune {
 

@@ -1,10 +1,10 @@
-// Epilogue arithmetic of the features of one head of one token in the epilogue qkv (gemm/qkv.cuh).
-// A warp finds the features in shared memory, in float32: all of them, or those of its block.
+// Epilogue arithmetic of the features of one head of one token in the epilogue qkv (qkv_form in
+// gemm/form.cuh). A warp finds the features in shared memory, in float32: all of them, or those of
+// its block.
 #pragma once
 
 #include "common/numerics.cuh"
 #include "common/vectors.cuh"
-#include "gemm/element_type.cuh"
 #include "gemm/form.cuh"
 
 namespace fftune {

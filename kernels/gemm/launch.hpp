@@ -1,5 +1,5 @@
 // From a GemmProblem to a kernel's launch: its compile-time form (form.cuh) as a template argument,
-// its parameters (params.cuh) filled in by name, and how the blocks of split-K (split_k.cuh) meet.
+// its parameters (form.cuh) filled in by name, and how the blocks of split-K (split_k.cuh) meet.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,6 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/form.cuh"
 #include "kernels/gemm/packed/layout.cuh"
-#include "kernels/gemm/params.cuh"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {

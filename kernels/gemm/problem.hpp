@@ -18,7 +18,6 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/form.cuh"
 #include "kernels/gemm/packed/weight.hpp"
-#include "kernels/gemm/row_broadcast.cuh"
 
 namespace fftune {
 

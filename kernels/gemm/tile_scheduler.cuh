@@ -7,8 +7,8 @@
 // as its tiles take longer.
 #pragma once
 
+#include "common/types.cuh"
 #include "gemm/groups.cuh"
-#include "gemm/tile_order.cuh"
 
 namespace fftune {
 

@@ -14,6 +14,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/part_stages.hpp"
 #include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/rope/rope.hpp"
@@ -38,6 +39,8 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "b_k",
                                       "b_v",
                                       "w_qkv",
+                                      "w_qkv_scale",
+                                      "w_qkv_zero",
                                       "b_qkv",
                                       "q_norm",
                                       "k_norm",
@@ -48,6 +51,8 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "sinks",
                                       "residual_scale",
                                       "w_o",
+                                      "w_o_scale",
+                                      "w_o_zero",
                                       "b_o",
                                       "attn_post_norm",
                                       "ffn_norm",
@@ -59,6 +64,12 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "w_up",
                                       "w_gate_up",
                                       "w_down",
+                                      "w_gate_scale",
+                                      "w_gate_zero",
+                                      "w_up_scale",
+                                      "w_up_zero",
+                                      "w_down_scale",
+                                      "w_down_zero",
                                       "b_gate",
                                       "b_up",
                                       "b_gate_up",
@@ -464,6 +475,14 @@ class Layer final : public Op {
             "for, or fewer",
             {"full", "ragged"})};
     for (OptionField& field : angle_options()) fields.push_back(std::move(field));
+    for (OptionField& field : packed_options()) {
+      if (field.name == "weights")
+        field.help =
+            "format of the weights of qkv, which are one w_qkv, of the output product and the "
+            "gated "
+            "network: those of x, or packed integers of 4 bits with scales";
+      fields.push_back(std::move(field));
+    }
     return fields;
   }
 
@@ -495,6 +514,11 @@ class Layer final : public Op {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
+    if (problem.has("weights", "int4")) {
+      if (has_experts(problem)) return "weights=int4 with ffn=moe: experts have dense weights";
+      if (problem.has("qkv-weights", "grouped"))
+        return "qkv-weights=grouped with weights=int4: its rows are those of q, of k and of v";
+    }
     try {
       parts_of(problem);
     } catch (const Error& error) {

@@ -102,7 +102,8 @@ class Parts {
         {"bias", option_or(problem_, "qkv-bias", "no")},
         {"norm", option_or(problem_, "qk-norm", "no")},
         {"norm-order", option_or(problem_, "qk-norm-order", "before")},
-        {"weights", option_or(problem_, "qkv-weights", "separate")},
+        {"weights",
+         problem_.has("weights", "int4") ? "int4" : option_or(problem_, "qkv-weights", "separate")},
         {"eps", option_or(problem_, "eps", usual_eps)},
         {"convention", from_one ? "gemma" : "llama"},
         {"rotation", rotation},
@@ -114,8 +115,20 @@ class Parts {
         if (problem_.options.contains(name)) options[name] = problem_.option(name);
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
+    add_format(options);
     add("qkv", qkv_op(), std::move(sizes), std::move(options),
-        {{"x", norms_first_ ? "normalised" : "x"}, {"w", "w_qkv"}, {"bias", "b_qkv"}});
+        {{"x", norms_first_ ? "normalised" : "x"},
+         {"w", "w_qkv"},
+         {"w_scale", "w_qkv_scale"},
+         {"w_zero", "w_qkv_zero"},
+         {"w_dense", "w_qkv_dense"},
+         {"bias", "b_qkv"}});
+  }
+
+  /// Beside the option weights: groups and zero points of packed weights.
+  void add_format(std::map<std::string, std::string>& options) const {
+    for (const char* name : {"group", "zeros"})
+      if (problem_.options.contains(name)) options[name] = problem_.option(name);
   }
 
   /// Rows of keys, and of values, in memory.
@@ -146,15 +159,21 @@ class Parts {
   /// The product behind attention.
   void add_product(const char* name, const char* x, const char* w, const char* residual,
                    const char* y) {
+    std::map<std::string, std::string> options{{"bias", option_or(problem_, "out-bias", "no")},
+                                               {"y-scale", scales()},
+                                               {"weights", option_or(problem_, "weights", "dense")},
+                                               {"residual", post_norms_ ? "no" : "yes"}};
+    add_format(options);
     add(name, linear_op(),
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
          {"n", problem_.size("d")}},
-        {{"bias", option_or(problem_, "out-bias", "no")},
-         {"y-scale", scales()},
-         {"residual", post_norms_ ? "no" : "yes"}},
+        std::move(options),
         {{"x", x},
          {"w", w},
+         {"w_scale", std::string(w) + "_scale"},
+         {"w_zero", std::string(w) + "_zero"},
+         {"w_dense", std::string(w) + "_dense"},
          {"bias", "b_o"},
          {"y_scale", "residual_scale"},
          {"residual", residual},
@@ -164,14 +183,15 @@ class Parts {
   void add_ffn() {
     const bool gated = !problem_.has("ffn", "plain");
     const bool bias = problem_.has("ffn-bias", "yes");
+    std::map<std::string, std::string> options{{"act", option_or(problem_, "act", "silu")},
+                                               {"gate", gated ? "yes" : "no"},
+                                               {"bias", !bias ? "none" : gated ? "down" : "both"},
+                                               {"y-scale", scales()},
+                                               {"weights", option_or(problem_, "weights", "dense")},
+                                               {"residual", post_norms_ ? "no" : "yes"}};
+    add_format(options);
     add("ffn", ffn_op(), {{"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}},
-        {{"act", option_or(problem_, "act", "silu")},
-         {"gate", gated ? "yes" : "no"},
-         {"bias", !bias   ? "none"
-                  : gated ? "down"
-                          : "both"},
-         {"y-scale", scales()},
-         {"residual", post_norms_ ? "no" : "yes"}},
+        std::move(options),
         {{"x", ffn_input_},
          {"y_scale", "residual_scale"},
          {"residual", "mid"},
@@ -288,13 +308,16 @@ std::vector<PartKind> part_kinds() {
                                             moe::stage_combine};
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
-          {"qkv", qkv_op, {qkv::stage_product, qkv::stage_heads}},
+          {"qkv", qkv_op, {qkv::stage_expand, qkv::stage_product, qkv::stage_heads}},
           {"attention", attention_op, {attention::stage_forward}},
-          {"out", linear_op, {linear::stage_product}},
+          {"out", linear_op, {linear::stage_expand, linear::stage_product}},
           rms("attn_post_norm"),
           rms("ffn_norm"),
           with_mean("ffn_layernorm"),
-          {"ffn", ffn_op, {ffn::stage_gate_up, ffn::stage_up, ffn::stage_down}},
+          {"ffn",
+           ffn_op,
+           {ffn::stage_expand_gate_up, ffn::stage_gate_up, ffn::stage_up, ffn::stage_expand_down,
+            ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
           {"shared", ffn_op, {ffn::stage_gate_up, ffn::stage_down}},

@@ -1,4 +1,6 @@
 // The host side of layer/persistent.cu: which layers it computes, its space, and its launches.
+#include "core/dtype.hpp"  // its names come before those of device headers
+
 #include "kernels/layer/persistent.cuh"
 
 #include <fmt/format.h>

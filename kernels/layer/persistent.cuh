@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gemm/decode/stream_shape.cuh"
-#include "gemm/qkv.cuh"
+#include "gemm/form.cuh"
 
 namespace fftune {
 

@@ -23,9 +23,9 @@ class HostHeads {
   HostHeads(const Layer& layer, Turns turns, const TensorPlaces& places)
       : layer_(layer),
         turns_(std::move(turns)),
-        from_{places.at(layer.grouped ? "qkv_raw" : "q_raw"),
-              places.at(layer.grouped ? "qkv_raw" : "k_raw"),
-              places.at(layer.grouped ? "qkv_raw" : "v_raw")},
+        from_{places.at(layer.joined() ? "qkv_raw" : "q_raw"),
+              places.at(layer.joined() ? "qkv_raw" : "k_raw"),
+              places.at(layer.joined() ? "qkv_raw" : "v_raw")},
         to_{places.at("q"), places.at(layer.cache ? "k_cache" : "k"),
             places.at(layer.cache ? "v_cache" : "v")},
         weights_{places.at("q_norm"), places.at("k_norm")},

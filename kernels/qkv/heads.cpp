@@ -22,6 +22,10 @@ std::string_view norm_name(const Layer& layer) {
   return names[static_cast<std::size_t>(layer.norm)];
 }
 
+std::string_view raw_name(const Layer& layer) {
+  return layer.grouped ? "grouped" : layer.joined() ? "joined" : "apart";
+}
+
 class FinishHeads final : public HeadsFamily {
  public:
   FinishHeads()
@@ -54,7 +58,7 @@ class FinishHeads final : public HeadsFamily {
     const auto add = [&](std::initializer_list<const char*> names) {
       for (const char* name : names) arguments.push_back(tensor_or_null(places, name));
     };
-    if (layer.grouped)
+    if (layer.joined())
       add({"qkv_raw", "", ""});
     else
       add({"q_raw", "k_raw", "v_raw"});
@@ -77,10 +81,10 @@ class FinishHeads final : public HeadsFamily {
     KernelLaunch& launch = append_kernel(
         program, kernel_file,
         fmt::format("finish_heads<{}, fftune::heads_config{{{}, {}, fftune::head_rotation::{}, "
-                    "fftune::head_norm::{}, {}, {}, {}, {}, {}}}>",
+                    "fftune::head_norm::{}, {}, fftune::raw_heads::{}, {}, {}, {}}}>",
                     element_type(layer.dtype), layer.dim, rotary,
                     rotations[static_cast<std::size_t>(layer.rotation)], norm_name(layer),
-                    layer.norm_last, layer.grouped, layer.cache, layer.wide_slots, warps),
+                    layer.norm_last, raw_name(layer), layer.cache, layer.wide_slots, warps),
         {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
         std::move(arguments));
     launch.programmatic = facts.compute_capability >= 90;

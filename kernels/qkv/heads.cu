@@ -19,12 +19,19 @@ enum class head_norm {
   centred,  // layer normalisation, weights and biases [dim]
 };
 
+// Where the product has put q, k and v.
+enum class raw_heads {
+  apart,    // three tensors
+  joined,   // one, a token's heads of q, of k and of v one after the other
+  grouped,  // one, of each head of k its heads of q, k and v
+};
+
 struct heads_config {
   int dim = 0, rotary = 0;
   head_rotation rotation = head_rotation::none;
   head_norm norm = head_norm::none;
   bool norm_last = false;  // behind the rotation
-  bool grouped = false;    // q, k and v are one tensor: of each head of k its heads of q, k and v
+  raw_heads raw = raw_heads::apart;
   bool caches = false, wide_slots = false;
   int warps = 8;
 
@@ -68,7 +75,10 @@ class heads_kernel {
       }
     }
     const auto head_at = [&](int head) {
-      if constexpr (config.grouped) {
+      if constexpr (config.raw == raw_heads::joined) {
+        const int before = part == 0 ? 0 : heads + (part - 1) * kv_heads;
+        return tensors.from[0] + (token * (heads + 2 * kv_heads) + before + head) * dim;
+      } else if constexpr (config.raw == raw_heads::grouped) {
         const int of_group = heads / kv_heads;
         const int group = part == 0 ? head / of_group : head;
         const int within = part == 0 ? head % of_group : of_group + part - 1;
@@ -176,9 +186,10 @@ class heads_kernel {
   }
 };
 
-// Tensors [m, heads, dim]; `grouped`: q has all, [m, (heads + 2 kv_heads) dim]. k_to and v_to are
-// the caches, [cache_rows, kv_heads, cache_head], or [m, kv_heads, dim]; a slot of no row writes
-// nothing. Positions, table, table_rows and scale are those of head_angles. Grid: (m, 3). Block: 32
+// Tensors [m, heads, dim]; unless they are apart, q has all, [m, (heads + 2 kv_heads) dim]. k_to
+// and v_to are the caches, [cache_rows, kv_heads, cache_head], or [m, kv_heads, dim]; a slot of no
+// row writes nothing. Positions, table, table_rows and scale are those of head_angles. Grid: (m,
+// 3). Block: 32
 // * config.warps.
 template <class T, heads_config config>
 __global__ void __launch_bounds__(32 * config.warps)

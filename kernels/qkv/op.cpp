@@ -52,7 +52,9 @@ void draw_slots(std::uint64_t seed, std::int64_t rows, std::span<double> slots) 
                                               : static_cast<double>(rows) + static_cast<double>(i);
 }
 
-std::vector<TensorSpec> tensors_of(const Layer& layer) {
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  const auto packed = packed_weights(problem);
   const DType dtype = layer.dtype;
   const double by_d = 1 / std::sqrt(static_cast<double>(layer.d));
   const std::int64_t q = layer.heads * layer.dim, kv = layer.kv_heads * layer.dim;
@@ -64,7 +66,9 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     tensors.push_back({name, dtype, {elements}, Role::input, 1});
   };
   if (layer.packed) {
-    weight("w", layer.columns());
+    for (const PackedWeight& own : packed)
+      for (TensorSpec& tensor : packed_tensors(own, by_d)) tensors.push_back(std::move(tensor));
+    if (packed.empty()) weight("w", layer.columns());
     if (layer.bias) vector("bias", layer.columns());
   } else {
     weight("w_q", q), weight("w_k", kv), weight("w_v", kv);
@@ -103,7 +107,8 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   if (!layer.cache)
     for (const char* name : {"k", "v"}) heads(name, Role::output, layer.m, layer.kv_heads);
   if (!layer.in_two_stages()) return tensors;
-  if (layer.grouped) {
+  if (layer.joined()) {
+    for (const PackedWeight& own : packed) tensors.push_back(expanded_tensor(own));
     tensors.push_back({"qkv_raw", dtype, {layer.m, layer.columns()}, Role::intermediate, 1});
     return tensors;
   }
@@ -124,7 +129,7 @@ StageSpec heads_stage(const Layer& layer, const std::vector<TensorSpec>& tensors
   };
   for (const TensorSpec& tensor : tensors) {
     const std::string& name = tensor.name;
-    if (tensor.role == Role::intermediate || tensor.role == Role::updated ||
+    if ((tensor.role == Role::intermediate && name != "w_dense") || tensor.role == Role::updated ||
         name.find("norm") != std::string::npos || name == "positions" || name == "angles" ||
         name == "slots")
       add(stage.inputs, tensor);
@@ -184,8 +189,10 @@ class Qkv final : public Op {
     std::vector<OptionField> fields{
         rare("weights",
              "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
-             "of k the rows of its heads of q, then its own, then those of v",
-             {"separate", "packed", "grouped"}),
+             "of k the rows of its heads of q, then its own, then those of v; int4: all rows in "
+             "one, "
+             "packed integers of 4 bits with scales",
+             {"separate", "packed", "grouped", "int4"}),
         rare("bias", "whether q, k and v have a bias", {"no", "yes"}),
         rare("norm",
              "whether heads of q and k are RMS-normalised, with weights of their own; rows: all "
@@ -213,6 +220,8 @@ class Qkv final : public Op {
         batch_invariant_option()};
     const auto angles = angle_options();
     fields.insert(fields.end(), angles.begin(), angles.end());
+    for (OptionField& field : packed_options())
+      if (field.name != "weights") fields.push_back(std::move(field));
     return fields;
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
@@ -247,17 +256,19 @@ class Qkv final : public Op {
     const double high = number_or_default(*this, problem, "high");
     if (layer.rotates() && is(problem, "angles", "llama3") && high <= low)
       return fmt::format("high={} is not above low={}", high, low);
-    return "";
+    return packed_contradiction(problem, "d", layer.d);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(layer_of(problem));
+    return tensors_of(problem);
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
-    const auto tensors = tensors_of(layer);
+    const auto tensors = tensors_of(problem);
     StageSpec stage = stage_spec(stage_product, product_gemm(problem), tensors);
+    if (const auto packed = packed_weights(problem); !packed.empty())
+      return {expand_spec(stage_expand, packed, tensors), stage, heads_stage(layer, tensors)};
     if (layer.in_two_stages()) return {stage, heads_stage(layer, tensors)};
     if (layer.cache) {
       // Only the written rows of the caches count.
@@ -301,7 +312,8 @@ Layer layer_of(const Problem& problem) {
                    : is(problem, "rotation", "interleaved") ? head_rotation::interleaved
                                                             : head_rotation::none;
   layer.grouped = is(problem, "weights", "grouped");
-  layer.packed = layer.grouped || is(problem, "weights", "packed");
+  layer.format = packed_format(problem);
+  layer.packed = layer.joined() || is(problem, "weights", "packed");
   layer.bias = is(problem, "bias", "yes");
   layer.norm = is(problem, "norm", "yes")     ? HeadNorm::head
                : is(problem, "norm", "rows")  ? HeadNorm::rows

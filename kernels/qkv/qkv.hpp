@@ -1,5 +1,5 @@
 // The product in front of attention: the heads of q, k and v of x [m, d] in one GEMM, with its
-// epilogue in gemm/qkv.cuh. The epilogue adds the bias, normalises the heads of q and k (Qwen3's
+// epilogue in gemm/form.cuh. The epilogue adds the bias, normalises the heads of q and k (Qwen3's
 // q_norm and k_norm), and applies RoPE to them like the op rope, at a given position of each token.
 // It writes q [m, heads, dim], k and v [m, kv_heads, dim].
 //
@@ -11,8 +11,8 @@
 //
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
-// normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k
-// and v (GPT-NeoX, Falcon).
+// normalisation of heads, norms behind RoPE (HunYuan), weights with alternating rows of q, k and v
+// (GPT-NeoX, Falcon), and packed weights of 4 bits (gemm/packed).
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@
 #include "core/problem.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/family.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -30,6 +31,7 @@ const Op& qkv_op();
 
 namespace qkv {
 
+constexpr const char* stage_expand = "expand";  // w as a dense weight: weights=int4
 constexpr const char* stage_product = "product";
 constexpr const char* stage_heads = "heads";
 
@@ -51,8 +53,9 @@ struct Layer {
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   head_rotation rotation = head_rotation::none;
-  bool packed = false;   // one weight and bias, not three
-  bool grouped = false;  // of each head of k the rows of its heads of q, of k and of v
+  bool packed = false;       // one weight and bias, not three
+  bool grouped = false;      // of each head of k the rows of its heads of q, of k and of v
+  PackedFormat format = {};  // of 4 bits, in one weight
   bool bias = false;
   HeadNorm norm = HeadNorm::none;
   bool norm_last = false;  // behind the rotation
@@ -64,8 +67,10 @@ struct Layer {
   bool rotates() const { return rotation != head_rotation::none; }
   bool normalises() const { return norm != HeadNorm::none; }
   bool in_two_stages() const {
-    return grouped || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred;
+    return joined() || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred;
   }
+  /// Whether the first of two stages writes q, k and v of a token next to each other.
+  bool joined() const { return grouped || format.packed; }
   /// The first element of a head of q (part 0), k or v in what the first of two stages writes.
   std::int64_t raw_place(std::size_t part, std::int64_t token, std::int64_t head) const;
   std::int64_t columns() const { return (heads + 2 * kv_heads) * dim; }
@@ -85,6 +90,10 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
                Parallel& parallel);
 
 GemmProblem product_gemm(const Problem& problem);
+/// The product with the packed weight itself.
+GemmProblem packed_gemm(const Problem& problem);
+/// The packed weight of 4 bits, or none.
+std::vector<PackedWeight> packed_weights(const Problem& problem);
 std::vector<const Family*> families();
 /// A family of the stage heads.
 class HeadsFamily : public StageFamily {

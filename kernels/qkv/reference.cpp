@@ -93,7 +93,7 @@ std::vector<double> product(const Layer& layer, const std::string& weight, std::
 /// A part of what the first of two stages wrote.
 std::vector<double> raw_part(const Layer& layer, std::size_t part, const std::string& name,
                              const ReferenceTensors& tensors) {
-  if (!layer.grouped) return tensors.at(name + "_raw");
+  if (!layer.joined()) return tensors.at(name + "_raw");
   const std::int64_t heads = part == 0 ? layer.heads : layer.kv_heads;
   std::vector<double> y;
   for (std::int64_t token = 0; token < layer.m; ++token)
@@ -110,9 +110,15 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
                Parallel& parallel) {
   const Layer layer = layer_of(problem);
   const Turns turns = turns_of(problem);
+  if (layer.format.packed && stage == 0) {
+    reference_expand(packed_weights(problem), tensors, parallel);
+    return;
+  }
+  if (layer.format.packed) --stage;
   const bool writes_raw = layer.in_two_stages() && stage == 0;
-  if (writes_raw && layer.grouped) {
-    tensors["qkv_raw"] = product(layer, "w", 0, layer.columns(), "bias", tensors, parallel);
+  if (writes_raw && layer.joined()) {
+    tensors["qkv_raw"] = product(layer, layer.format.packed ? "w_dense" : "w", 0, layer.columns(),
+                                 "bias", tensors, parallel);
     return;
   }
   std::int64_t first = 0;  // row of the packed weight

@@ -5,11 +5,17 @@ namespace fftune::qkv {
 namespace {
 
 constexpr GemmStage product{stage_product, qkv_op, product_gemm};
+constexpr GemmStage expand{stage_expand, qkv_op, packed_gemm};
+constexpr ExpandStage expansion{stage_expand, qkv_op, packed_weights};
 
 }  // namespace
 
 std::int64_t Layer::raw_place(std::size_t part, std::int64_t token, std::int64_t head) const {
-  if (!grouped) return (token * (part == 0 ? heads : kv_heads) + head) * dim;
+  if (!joined()) return (token * (part == 0 ? heads : kv_heads) + head) * dim;
+  if (!grouped) {
+    const std::int64_t before[] = {0, heads, heads + kv_heads};
+    return token * columns() + (before[part] + head) * dim;
+  }
   const std::int64_t of_group = heads / kv_heads;
   const std::int64_t group = part == 0 ? head / of_group : head;
   const std::int64_t within =
@@ -53,8 +59,12 @@ GemmProblem product_gemm(const Problem& problem) {
   gemm.a = {{"x"}};
   gemm.b = {{"w_q"}, {"w_k"}, {"w_v"}};
   if (layer.packed) gemm.b = {{"w"}};
-  if (layer.grouped) {
+  if (layer.joined()) {
     gemm.c = {{"qkv_raw"}};
+    if (layer.format.packed) {
+      gemm.b = {{"w_dense"}};
+      gemm.follows = gemm.b_depends = true;
+    }
     if (layer.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
     return gemm;
   }
@@ -98,8 +108,33 @@ GemmProblem product_gemm(const Problem& problem) {
   return gemm;
 }
 
+GemmProblem packed_gemm(const Problem& problem) {
+  GemmProblem gemm = product_gemm(problem);
+  gemm.b = {{"w"}};
+  gemm.follows = gemm.b_depends = false;
+  gemm.packed = packed_weights(problem);
+  return gemm;
+}
+
+std::vector<PackedWeight> packed_weights(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (!layer.format.packed) return {};
+  return {{.codes = "w",
+           .scales = "w_scale",
+           .zeros = layer.format.zeros ? "w_zero" : "",
+           .dense = "w_dense",
+           .n = layer.columns(),
+           .k = layer.d,
+           .format = layer.format,
+           .dtype = layer.dtype}};
+}
+
 std::vector<const Family*> families() {
   static const std::vector<GemmFamily> gemms{
+      {packed_decode_engine(),
+       {expand, product},
+       "packed_decode",
+       "packed weights for up to 64 tokens, at the speed of reading them once"},
       {decode_engine(),
        {product},
        "product_decode",
@@ -113,8 +148,11 @@ std::vector<const Family*> families() {
        "product_fallback",
        "any sizes, alignment and type, a head at a time: the fallback"},
       {cpu_plain_engine(), {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
+  static const auto expand_cuda = expand_family(expansion, "expand");
+  static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
   auto families = addresses_of(gemms);
-  families.insert(families.end(), {&heads_family(), &cpu_heads_family()});
+  families.insert(families.end(),
+                  {expand_cuda.get(), expand_cpu.get(), &heads_family(), &cpu_heads_family()});
   return families;
 }
 

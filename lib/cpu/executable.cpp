@@ -52,12 +52,6 @@ std::size_t tensors_in(const Program& program) {
   return count;
 }
 
-void* address(const Pointer& pointer, const HostCall& call) {
-  if (const auto* argument = std::get_if<TensorArgument>(&pointer))
-    return call.tensors[argument->tensor];
-  return call.scratch[std::get<ScratchArgument>(pointer).scratch];
-}
-
 }  // namespace
 
 std::vector<RecordedCall> CpuEngine::record(const std::function<void()>& enqueue) {
@@ -137,9 +131,9 @@ void CpuProgram::run(void* const* tensors, void* workspace) const {
 
 void CpuProgram::gemm(const LibraryGemm& gemm, const HostCall& call, std::byte* conversion) const {
   const BlasThreads threads(engine_->pool.max_threads());
-  const auto* a = static_cast<const float*>(address(gemm.a, call));
-  const auto* b = static_cast<const float*>(address(gemm.b, call));
-  auto* c = static_cast<float*>(address(gemm.c, call));
+  const auto* a = reinterpret_cast<const float*>(address_of(call, gemm.a));
+  const auto* b = reinterpret_cast<const float*>(address_of(call, gemm.b));
+  auto* c = reinterpret_cast<float*>(address_of(call, gemm.c));
   const auto multiply = [&](const float* first, const float* second, float* sums) {
     for (std::int64_t i = 0; i < gemm.batch.count; ++i)
       sgemm(gemm.m, gemm.n, gemm.k,

@@ -131,13 +131,13 @@ CudaExecutable::CudaExecutable(std::shared_ptr<const Session> session, const Pro
 
 CudaExecutable::Value CudaExecutable::prepare(const Argument& argument) const {
   if (const auto* tensor = std::get_if<TensorArgument>(&argument))
-    return {Value::Kind::tensor, tensor->tensor};
+    return {Value::Kind::tensor, tensor->tensor, tensor->offset};
   if (const auto* scratch = std::get_if<ScratchArgument>(&argument)) {
     if (scratch->scratch >= layout_.offsets.size())
       throw Error(ErrorKind::internal,
                   fmt::format("a program with {} scratch areas names number {}",
                               layout_.offsets.size(), scratch->scratch));
-    return {Value::Kind::workspace, layout_.offsets[scratch->scratch]};
+    return {Value::Kind::workspace, layout_.offsets[scratch->scratch] + scratch->offset};
   }
   if (const auto* number = std::get_if<std::int32_t>(&argument))
     return {Value::Kind::constant, bits_of(*number)};
@@ -257,7 +257,7 @@ std::uint64_t CudaExecutable::resolve(const Value& value, void* const* tensors,
                                       std::uint64_t workspace) {
   switch (value.kind) {
     case Value::Kind::tensor:
-      return device_address(tensors[value.number]);
+      return device_address(tensors[value.number]) + value.offset;
     case Value::Kind::workspace:
       return workspace + value.number;
     case Value::Kind::constant:

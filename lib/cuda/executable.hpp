@@ -53,7 +53,8 @@ class CudaExecutable final : public Executable {
 
   struct Value {
     enum class Kind : std::uint8_t { constant, tensor, workspace } kind = Kind::constant;
-    std::uint64_t number = 0;  // the bits, the tensor's place, or the offset
+    std::uint64_t number = 0;  // the bits, the tensor's place, or the offset in the workspace
+    std::uint64_t offset = 0;  // in the tensor
   };
   /// An address that each run writes into the parameters.
   struct Patch {

@@ -25,14 +25,16 @@ struct KernelSource {
   std::string expression;  // NVRTC name expression: "fftune::sm80_gemm<form, config>"
 };
 
-/// The address of one of the op's tensors, by its place in Op::tensors().
+/// The address of one of the op's tensors, by its place in Op::tensors(), or so many bytes into it.
 struct TensorArgument {
   std::size_t tensor = 0;
+  std::size_t offset = 0;
 };
 
-/// The address of one of the program's scratch areas, by its place in Program::scratch.
+/// The same of one of the program's scratch areas, by its place in Program::scratch.
 struct ScratchArgument {
   std::size_t scratch = 0;
+  std::size_t offset = 0;
 };
 
 using Pointer = std::variant<TensorArgument, ScratchArgument>;
@@ -184,6 +186,13 @@ struct HostCall {
   Parallel& parallel;
 };
 using HostFunction = std::function<void(const HostCall&)>;
+
+inline std::byte* address_of(const HostCall& call, const Pointer& pointer) {
+  if (const auto* place = std::get_if<TensorArgument>(&pointer))
+    return static_cast<std::byte*>(call.tensors[place->tensor]) + place->offset;
+  const auto& place = std::get<ScratchArgument>(pointer);
+  return call.scratch[place.scratch] + place.offset;
+}
 
 using Step = std::variant<KernelLaunch, LibraryGemm, HostFunction>;
 

@@ -14,12 +14,21 @@ namespace {
 /// The places of everything that a step names, moved.
 class Move {
  public:
-  Move(const std::vector<std::size_t>& places, std::size_t first_kernel, std::size_t first_scratch)
-      : places_(places), first_kernel_(first_kernel), first_scratch_(first_scratch) {}
+  Move(const std::vector<Pointer>& places, const std::vector<std::size_t>& kernels,
+       std::size_t first_scratch)
+      : places_(places), kernels_(kernels), first_scratch_(first_scratch) {}
 
   void operator()(KernelLaunch& launch) const {
-    launch.kernel += first_kernel_;
-    for (TensorArgument& tensor : launch.read_early) move(tensor);
+    launch.kernel = kernels_.at(launch.kernel);
+    std::vector<TensorArgument> early;
+    for (const TensorArgument& tensor : launch.read_early) {
+      const Pointer place = moved(tensor);
+      if (const auto* moved_tensor = std::get_if<TensorArgument>(&place))
+        early.push_back(*moved_tensor);
+      else
+        launch.programmatic = false;  // an earlier launch of the program writes it
+    }
+    launch.read_early = std::move(early);
     for (Argument& argument : launch.arguments) move(argument);
     if (launch.parameters)
       for (auto& field : launch.parameters->fields) move(field.value);
@@ -33,7 +42,7 @@ class Move {
     function = [own = std::move(function), places = places_,
                 first = first_scratch_](const HostCall& call) {
       std::vector<void*> tensors;
-      for (const std::size_t place : places) tensors.push_back(call.tensors[place]);
+      for (const Pointer& place : places) tensors.push_back(address_of(call, place));
       own({tensors.data(),
            {call.scratch.begin() + static_cast<std::ptrdiff_t>(first), call.scratch.end()},
            call.parallel});
@@ -41,22 +50,30 @@ class Move {
   }
 
  private:
-  void move(TensorArgument& tensor) const { tensor.tensor = places_.at(tensor.tensor); }
-  void move(ScratchArgument& scratch) const { scratch.scratch += first_scratch_; }
+  Pointer moved(const TensorArgument& tensor) const {
+    Pointer pointer = places_.at(tensor.tensor);
+    std::visit([&](auto& place) { place.offset += tensor.offset; }, pointer);
+    return pointer;
+  }
+  Pointer moved(ScratchArgument scratch) const {
+    scratch.scratch += first_scratch_;
+    return scratch;
+  }
   void move(Pointer& pointer) const {
-    std::visit([&](auto& place) { move(place); }, pointer);
+    pointer = std::visit([&](const auto& place) { return moved(place); }, pointer);
   }
   void move(Argument& argument) const {
-    if (auto* tensor = std::get_if<TensorArgument>(&argument))
-      move(*tensor);
-    else if (auto* scratch = std::get_if<ScratchArgument>(&argument))
-      move(*scratch);
+    if (const auto* tensor = std::get_if<TensorArgument>(&argument))
+      argument = argument_of(moved(*tensor));
+    else if (const auto* scratch = std::get_if<ScratchArgument>(&argument))
+      argument = argument_of(moved(*scratch));
     else if (auto* map = std::get_if<TensorMapArgument>(&argument))
       move(map->matrix);
   }
 
-  const std::vector<std::size_t>& places_;
-  std::size_t first_kernel_, first_scratch_;
+  const std::vector<Pointer>& places_;
+  const std::vector<std::size_t>& kernels_;
+  std::size_t first_scratch_;
 };
 
 }  // namespace
@@ -65,16 +82,32 @@ std::string part_family_name(std::string_view part, std::string_view family) {
   return fmt::format("{}.{}", part, family);
 }
 
-void append_moved(Program& program, Program from, const std::vector<std::size_t>& places,
-                  std::size_t tensors) {
-  const Move move(places, program.kernels.size(), program.scratch.size());
-  program.kernels.insert(program.kernels.end(), from.kernels.begin(), from.kernels.end());
-  program.scratch.insert(program.scratch.end(), from.scratch.begin(), from.scratch.end());
+void append_moved(Program& program, Program from, const std::vector<Pointer>& places,
+                  std::size_t tensors, std::optional<std::size_t> first_scratch) {
+  std::vector<std::size_t> kernels;  // those that the program has already are not compiled again
+  for (KernelSource& kernel : from.kernels) {
+    const auto same = std::find_if(
+        program.kernels.begin(), program.kernels.end(), [&](const KernelSource& other) {
+          return other.file == kernel.file && other.expression == kernel.expression;
+        });
+    kernels.push_back(static_cast<std::size_t>(same - program.kernels.begin()));
+    if (same == program.kernels.end()) program.kernels.push_back(std::move(kernel));
+  }
+  const Move move(places, kernels, first_scratch.value_or(program.scratch.size()));
+  if (!first_scratch)
+    program.scratch.insert(program.scratch.end(), from.scratch.begin(), from.scratch.end());
   for (Step& step : from.steps) {
     if (std::holds_alternative<HostFunction>(step)) program.host_tensors = tensors;
     std::visit(move, step);
     program.steps.push_back(std::move(step));
   }
+}
+
+void append_moved(Program& program, Program from, const std::vector<std::size_t>& places,
+                  std::size_t tensors) {
+  std::vector<Pointer> pointers;
+  for (const std::size_t place : places) pointers.emplace_back(TensorArgument{place});
+  append_moved(program, std::move(from), pointers, tensors);
 }
 
 PartFamily::PartFamily(const Op& (*whole)(), std::string part, const Family& family)

@@ -45,8 +45,12 @@ class PartFamily : public Family {
 /// The name of a part's family in the whole: "qkv.product_sm90".
 std::string part_family_name(std::string_view part, std::string_view family);
 
-/// Appends `from` to `program`: its tensor number i is number places[i] there. `tensors` is how
-/// many the host functions of `program` may look at.
+/// Appends `from` to `program`: its tensor number i is at places[i] there, in a tensor or in
+/// scratch memory. `tensors` is how many the host functions of `program` may look at.
+/// `first_scratch`: where the scratch memory of an equal program begins, which this one takes too.
+void append_moved(Program& program, Program from, const std::vector<Pointer>& places,
+                  std::size_t tensors, std::optional<std::size_t> first_scratch = std::nullopt);
+/// The same where tensor number i is tensor number places[i].
 void append_moved(Program& program, Program from, const std::vector<std::size_t>& places,
                   std::size_t tensors);
 

@@ -106,7 +106,7 @@ void mark_used(const Program& program, std::vector<bool>& used) {
       for (const auto& scale : {gemm->a_scale, gemm->b_scale})
         if (scale) mark_pointer(*scale);
     } else {
-      used.assign(used.size(), true);
+      std::fill_n(used.begin(), std::min(program.host_tensors, used.size()), true);
     }
   }
 }

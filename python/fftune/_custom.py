@@ -378,12 +378,15 @@ def _is_plain(arguments: tuple, op: Op) -> bool:
         if not (arguments[i].is_cuda or arguments[i].is_cpu):
             return False
     # After them, as other devices may have no autocast to ask for.
-    return not (op.casts and _is_autocast_enabled(arguments[0].device.type))
+    return not (op.casts and _is_any_autocast_enabled()
+                and _is_autocast_enabled(arguments[0].device.type))
 
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
+# Whether it is on for any device, in a quarter of the time.
+_is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack

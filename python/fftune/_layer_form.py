@@ -11,13 +11,17 @@ from ._library import Error
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
-                  "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
-_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "b_o", "attn_post_norm", "ffn_norm",
+                  "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
+_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o", "attn_post_norm", "ffn_norm",
                   "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
-                  "w_gate_up", "w_down", "b_gate", "b_up", "b_gate_up", "b_down",
+                  "w_gate_up", "w_down", "w_gate_scale", "w_gate_zero", "w_up_scale", "w_up_zero",
+                  "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
                   "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
+# Those that may be packed, all or none, and what then stands beside them.
+PACKED = ("w_qkv", "w_o", "w_gate", "w_up", "w_down")
+_BESIDE_PACKED = tuple(f"{name}{part}" for name in PACKED for part in ("_scale", "_zero"))
 # Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
@@ -88,8 +92,8 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> Non
     if parallel or "ffn_norm" in names or "attn_post_norm" not in names:
         needed |= {"attn_norm"} - names
     if unknown or needed:
-        raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: "
-                    f"its weights are called {', '.join(WEIGHTS)}")
+        raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: its "
+                    f"weights are called {', '.join(n for n in WEIGHTS if n not in _BESIDE_PACKED)}")
     others = sorted(names & ({"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"} if "w_qkv" in names
                              else {"b_qkv"}))
     if others:
@@ -130,9 +134,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             convention: str, rotary: int, softcap: float, scale: float, rope_scale: float,
             rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
             parallel: bool = False, rotation: str = "halves", grouped: bool = False,
-            norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0) -> str:
+            norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
+            packed: str = "", h: int = 0) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
-    is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer()."""
+    is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: the
+    library's word for the groups of packed weights, and then `h`, which their shapes do not tell."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -145,7 +151,10 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     names = {*names, *constants}
     if grouped and "w_qkv" not in names:
         raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
-    _expect_names(names, choice, parallel)
+    _expect_names(names - set(_BESIDE_PACKED) if packed else names, choice, parallel)
+    if packed and (choice or not set(PACKED) <= names):
+        raise Error(f"layer: packed weights are of {', '.join(PACKED)} together: give all of them "
+                    "packed, or none")
     gated = "w_gate" in names or "w_gate_up" in names
     norms = [name for name in ("attn_norm", "ffn_norm") if name in names]
     options = {"weights": ",".join([n for n in WEIGHTS if n in names]), "heads": heads,
@@ -163,7 +172,10 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("post-norms", post_norms, "yes" if norms else "only"),
             ("block", parallel, "parallel" if len(norms) == 1 else "parallel-norms"),
             ("ffn", choice or not gated, "moe" if choice else "plain"),
-            ("qkv-weights", "w_qkv" in names, "grouped" if grouped else "packed"),
+            ("qkv-weights", "w_qkv" in names and (grouped or not packed),
+             "grouped" if grouped else "packed"),
+            ("packed", packed, packed), ("h", packed, h),
+            ("zeros", packed and "w_o_zero" in names, "yes"),
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
@@ -197,6 +209,40 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     return " ".join([f"{name}={value}" for name, value in options.items()])
 
 
+def packed_form(form: str, group: str, zeros: bool, h: int) -> str:
+    """The form of layers with w_q, w_k, w_v, w_o, w_gate, w_up and w_down if those are packed."""
+    found = dict(entry.split("=") for entry in form.split(" "))
+    names = found["weights"].split(",")
+    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", *PACKED[1:]} <= {*names}:
+        raise Error("layer: packed weights are of layers with q, k and v, and a gate")
+    if "b_q" in names:
+        names.append("b_qkv")
+    parts = ("", "_scale", "_zero") if zeros else ("", "_scale")
+    names += [f"{name}{part}" for name in PACKED for part in parts]
+    one = {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
+    found["weights"] = ",".join([n for n in WEIGHTS if n in names and n not in one])
+    found |= {"packed": group, "h": str(h)} | ({"zeros": "yes"} if zeros else {})
+    return " ".join([f"{name}={value}" for name, value in found.items()])
+
+
+def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
+    """[n, k] of the packed weights."""
+    h, heads = form.get("h"), form.get("heads") * form.get("dim")
+    columns = heads + 2 * form.get("kv-heads") * form.get("dim")
+    return {"w_qkv": (columns, d), "w_o": (d, heads), "w_gate": (h, d), "w_up": (h, d),
+            "w_down": (d, h)}
+
+
+def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name, (n, k) in packed_sizes(form, d).items():
+        group = form.get("packed")
+        tiles, groups = -(-n // 16), 1 if group == "row" else k // group
+        shapes |= {name: (tiles * -(-k // 64) + 1, 512), f"{name}_scale": (tiles, groups, 16),
+                   f"{name}_zero": (tiles, groups, 16)}
+    return shapes
+
+
 def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, tuple[int, ...]]:
     heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
     shapes = dict.fromkeys(WEIGHTS, (d,))
@@ -216,7 +262,16 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     return shapes | dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
                          sinks=(heads,), w_router=(*experts, d), w_gate_up=(*experts, 2 * h, d),
                          w_down=(*experts, d, h), w_shared_router=(1, d),
-                         w_shared_down=(d, shared_h))
+                         w_shared_down=(d, shared_h)) | (
+        _packed_shapes(form, d) if form.get("packed") else {})
+
+
+def dtype_of(form: LayerForm, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a weight of layers whose x has this one."""
+    if name in FLOAT32:
+        return torch.float32
+    return torch.uint8 if form.get("packed") and (
+        name in PACKED or name.endswith("_zero")) else dtype
 
 
 @functools.cache  # for good: captured graphs read them

@@ -11,7 +11,7 @@ from .reference import ACTIVATIONS, quantise_weight
 from .reference import quantise as quantise_tensor
 
 __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", "MaskedLinear",
-           "MaskedMLP", "MoE", "QuantLinear", "quantise"]
+           "MaskedMLP", "MoE", "QuantLinear", "LinearCrossEntropy", "quantise"]
 
 
 def _expect_one_of(name: str, value: str, words) -> None:
@@ -109,6 +109,24 @@ class RMSNorm(nn.Module):
         if residual is None:
             return ops.rmsnorm(x, self.weight, eps=self.eps, convention=self.convention)
         return ops.add_rmsnorm(x, residual, self.weight, eps=self.eps, convention=self.convention)
+
+
+class LinearCrossEntropy(nn.Module):
+    """The loss of a language model's head, with the parameters of nn.Linear(features, vocab).
+
+    forward(x [..., features], labels [...]) -> the loss, without logits in memory. The other arguments
+    of forward and of the module are those of ops.linear_cross_entropy.
+    """
+
+    def __init__(self, features: int, vocab: int, bias: bool = False, device=None, dtype=None, **rules):
+        super().__init__()
+        _expect_sizes(features=features, vocab=vocab)
+        made = nn.Linear(features, vocab, flag("LinearCrossEntropy", "bias", bias), device, dtype)
+        self.weight, self.bias = made.weight, made.bias
+        self.rules = rules
+
+    def forward(self, x: Tensor, labels: Tensor, **rules) -> Tensor | tuple[Tensor, ...]:
+        return ops.linear_cross_entropy(x, self.weight, labels, self.bias, **{**self.rules, **rules})
 
 
 class BiasGELU(nn.Module):

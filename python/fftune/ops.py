@@ -9,6 +9,7 @@ Element types: bfloat16, float16 and float32 on a GPU; float32 and bfloat16 on t
 of a call have one type, but where a function says otherwise. Errors are fftune.Error.
 """
 from ._ops.attention import attention, pack_mask
+from ._ops.cross_entropy import cross_entropy, linear_cross_entropy
 from ._ops.decode import decode
 from ._ops.elementwise import act_mul, bias_gelu
 from ._ops.ffn import ffn, ffn_backward, ffn_block, ffn_fp8, mlp
@@ -31,4 +32,4 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "line
            "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
            "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
            "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer", "head", "head_logits", "sample",
-           "decode", "PackedWeight", "pack_weight", "unpack_weight"]
+           "decode", "cross_entropy", "linear_cross_entropy", "PackedWeight", "pack_weight", "unpack_weight"]

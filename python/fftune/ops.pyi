@@ -49,6 +49,119 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
     """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
     for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
 
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    reduction: Literal['none', 'sum', 'mean']='mean',
+    items: Tensor | float | None=None,
+    class_weights: Tensor | None=None,
+    ignore_index: int=-100,
+    label_smoothing: float=0.0,
+    z_loss: float=0.0,
+    softcap: float=0.0,
+    lse: bool=False,
+    logprobs: bool=False,
+    entropy: bool=False,
+) -> Tensor | tuple[Tensor, ...]:
+    """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
+
+    `reduction`: "none" gives a loss for each row, "sum" their sum, and "mean" that sum divided by
+    `items`: by default the number of labels that count, or the sum of their `class_weights` [vocab]
+    (float32). Rows whose label is `ignore_index` have a loss of 0 and no gradient; a label that is no
+    id makes its row NaN. `z_loss` times the squared log-sum-exp is added to each row's loss.
+    `softcap`: logits are softcap · tanh(logits / softcap).
+
+    `lse`, `logprobs` and `entropy` add results [...], in this order: the log-sum-exp of each row, the
+    log-probability of its label and the entropy of its distribution. These have no gradients: that of
+    a log-probability is the negative one of a loss with reduction="none".
+    """
+
+def linear_cross_entropy(
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    bias: Tensor | None=None,
+    *,
+    reduction: Literal['none', 'sum', 'mean']='mean',
+    items: Tensor | float | None=None,
+    class_weights: Tensor | None=None,
+    ignore_index: int=-100,
+    label_smoothing: float=0.0,
+    z_loss: float=0.0,
+    softcap: float=0.0,
+    lse: bool=False,
+    logprobs: bool=False,
+    entropy: bool=False,
+    workspace: float=512,
+    recompute: bool=False,
+    skip_ignored: bool=False,
+) -> Tensor | tuple[Tensor, ...]:
+    """`cross_entropy` of the logits x·wᵀ (+ bias), which never lie in memory together.
+
+    x [..., d]; w [vocab, d]; bias [vocab]; labels [...]; the other arguments and the results are those
+    of `cross_entropy`. Logits are rounded to x's type, as a linear layer's are. Rows are computed in
+    chunks, whose logits take at most `workspace` MiB.
+
+    Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
+    by the loss's own: a second backward pass through one loss is an error. With `recompute`, and with
+    reduction="none", the backward pass computes the logits again instead, from the log-sum-exp: a
+    third more work, and no gradient lies in memory before. `skip_ignored`: rows whose label is
+    `ignore_index` are left out of the work, for which the host waits until it knows their number.
+    """
+
+def decode(
+    ids: Tensor,
+    lengths: Tensor,
+    steps: Tensor,
+    ended: Tensor,
+    out: Tensor,
+    embedding: Tensor,
+    weights: Sequence[Mapping[str, Tensor]],
+    caches: Sequence[tuple[Tensor, Tensor]],
+    final_norm: Tensor,
+    w_head: Tensor,
+    heads: int,
+    kv_heads: int | None=None,
+    *,
+    limits: Tensor | None=None,
+    stop: Tensor | None=None,
+    pages: Tensor | None=None,
+    angles: Tensor | None=None,
+    final_norm_bias: Tensor | None=None,
+    head_bias: Tensor | None=None,
+    temperature: Tensor | float | None=None,
+    seeds: Tensor | int | None=None,
+    top_k: Tensor | int | None=None,
+    top_p: Tensor | float | None=None,
+    min_p: Tensor | float | None=None,
+    embed_scale: float=1.0,
+    logit_softcap: float=0.0,
+    pad: int=0,
+    logprobs: bool=False,
+    options: Mapping | None=None,
+) -> tuple[Tensor, ...]:
+    """(chosen, logit), or (chosen, logit, logprob) with `logprobs`: one token of a language model for
+    each of some sequences: embedding, layers, head, and the next id; the state of the sequences is
+    updated in place. So n tokens are n calls, or n replays of a CUDA graph of one call, with no work of
+    the host in between.
+
+    The state, int32 [batch]: `ids`, the last id of each sequence, whose key is not in the cache yet,
+    and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
+    `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
+    that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
+    step t goes to column t. Of a sequence that has ended only its row of `ids` is written: it becomes
+    `pad`.
+
+    `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
+    embedding's rows. `weights`, `caches`, `heads`, `kv_heads`, `pages` and `angles` are those of
+    `layer`, and `options` has the others of its arguments by name: act, convention, eps and so on;
+    convention and eps are those of `final_norm` [d] too, which is a layer normalisation with
+    `final_norm_bias`. Positions are the places in the cache. `head_bias` [vocab]; `temperature`,
+    `seeds`, `top_k`, `top_p` and `min_p` are those of `sample`, and `logit_softcap` is its softcap. The
+    results are int32, float32 and float32 [batch], also for sequences that have ended. No gradients.
+    """
+
 def act_mul(
     gate: Tensor,
     up: Tensor | None=None,
@@ -64,9 +177,9 @@ def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor:
 
 def ffn(
     x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
+    w_gate: Tensor | PackedWeight,
+    w_up: Tensor | PackedWeight,
+    w_down: Tensor | PackedWeight,
     bias: Tensor | None=None,
     residual: Tensor | None=None,
     *,
@@ -77,7 +190,8 @@ def ffn(
 
     x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
-    two products before the activation, [..., h] each, are kept.
+    two products before the activation, [..., h] each, are kept. With three PackedWeights of the same
+    format, whose scales are of the type of x, the gradients are those of x, bias and residual.
     """
 
 def ffn_backward(
@@ -287,6 +401,9 @@ def layer(
     all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
     weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
     head has a logit that joins the softmax.
+
+    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
+    the layers are then those with w_qkv, a gate, and no mixture of experts.
 
     `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
@@ -564,7 +681,7 @@ def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def qkv(
     x: Tensor,
-    w: Tensor | tuple[Tensor, Tensor, Tensor],
+    w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight,
     heads: int,
     kv_heads: int | None=None,
     *,
@@ -589,8 +706,8 @@ def qkv(
 ) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three
-    weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
+    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
+    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
     and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
     options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
     position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.

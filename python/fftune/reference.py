@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._layer_form import parse, with_constants
+from ._layer_form import PACKED, packed_sizes, parse, with_constants
 
 aten = torch.ops.aten
 
@@ -189,15 +189,26 @@ pack_weight_128 = pack_weight_64 = pack_weight_32 = pack_weight_row = _pack_weig
 unpack_weight_128 = unpack_weight_64 = unpack_weight_32 = unpack_weight_row = _unpack_weight
 
 
-def linear_packed(x, w, scale, zero, bias, residual, n, group):
-    k = x.shape[-1]
+def _dense(w, scale, zero, n, k, group, dtype):
+    """The weight [n, k] of a packed one."""
     byte, shift = _places(n, k, w.device)
     _, scale, zero = _unpack_weight(w, scale, zero, n, k)
     groups = torch.arange(k, device=w.device) // (k if group == "row" else int(group))
     offset = zero.float()[:, groups] if zero.numel() else 8.0
     codes = (w.flatten()[byte] >> shift.to(torch.uint8) & 15).float()
-    return _added(F.linear(x, ((codes - offset) * scale.float()[:, groups]).to(x.dtype)), bias,
-                  residual)
+    return ((codes - offset) * scale.float()[:, groups]).to(dtype)
+
+
+def linear_packed(x, w, scale, zero, bias, residual, n, group):
+    return linear(x, _dense(w, scale, zero, n, x.shape[-1], group, x.dtype), bias, residual)
+
+
+def ffn_packed(x, w_gate, w_up, w_down, gate_scale, up_scale, down_scale, gate_zero, up_zero,
+               down_zero, bias, residual, h, group, act):
+    d = x.shape[-1]
+    return ffn(x, _dense(w_gate, gate_scale, gate_zero, h, d, group, x.dtype),
+               _dense(w_up, up_scale, up_zero, h, d, group, x.dtype),
+               _dense(w_down, down_scale, down_zero, d, h, group, x.dtype), bias, residual, act)
 
 
 # two experts behind a mask
@@ -802,6 +813,22 @@ def qkv_cached(*arguments):
     return q
 
 
+def _with_dense(x, w, scale, zero, bias, q_norm, k_norm, positions, angles, *others):
+    """The arguments of qkv, or qkv_cached, for the dense weight."""
+    caches, (heads, kv_heads, dim, group, *options) = others[:-9], others[-9:]
+    w = _dense(w, scale, zero, (heads + 2 * kv_heads) * dim, x.shape[-1], group, x.dtype)
+    return (x, w, None, None, bias, None, None, q_norm, k_norm, positions, angles, *caches, heads,
+            kv_heads, *options)
+
+
+def qkv_packed(*arguments):
+    return qkv(*_with_dense(*arguments))
+
+
+def qkv_packed_cached(*arguments):
+    return qkv_cached(*_with_dense(*arguments))
+
+
 # layer
 
 def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
@@ -809,6 +836,10 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        for name in PACKED if found.get("packed") else ():
+            n, k = packed_sizes(found, x.shape[-1])[name]
+            own[name] = _dense(*(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")), n, k,
+                               str(found.get("packed")), x.dtype)
         if found.constants:
             own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
@@ -902,7 +933,7 @@ def _heads(x, w, form):
         return tuple(F.linear(x, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(-1, (-1, dim))
                      for part in "qkv")
     rows = F.linear(x, w["w_qkv"], w.get("b_qkv"))
-    if form.get("qkv-weights") == "packed":
+    if form.get("qkv-weights") != "grouped":
         return rows.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), -2)
     group = heads // kv_heads
     q, k, v = rows.unflatten(-1, (kv_heads, group + 2, dim)).split((group, 1, 1), -2)
@@ -1117,3 +1148,105 @@ def masked_softmax(x, mask, causal, scale):
 def masked_softmax_backward(dy, y, causal, scale):
     wide_y, grad = _wide(y), _wide(dy)
     return (scale * wide_y * (grad - (wide_y * grad).sum(-1, keepdim=True))).to(y.dtype)
+
+
+# cross_entropy
+
+def _capped(logits, softcap):
+    wide = logits.float() if logits.dtype.itemsize < 4 else logits
+    return softcap * torch.tanh(wide / softcap) if softcap else wide
+
+
+def cross_entropy_rows(logits, labels, class_weights, ignore_index, label_smoothing, z_loss, softcap,
+                       logprobs, entropies):
+    z = _capped(logits, softcap)
+    vocab = z.shape[-1]
+    counts = labels != ignore_index
+    known = counts & (labels >= 0) & (labels < vocab)
+    ids = torch.where(known, labels, 0)[..., None]
+    weights = z.new_ones(vocab) if class_weights is None else class_weights.to(z.dtype)
+    lse = z.logsumexp(-1)
+    logprob = z.gather(-1, ids)[..., 0] - lse
+    loss = -(1 - label_smoothing) * weights[ids[..., 0]] * logprob
+    if label_smoothing:
+        loss = loss + label_smoothing / vocab * (weights * (lse[..., None] - z)).sum(-1)
+    if z_loss:
+        loss = loss + z_loss * lse * lse
+    p = (z - lse[..., None]).exp()
+    entropy = lse - torch.where(p == 0, 0.0, p * z).sum(-1)
+
+    def of_rows(values):
+        return torch.where(known, values, torch.where(counts, math.nan, 0.0).to(values.dtype))
+
+    none = loss.new_empty(0)
+    return (of_rows(loss), of_rows(lse), of_rows(logprob) if logprobs else none,
+            of_rows(entropy) if entropies else none)
+
+
+def cross_entropy(logits, labels, class_weights, items, *rules):
+    loss, *more = cross_entropy_rows(logits, labels, class_weights, *rules)
+    return (loss.sum() / items).reshape(1), *more
+
+
+def _gradients_of(function, dloss, tensors, *rest):
+    """The gradients of function(*tensors, *rest)[0], which depends on all of the tensors that are
+    there."""
+    with torch.enable_grad():
+        leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
+        loss = function(*leaves, *rest)[0]
+        return torch.autograd.grad(loss, [t for t in leaves if t is not None], dloss.to(loss.dtype))
+
+
+def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
+    return _gradients_of(cross_entropy, dloss, (logits,), labels, class_weights, items, *rules,
+                         False, False)[0]
+
+
+def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, *rules):
+    return _gradients_of(cross_entropy_rows, dloss, (logits,), labels, class_weights, *rules,
+                         False, False)[0]
+
+
+def linear_cross_entropy(x, w, bias, labels, class_weights, items, ignore_index, label_smoothing,
+                         z_loss, softcap, workspace, logprobs, entropies):
+    return cross_entropy(F.linear(x, w, bias), labels, class_weights, items, ignore_index,
+                         label_smoothing, z_loss, softcap, logprobs, entropies)
+
+
+def linear_cross_entropy_rows(x, w, bias, labels, class_weights, ignore_index, label_smoothing, z_loss,
+                              softcap, workspace, logprobs, entropies):
+    return cross_entropy_rows(F.linear(x, w, bias), labels, class_weights, ignore_index,
+                              label_smoothing, z_loss, softcap, logprobs, entropies)
+
+
+def _linear_gradients(function, dloss, x, w, bias, *rest):
+    gradients = _gradients_of(function, dloss, (x, w, bias), *rest)
+    return gradients if bias is not None else (*gradients, x.new_empty(0))
+
+
+def linear_cross_entropy_backward(dloss, x, w, bias, labels, class_weights, items, lse, *rules):
+    return _linear_gradients(linear_cross_entropy, dloss, x, w, bias, labels, class_weights, items,
+                             *rules, False, False)
+
+
+def linear_cross_entropy_rows_backward(dloss, x, w, bias, labels, class_weights, lse, *rules):
+    return _linear_gradients(linear_cross_entropy_rows, dloss, x, w, bias, labels, class_weights,
+                             *rules, False, False)
+
+
+def linear_cross_entropy_backward_frozen(*arguments):
+    return linear_cross_entropy_backward(*arguments)[0]
+
+
+def linear_cross_entropy_rows_backward_frozen(*arguments):
+    return linear_cross_entropy_rows_backward(*arguments)[0]
+
+
+def linear_cross_entropy_gradients(*arguments):
+    results = linear_cross_entropy(*arguments)
+    gradients = _linear_gradients(linear_cross_entropy, torch.ones_like(results[0]), *arguments)
+    return *results, *(g.detach() for g in gradients)
+
+
+def linear_cross_entropy_gradients_frozen(*arguments):
+    return linear_cross_entropy_gradients(*arguments)[:5]

@@ -46,6 +46,24 @@ def _packed_linear(random, m, zeros, k=64, n=40):
     return random(m, k), w, scale, zero if zeros else None, *extra, n, "32"
 
 
+def _packed(random, n, k, zeros):
+    zero = _codes(n, k // 32) % 16 if zeros else None
+    w, scale, zero = reference.pack_weight_32(_codes(n, k // 2),
+                                              random(n, k // 32, scale=0.2 / k**0.5), zero, k)
+    return w, scale, zero if zeros else None
+
+
+def _packed_ffn(random, m, zeros, d=64, h=96):
+    weights = [_packed(random, n, k, zeros) for n, k in ((h, d), (h, d), (d, h))]
+    extra = (random(d), random(m, d)) if zeros else (None, None)
+    return random(m, d), *[w[i] for i in range(3) for w in weights], *extra, h, "32", "silu"
+
+
+def _packed_qkv(random, tokens, zeros, **options):
+    a = _qkv(random, tokens, packed=True, d=64, **options)
+    return (a[0], *_packed(random, len(a[1]), 64, zeros), a[4], *a[7:-5], 16, "32", *a[-5:])
+
+
 def _weights(random, d=24, h=40):
     return random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5), random(d, h, scale=h**-0.5)
 
@@ -145,6 +163,38 @@ def _moe_backward(r, *options, gates=False, **form) -> tuple:
     return r(*given[0].shape), *given[:3], *gate_up, *given[3:]
 
 
+def _labels(vocab, *rows):
+    """One of them is ignored."""
+    labels = torch.randint(0, vocab, rows)
+    labels.view(-1)[1] = -100
+    return labels
+
+
+_LOSS = (-100.0, 0.0, 0.0, 0.0)  # ignore_index, label_smoothing, z_loss, softcap
+_ALL_LOSS = (-100.0, 0.2, 0.01, 5.0)
+
+
+def _loss(r, *rows, rules=_LOSS, weighs=False, items=None, extras=(False, False), vocab=37) -> tuple:
+    weights = torch.rand(vocab) + 0.5 if weighs else None
+    divisor = () if items is None else (torch.tensor([items]),)
+    return r(*rows, vocab, scale=2), _labels(vocab, *rows), weights, *divisor, *rules, *extras
+
+
+def _head_loss(r, *rows, bias=False, **options) -> tuple:
+    """With chunks of 8 rows."""
+    _, labels, *rest = _loss(r, *rows, **options)
+    return (r(*rows, 24), r(37, 24, scale=0.4), r(37) if bias else None, labels, *rest[:-2], 0.0,
+            *rest[-2:])
+
+
+def _loss_backward(r, name, dloss, arguments) -> tuple:
+    """Arguments of the backward op, from those of the forward op."""
+    lse = getattr(reference, name)(*arguments)[1]
+    *tensors, _, _ = arguments
+    at = next(i for i, a in enumerate(tensors) if isinstance(a, float))
+    return dloss, *tensors[:at], lse, *tensors[at:]
+
+
 def _route(r, *options, bias=False) -> tuple:
     # Far enough from one another that a small step changes no choice.
     logits = torch.rand(5, 12).argsort(-1) * 0.4 + torch.rand(5, 12) * 0.1
@@ -208,6 +258,10 @@ CASES = [
          constants=(1, 2, 3)),
     Case("linear_packed-zeros", "linear_packed", lambda r: _packed_linear(r, 70, True),
          constants=(1, 2, 3)),
+    Case("ffn_packed", "ffn_packed", lambda r: _packed_ffn(r, 2, False),
+         constants=tuple(range(1, 10))),
+    Case("ffn_packed-zeros", "ffn_packed", lambda r: _packed_ffn(r, 70, True),
+         constants=tuple(range(1, 10))),
     Case("masked_linear", "masked_linear",
          lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24), "")),
     Case("masked_linear-pattern", "masked_linear",
@@ -318,6 +372,28 @@ CASES = [
     Case("head_logits", "head_logits",
          lambda r: (r(2, 3, 24), r(24), None, r(41, 24), r(41), 1e-5, "gemma", "same"),
          differentiable=False),
+    Case("cross_entropy", "cross_entropy", lambda r: _loss(r, 2, 3, items=5.0), outputs=1,
+         constants=(2, 3)),
+    Case("cross_entropy-all", "cross_entropy",
+         lambda r: _loss(r, 7, rules=_ALL_LOSS, weighs=True, items=4.0, extras=(True, True)),
+         outputs=1, constants=(2, 3)),
+    Case("cross_entropy_rows", "cross_entropy_rows",
+         lambda r: _loss(r, 2, 5, rules=_ALL_LOSS, extras=(True, False)), outputs=1, constants=(2,)),
+    Case("linear_cross_entropy", "linear_cross_entropy", lambda r: _head_loss(r, 2, 9, items=5.0),
+         outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy-all", "linear_cross_entropy",
+         lambda r: _head_loss(r, 11, bias=True, rules=_ALL_LOSS, weighs=True, items=4.0,
+                              extras=(True, True)), outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy_rows", "linear_cross_entropy_rows",
+         lambda r: _head_loss(r, 3, 5, bias=True, rules=_ALL_LOSS, extras=(False, True)), outputs=1,
+         constants=(4,)),
+    Case("linear_cross_entropy_gradients", "linear_cross_entropy_gradients",
+         lambda r: _head_loss(r, 2, 9, items=5.0), outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy_gradients-all", "linear_cross_entropy_gradients",
+         lambda r: _head_loss(r, 11, bias=True, rules=_ALL_LOSS, weighs=True, items=4.0,
+                              extras=(True, True)), outputs=1, constants=(4, 5)),
+    Case("linear_cross_entropy_gradients_frozen", "linear_cross_entropy_gradients_frozen",
+         lambda r: _head_loss(r, 9, bias=True, items=5.0), outputs=1, constants=(1, 2, 4, 5)),
     Case("qkv", "qkv", lambda r: _qkv(r), differentiable=False),
     Case("qkv-packed", "qkv",
          lambda r: _qkv(r, (7,), packed=True, bias=True, norm=True, rule="llama3"),
@@ -327,6 +403,13 @@ CASES = [
          differentiable=False),
     Case("qkv_cached", "qkv_cached", lambda r: _qkv(r, (6,), norm=True, rule="base", cache=True),
          differentiable=False, updated=(11, 12)),
+    Case("qkv_packed", "qkv_packed", lambda r: _packed_qkv(r, (2, 5), False), differentiable=False),
+    Case("qkv_packed-table", "qkv_packed", lambda r: _packed_qkv(
+        r, (70,), True, bias=True, norm=True, rule="table", rotation="interleaved", rotary=8),
+        differentiable=False),
+    Case("qkv_packed_cached", "qkv_packed_cached",
+         lambda r: _packed_qkv(r, (6,), True, norm=True, rule="base", cache=True),
+         differentiable=False, updated=(9, 10)),
     Case("ngram_block", "ngram_block",
          lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False,
          updated=(1,)),
@@ -337,6 +420,18 @@ CASES = [
 ]
 
 BACKWARDS = [
+    Case("cross_entropy_backward", "cross_entropy_backward",
+         lambda r: _loss_backward(r, "cross_entropy", torch.tensor([1.5]),
+                                  _loss(r, 7, rules=_ALL_LOSS, weighs=True, items=4.0))),
+    Case("cross_entropy_rows_backward", "cross_entropy_rows_backward",
+         lambda r: _loss_backward(r, "cross_entropy_rows", torch.rand(2, 5), _loss(r, 2, 5))),
+    *[Case(f"linear_cross_entropy_backward{end}", f"linear_cross_entropy_backward{end}",
+           lambda r: _loss_backward(r, "linear_cross_entropy", torch.tensor([1.5]),
+                                    _head_loss(r, 11, bias=True, rules=_ALL_LOSS, weighs=True,
+                                               items=4.0))) for end in ("", "_frozen")],
+    *[Case(f"linear_cross_entropy_rows_backward{end}", f"linear_cross_entropy_rows_backward{end}",
+           lambda r: _loss_backward(r, "linear_cross_entropy_rows", torch.rand(3, 5),
+                                    _head_loss(r, 3, 5))) for end in ("", "_frozen")],
     Case("ffn_backward", "ffn_backward",
          lambda r: (r(6, 24), r(6, 24), r(6, 40), r(6, 40), *_weights(r), "silu")),
     Case("ffn_backward-input", "ffn_backward",

@@ -134,3 +134,65 @@ def test_packed_weights_of_a_gated_layer_that_do_not_go_together():
                             "w_up has other groups than w_gate")):
         with pytest.raises(fftune.Error, match=words):
             fftune.ops.ffn(x, *weights)
+
+
+@pytest.mark.parametrize("zeros", (False, True))
+def test_heads_of_a_packed_weight_and_their_gradients(zeros):
+    packed = QuantLinear.from_linear(nn.Linear(64, 128, bias=False), 32, zeros).packed_weight
+    x, bias, norm = torch.randn(2, 5, 64, requires_grad=True), torch.randn(128), torch.rand(16) + 0.5
+    options = dict(bias=bias, norms=(norm, norm), positions=torch.arange(10).view(2, 5))
+    results = []
+    for w in (packed, packed.dense()):
+        with torch.no_grad():
+            heads = fftune.ops.qkv(x, w, 4, 2, **options)
+        by_parts = fftune.ops.qkv(x, w, 4, 2, **options)
+        loss = sum(part.square().sum() for part in by_parts)
+        results.append((*heads, *by_parts, *torch.autograd.grad(loss, x)))
+    assert all(map(close, *results))
+    with pytest.raises(fftune.Error, match=r"a packed weight \[128, 64\]: give rows of 10 heads"):
+        fftune.ops.qkv(x, packed, 8, 1)
+    with pytest.raises(fftune.Error, match="bias is of several parts"):
+        fftune.ops.qkv(x, packed, 4, 2, bias=(bias, bias, bias))
+
+
+def a_layer(group=32, zeros=False, dim=16):
+    def pack(n, k):
+        return QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros).packed_weight
+
+    return {"attn_norm": torch.rand(64) + 0.5, "w_qkv": pack(8 * dim, 64), "w_o": pack(64, 4 * dim),
+            "ffn_norm": torch.rand(64) + 0.5, "w_gate": pack(96, 64), "w_up": pack(96, 64),
+            "w_down": pack(64, 96)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("group, zeros", ((32, False), (32, True), (0, True)))
+def test_layers_with_packed_weights(group, zeros, monkeypatch):
+    weights = [a_layer(group, zeros) for _ in range(2)]
+    x, lengths = torch.randn(2, 3, 64), torch.tensor([7, 5], dtype=torch.int32)
+    angles = torch.rand(20, 16)
+    results = []
+    for own in (weights, [{name: w.dense() if isinstance(w, fftune.ops.PackedWeight) else w
+                           for name, w in one.items()} for one in weights], weights):
+        torch.manual_seed(2)
+        caches = [tuple(torch.randn(2, 12, 2, 16).transpose(1, 2) for _ in range(2)) for _ in range(2)]
+        y = fftune.ops.layer(x, own, caches, lengths, 4, 2, angles=angles)
+        results.append((y, *(t for pair in caches for t in pair)))
+        if len(results) == 2:  # the definition in PyTorch
+            monkeypatch.setenv("FFTUNE_DISABLE", "1")
+    assert all(map(close, *results[:2])) and all(map(close, results[2], results[1]))
+
+
+def test_layers_whose_packed_weights_do_not_go_together():
+    x, lengths = torch.randn(1, 1, 64), torch.tensor([3], dtype=torch.int32)
+    caches = [tuple(torch.zeros(1, 8, 2, 16).transpose(1, 2) for _ in range(2))]
+
+    def words(**changed):
+        with pytest.raises(fftune.Error) as found:
+            fftune.ops.layer(x, [{**a_layer(), **changed}], caches, lengths, 4, 2)
+        return str(found.value)
+
+    assert "w_o is not packed: packed weights are of w_qkv, w_o, w_gate" in words(
+        w_o=torch.randn(64, 64))
+    assert "w_gate has other groups than the first packed weight" in words(
+        w_gate=a_layer(0)["w_gate"])
+    assert "w_up of layer 0" in words(w_up=QuantLinear(64, 192, False, 32).packed_weight)

@@ -292,6 +292,63 @@ def test_a_model_with_quantised_layers(kind, desc_act, device, dtype):
     assert bits_of(model) == saved
 
 
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("kind", ("Llama", "Qwen2", "Qwen3"))
+def test_all_layers_of_a_quantised_model_by_one_op(kind, device, dtype):
+    model = llama(kind, dtype, device, group=32)
+    ids = torch.randint(3, 96, (2, 5), device=device)
+    wide, saved = copy.deepcopy(model).double(), bits_of(model)
+    report = str(fftune.patch(model, whole_layers=True))
+    assert "2 layers of" in report and "by layer in calls" in report, report
+    given = fftune.generate(model, ids, 8)[:, ids.shape[1]:]
+    with torch.no_grad():
+        logits = wide(torch.cat((ids, given[:, :-1]), 1)).logits[:, ids.shape[1] - 1:]
+    # The best id, or one about as good.
+    chosen = logits.gather(-1, given[..., None])[..., 0]
+    assert (logits.amax(-1) - chosen <= (1e-4 if dtype == torch.float32 else 0.2) * logits.std()).all()
+    assert bits_of(model) == saved
+    fftune.unpatch(model)
+    assert bits_of(model) == saved
+    assert not [name for name, _ in model.named_buffers() if "_fftune" in name]
+
+
+def test_whole_layers_need_packed_weights_of_one_format():
+    for skip, options, words in ((("lm_head", "o_proj"), {}, "some of its weights have 4 bits"),
+                                 (("lm_head",), {"desc_act": True}, "LlamaMLP is no MLP that is known")):
+        report = fftune.patch(llama(group=32, skip=skip, **options), whole_layers=True)
+        assert any(words in entry for _, entry in report.left), str(report)
+
+
+def test_steps_after_a_state_dict_was_loaded():
+    model = llama(group=32)
+    fftune.patch(model, whole_layers=True)
+    ids = torch.randint(3, 96, (1, 5))
+    right = fftune.generate(model, ids, 6)[:, 5:]
+    layer = model.model.layers[1].mlp.up_proj
+    layer.load_state_dict(layer.state_dict())
+    assert "forward" not in layer.__dict__
+    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False,
+                                      eos_token_id=None)[:, 5:], right)
+
+
+@torch.no_grad()
+def test_projections_of_one_packed_weight():
+    model = llama("Qwen3", group=32)
+    ids = torch.randint(3, 96, (1, 4))
+    fftune.patch(model)
+    with torch.profiler.profile() as profile:
+        model(ids)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts.get("fftune::qkv_packed") == 2, counts
+    attention = model.model.layers[0].self_attn
+    x = torch.randn(3, 64)
+    for name in "qkv":  # each by itself too
+        layer = attention._modules[f"{name}_proj"]
+        ours = layer(x)
+        fftune.unpatch(layer)
+        assert error(ours, layer(x).double()) < 1e-5
+
+
 def test_an_mlp_whose_layer_was_exchanged_runs_its_own_forward():
     model = llama()
     fftune.patch(model)

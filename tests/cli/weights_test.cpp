@@ -168,8 +168,11 @@ TEST_CASE("wrong saved values are one line") {
         {"check --weights model --map w=x --device cpu", "give it by --op"},
         {"check --weights model --op qkv --device cpu", "has no model.layers.0.self_attn.q_proj"},
         {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
-        {"bench ffn --weights int5 --d 16 --h 24 --device cpu", "give one of dense, int4"},
-        {"bench ffn --weights no/model --device cpu", "no/model"},
+        {"bench ffn --weights int5 --d 16 --h 24 --device cpu",
+         "'int5' is neither one of dense, int4 nor the path of a saved model"},
+        {"ffn --weights no/model --device cpu", "'no/model' is neither one of dense, int4 nor"},
+        {"rmsnorm --weights no --device cpu", "'no' is neither one of same, f32 nor"},
+        {"ffn --weights model --saved-weights cut.safetensors --device cpu", "two saved models"},
         {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
         {"ffn --map w=x --d 8 --h 8 --device cpu", "give --saved-weights or --input too"},
         {"ffn --weights model --layer -1 --device cpu", "--layer -1 is out of range"}}) {

@@ -13,7 +13,7 @@
 #include "gemm/cases.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
-#include "kernels/gemm/sm90/params.cuh"
+#include "kernels/gemm/sm90/config.cuh"
 #include "kernels/gemm/sm90/space.hpp"
 #include "support/catch.hpp"
 #include "support/space_reads.hpp"

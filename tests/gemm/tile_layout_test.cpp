@@ -4,7 +4,7 @@
 #define __device__
 #define __forceinline__ inline
 #include "kernels/gemm/sm80/tile_layout.cuh"
-#include "kernels/gemm/tile_order.cuh"
+#include "kernels/common/types.cuh"
 #undef __host__
 #undef __device__
 #undef __forceinline__

@@ -34,7 +34,7 @@ inline Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_element
   const std::int64_t m = std::min(draw.size(draw.below(2) ? 9 : 4), room(columns + d));
   std::map<std::string, std::int64_t> sizes{{"m", m}, {"d", d}, {"heads", heads}, {"dim", dim}};
   std::map<std::string, std::string> options{
-      {"weights", draw.of({"separate", "packed", "grouped"})},
+      {"weights", draw.of({"separate", "packed", "grouped", "int4"})},
       {"bias", draw.of({"no", "yes"})},
       {"norm", draw.of({"no", "yes", "rows", "layer"})},
       {"rotation", draw.of({"none", "halves", "interleaved"})},
@@ -52,6 +52,10 @@ inline Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_element
     options["slots"] = draw.of({"i32", "i64"});
     if (draw.below(2)) sizes["cache-slots"] = 1 + draw.below(2 * m);
     if (draw.below(3) == 0) sizes["cache-head"] = (2 + draw.below(2)) * dim;
+  }
+  if (options["weights"] == "int4") {
+    options["group"] = d % 32 == 0 ? draw.of({"32", "row"}) : "row";
+    options["zeros"] = draw.of({"no", "yes"});
   }
   return qkv_problem(kind, draw.of(qkv_op().dtypes(kind)), sizes, options);
 }

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <optional>
 
+#include "core/utc.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/decide/in_place.hpp"
 #include "tuning/measure/statistics.hpp"
@@ -69,12 +69,7 @@ Provenance provenance(const Session& session, const DeviceFacts& facts) {
   provenance.driver = facts.driver;
   provenance.toolkit = facts.toolkit;
   provenance.clock_mhz = facts.clock_hz / 1e6;
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[sizeof "2026-11-21T14:03:22Z"];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  provenance.date = text;
+  provenance.date = utc_now();
   provenance.seed = session.options().seed;
   return provenance;
 }

@@ -81,6 +81,15 @@ struct Timing {
   bool killed = false;  // as in Compiled
 };
 
+/// The Verified or Timing of a candidate whose device is lost, and why.
+template <class Result>
+Result failed_as_lost(const std::string& lost) {
+  Result result;
+  result.failure = "the device is lost: " + lost;
+  result.device_fault = true;
+  return result;
+}
+
 /// The callbacks of try_each(); called one at a time, from any thread.
 struct TrialCalls {
   std::function<void(std::size_t index)> begins;  // it is about to run

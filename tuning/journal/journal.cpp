@@ -7,25 +7,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/utc.hpp"
 
 namespace fftune {
 namespace {
 
 /// Where the clock and the number of the process have named one before, `attempt` tells them apart.
 std::string new_name(const std::string& op, int attempt) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char stamp[sizeof "20261121T140322Z"];
-  std::strftime(stamp, sizeof stamp, "%Y%m%dT%H%M%SZ", &utc);
-  return fmt::format("{}-{}-{}{}.jsonl", op, stamp, getpid(),
+  return fmt::format("{}-{}-{}{}.jsonl", op, utc_now("%Y%m%dT%H%M%SZ"), getpid(),
                      attempt == 0 ? "" : fmt::format("_{}", attempt));
 }
 

@@ -7,28 +7,19 @@
 
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/utc.hpp"
 #include "store/renamed_parameters.hpp"
 
 namespace fftune {
 namespace {
 
 using nlohmann::json;
-
-std::string now_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[sizeof "2026-11-21T14:03:22Z"];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
 
 constexpr const char* file_name = "quarantine.jsonl";
 
@@ -109,7 +100,7 @@ std::vector<Quarantined> Quarantine::of(const Problem& problem) const {
 
 void Quarantine::add(const Problem& problem, const std::string& id, const std::string& source_hash,
                      const std::string& cause) {
-  const Quarantined entry{problem.op, problem.text(), id, source_hash, cause, now_utc()};
+  const Quarantined entry{problem.op, problem.text(), id, source_hash, cause, utc_now()};
   entries_[{entry.problem, id, source_hash}] = entry;
   append(entry, false);
 }

@@ -289,4 +289,13 @@ json error_reply(const Error& error) {
   return {{"reply", "error"}, {"kind", error_kind_name(error.kind())}, {"text", error.what()}};
 }
 
+void serve_calls(LineChannel& channel, const std::function<void(const json&)>& answer) {
+  while (!channel.closed()) {
+    const auto line = channel.receive(infinity);
+    if (!line) continue;
+    const json call = json::parse(*line);
+    if (call.at("call") != "stop") answer(call);
+  }
+}
+
 }  // namespace fftune

@@ -2,14 +2,15 @@
 // null. The readers check their input: they throw Error(invalid_input) or json::exception.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
-
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/error.hpp"
 #include "tuning/evaluate/evaluator.hpp"
+#include "tuning/protocol/line_channel.hpp"
 
 namespace fftune {
 
@@ -53,5 +54,9 @@ nlohmann::json answer_to(const nlohmann::json& call, Evaluator& evaluator,
 
 /// The answer when it threw.
 nlohmann::json error_reply(const Error& error);
+
+/// Answers the calls that come, until the channel is closed. A call to stop is not one: what it was
+/// to stop had ended.
+void serve_calls(LineChannel& channel, const std::function<void(const nlohmann::json&)>& answer);
 
 }  // namespace fftune

@@ -18,14 +18,6 @@ using nlohmann::json;
 
 constexpr double forever = std::numeric_limits<double>::infinity();
 
-template <typename Result>
-Result failed_as_lost(const std::string& lost) {
-  Result result;
-  result.failure = "the device is lost: " + lost;
-  result.device_fault = true;
-  return result;
-}
-
 }  // namespace
 
 RemoteEvaluator::RemoteEvaluator(std::unique_ptr<LineChannel> channel, std::string name)
@@ -148,11 +140,7 @@ void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Eval
     // The only thing that is said in the middle of a call is to stop it.
     return !channel.receive(0) && !channel.closed();
   };
-  while (!channel.closed()) {
-    const auto line = channel.receive(forever);
-    if (!line) continue;
-    const json call = json::parse(*line);
-    if (call.at("call") == "stop") continue;  // what it was to stop had ended
+  serve_calls(channel, [&](const json& call) {
     try {
       json value = answer_to(call, *evaluator, compiled);
       channel.send(
@@ -160,7 +148,7 @@ void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Eval
     } catch (const Error& error) {
       channel.send(line_of(error_reply(error)));
     }
-  }
+  });
 }
 
 }  // namespace fftune

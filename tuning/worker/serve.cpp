@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 
-#include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,8 +18,6 @@ namespace fftune {
 namespace {
 
 using nlohmann::json;
-
-constexpr double forever = std::numeric_limits<double>::infinity();
 
 class Service {
  public:
@@ -91,18 +88,14 @@ int serve_worker(const Catalog& catalog, InputData data,
   channel.send(line_of(hello(*backend)));
   LocalEvaluator evaluator(*backend, catalog, data, worker_reference_descriptor);
   Service service(channel, in_flight, evaluator);
-  while (!channel.closed()) {
-    const auto line = channel.receive(forever);
-    if (!line) continue;
-    const json call = json::parse(*line);
-    if (call.at("call") == "stop") continue;  // what it was to stop had ended
+  serve_calls(channel, [&](const json& call) {
     try {
       service.answer(call);
     } catch (const Error& error) {
       in_flight.land();
       service.send(error_reply(error));
     }
-  }
+  });
   return 0;
 }
 

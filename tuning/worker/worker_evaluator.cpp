@@ -114,14 +114,6 @@ Result failed_by(const Death& death, const std::string& what) {
   return result;
 }
 
-template <typename Result>
-Result failed_as_lost(const std::string& lost) {
-  Result result;
-  result.failure = "the device is lost: " + lost;
-  result.device_fault = true;
-  return result;
-}
-
 }  // namespace
 
 Limits WorkerEvaluator::limits(DType dtype) {

@@ -193,15 +193,36 @@ class Formulas {
       }
     return "";
   }
-  /// Blocks of rows and columns of a packed matrix, behind a header.
+  /// Tiles of 16 rows of a packed matrix, and its blocks of rows and columns behind a header.
   std::string blocks(const Values& extents) const {
-    for (const Term& rows : sizes())
+    for (const Term& rows : rows_of_matrices()) {
+      const Values tiles = each([&](std::size_t row) { return quotient(rows.values[row], 16); });
+      if (extents == tiles) return fmt::format("ceil({} / 16)", rows.text);
       for (const Term& columns : sizes())
         if (extents == each([&](std::size_t row) {
-              return quotient(rows.values[row], 16) * quotient(columns.values[row], 64) + 1;
+              return tiles[row] * quotient(columns.values[row], 64) + 1;
             }))
           return fmt::format("ceil({} / 16) * ceil({} / 64) + 1", rows.text, columns.text);
+    }
     return "";
+  }
+  /// Sizes, and the features of all heads of q, k and v.
+  std::vector<Term> rows_of_matrices() const {
+    std::vector<Term> rows(sizes().begin(), sizes().end());
+    const auto add = [&](std::string text, const auto& value) {
+      rows.push_back({std::move(text), each(value)});
+    };
+    for (const Term& dim : sizes())
+      for (const Term& heads : sizes()) {
+        add(fmt::format("3 * {} * {}", dim.text, heads.text),
+            [&](std::size_t row) { return 3 * dim.values[row] * heads.values[row]; });
+        for (const Term& kv_heads : sizes())
+          add(fmt::format("{} * ({} + 2 * {})", dim.text, heads.text, kv_heads.text),
+              [&](std::size_t row) {
+                return dim.values[row] * (heads.values[row] + 2 * kv_heads.values[row]);
+              });
+      }
+    return rows;
   }
   /// The size whose products with the values are the extents; null: none.
   const Term* factor_of(const Values& extents, const Values& values) const {

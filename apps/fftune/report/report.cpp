@@ -5,7 +5,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/utc.hpp"
 #include "tuning/decide/verdict.hpp"
 
 namespace fftune {
@@ -39,15 +39,6 @@ struct Options {
   std::vector<std::string> paths;
   std::string out = "report.html";
 };
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[sizeof "2026-11-21T14:03:22Z"];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
 
 /// Whether the page would overwrite one of its own inputs, such as presets.
 bool replaces_input(const std::string& out, const std::vector<std::string>& paths) {

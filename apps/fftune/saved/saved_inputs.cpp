@@ -108,9 +108,10 @@ void read_as(const SavedModel& model, const SavedModel::Tensor& tensor, std::int
 
 void add_weight_options(Command& command, WeightOptions& values) {
   const char* group = "Saved values";
-  // An option of qkv and rmsnorm is called weights too.
-  const bool taken = command.find("--weights") != nullptr;
-  command.option(taken ? "--saved-weights PATH" : "--weights,--saved-weights PATH", values.weights,
+  // An option of ffn and others is called weights too.
+  Option* const own = command.find("--weights");
+  if (own != nullptr) own->help += "; or the path of a saved model, as --saved-weights";
+  command.option(own ? "--saved-weights PATH" : "--weights,--saved-weights PATH", values.weights,
                  "take the weights, and the sizes that are not given, from a saved model: a "
                  ".safetensors file, or a folder of them with or without an index",
                  group);
@@ -127,15 +128,22 @@ void add_weight_options(Command& command, WeightOptions& values) {
 
 void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values) {
   const auto given = problem.options.find("weights");
-  if (given == problem.options.end() || given->second.empty() || !values.weights.empty()) return;
-  for (const OptionField& field : op.options())
-    if (field.name == "weights" &&
-        std::find(field.choices.begin(), field.choices.end(), given->second) != field.choices.end())
-      return;
-  const std::filesystem::path path(given->second);
-  std::error_code unreadable;
-  if (!path.has_parent_path() && !path.has_extension() && !exists(path, unreadable)) return;
-  values.weights = std::exchange(given->second, {});
+  if (given == problem.options.end() || given->second.empty()) return;
+  std::string& word = given->second;
+  for (const OptionField& field : op.options()) {
+    if (field.name != "weights") continue;
+    if (std::find(field.choices.begin(), field.choices.end(), word) != field.choices.end()) return;
+    std::error_code unreadable;
+    if (!std::filesystem::exists(word, unreadable))
+      fail(
+          "--weights '{}' is neither one of {} nor the path of a saved model: there is no such "
+          "path",
+          word, fmt::join(field.choices, ", "));
+  }
+  if (!values.weights.empty())
+    fail("--weights {} and --saved-weights {} are two saved models: give one", word,
+         values.weights);
+  values.weights = std::exchange(word, {});
 }
 
 void check_weight_options(const WeightOptions& values) {

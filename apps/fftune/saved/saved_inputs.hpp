@@ -36,8 +36,8 @@ struct WeightOptions {
 /// same as --saved-weights where the op has no option of that name. `values` must live as long as
 /// `command` parses.
 void add_weight_options(Command& command, WeightOptions& values);
-/// Where the op has an option `weights` of its own: takes a word that is none of its choices, but a
-/// path, as --saved-weights.
+/// Where the op has an option `weights` of its own, a value that is none of its words is the path
+/// of a saved model: takes it as --saved-weights. Throws Error(invalid_input) if it is neither.
 void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values);
 /// Throws Error(invalid_input) for --layer or --map without what they are about.
 void check_weight_options(const WeightOptions& values);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
@@ -119,7 +118,7 @@ void attend_query(const HostAttention& host, const HostCall& call, const Block& 
   const std::int64_t dim = host.layer.dim, kv_head = block.head / host.layer.group();
   const Range keys = host.keys_of(block.sequence, block.range);
   float *const values = room, *const q_room = room + dim, *const row_room = room + 2 * dim;
-  float* const scores = room + 3 * dim;
+  float *const scores = room + 3 * dim, *const weights = scores + host.layer.kv;
   const auto width = static_cast<std::size_t>(dim);
   std::fill_n(values, dim, 0.0f);
   float most = lowest, sum = 0;
@@ -131,16 +130,16 @@ void attend_query(const HostAttention& host, const HostCall& call, const Block& 
       host.vector->dot(k.data, 0, q.data, 0, width, 1, 1, scores + j);
     }
     host.finish_row(call, block.sequence, block.head, block.range.first, keys, scores, nullptr);
-    // A key that is not allowed may hold anything; the probability of one that is may underflow.
-    std::vector<bool> allowed(static_cast<std::size_t>(keys.size()));
-    for (std::size_t j = 0; j < allowed.size(); ++j) allowed[j] = scores[j] != lowest;
-    most = host.vector->largest(scores, allowed.size());
-    sum = host.vector->exponentials(scores, most == lowest ? 0 : most, allowed.size());
+    const auto count = static_cast<std::size_t>(keys.size());
+    most = host.vector->largest(scores, count);
+    std::copy_n(scores, count, weights);
+    sum = host.vector->exponentials(weights, most == lowest ? 0 : most, count);
     for (std::int64_t j = 0; j < keys.size(); ++j) {
-      if (!allowed[static_cast<std::size_t>(j)]) continue;
+      // A masked key may hold anything; the weight of another may underflow.
+      if (scores[j] == lowest) continue;
       const Range key{keys.first + j, keys.first + j + 1};
       const MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, key, row_room);
-      for (std::int64_t e = 0; e < dim; ++e) values[e] += scores[j] * v.data[e];
+      for (std::int64_t e = 0; e < dim; ++e) values[e] += weights[j] * v.data[e];
     }
   }
   store(host, call, block, {&most, &sum, values});
@@ -149,7 +148,7 @@ void attend_query(const HostAttention& host, const HostCall& call, const Block& 
 Program plain_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const HostAttention host(problem, facts);
   const int threads = config.get("threads");
-  const std::int64_t worker_floats = host.layer.kv + 3 * host.layer.dim;
+  const std::int64_t worker_floats = 2 * host.layer.kv + 3 * host.layer.dim;
   Program program;
   program.host_tensors = host.at.count;
   program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};

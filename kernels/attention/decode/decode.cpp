@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/dtype.hpp"
 #include "kernels/attention/decode/config.cuh"
 #include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"

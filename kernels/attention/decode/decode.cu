@@ -37,8 +37,8 @@
 #include "attention/mask.cuh"
 #include "attention/mma_tile.cuh"
 #include "common/async.cuh"
+#include "common/numerics.cuh"
 #include "common/vectors.cuh"
-#include "gemm/element_type.cuh"
 
 namespace fftune {
 

@@ -5,7 +5,7 @@
 #include "attention/mask.cuh"
 #include "attention/simt/config.cuh"
 #include "attention/softmax.cuh"
-#include "gemm/element_type.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

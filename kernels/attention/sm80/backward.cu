@@ -24,8 +24,8 @@
 #include "attention/mma_tile.cuh"
 #include "attention/sm80/backward_config.cuh"
 #include "common/async.cuh"
+#include "common/numerics.cuh"
 #include "common/vectors.cuh"
-#include "gemm/element_type.cuh"
 
 namespace fftune {
 

@@ -18,7 +18,7 @@
 #include "attention/mma_tile.cuh"
 #include "attention/sm80/config.cuh"
 #include "common/async.cuh"
-#include "gemm/element_type.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

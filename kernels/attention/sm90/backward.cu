@@ -46,8 +46,8 @@
 #include "attention/softmax.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
+#include "common/numerics.cuh"
 #include "common/vectors.cuh"
-#include "gemm/element_type.cuh"
 
 namespace fftune {
 

@@ -43,7 +43,7 @@
 #include "attention/softmax.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
-#include "gemm/element_type.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 

@@ -425,9 +425,8 @@ GatedChain gated_chain(const GemmChain& chain, const TensorPlaces& places) {
 
 std::vector<std::string> sources_with(std::vector<std::string> own) {
   for (const char* source :
-       {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp", "gemm/cpu/work.hpp", "gemm/qkv.cuh",
-        "gemm/row_broadcast.cuh", "common/activation.hpp", activation_source, vector_kernel_source,
-        row_kernel_sources[0]})
+       {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp", "gemm/cpu/work.hpp", "gemm/form.cuh",
+        "common/activation.hpp", activation_source, vector_kernel_source, row_kernel_sources[0]})
     own.emplace_back(source);
   return own;
 }

@@ -3,7 +3,6 @@
 
 #include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
-#include "gemm/params.cuh"
 
 namespace fftune {
 

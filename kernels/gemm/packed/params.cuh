@@ -2,7 +2,7 @@
 // device code.
 #pragma once
 
-#include "gemm/params.cuh"
+#include "gemm/form.cuh"
 
 namespace fftune {
 

@@ -19,9 +19,7 @@
 // block scales, each 128 elements of k have a sum of their own, which is scaled and then added.
 #include "common/vectors.cuh"
 #include "gemm/epilogue_ops.cuh"
-#include "gemm/group_terms.cuh"
 #include "gemm/head_row.cuh"
-#include "gemm/scales.cuh"
 #include "gemm/simt/config.cuh"
 #include "gemm/tile_scheduler.cuh"
 

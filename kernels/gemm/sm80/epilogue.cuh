@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/vectors.cuh"
-#include "gemm/group_terms.cuh"
+#include "gemm/epilogue_ops.cuh"
 #include "gemm/sm80/mainloop.cuh"
 
 namespace fftune {

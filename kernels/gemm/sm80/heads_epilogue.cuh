@@ -1,10 +1,10 @@
-// The epilogue of a QKV product (gemm/qkv.cuh) in the sm80 engine. A tile has whole heads of one
-// part. Accumulators go through shared memory in float32, from where a warp finishes one head of
-// one row at a time.
+// The epilogue of a QKV product (qkv_form in gemm/form.cuh) in the sm80 engine. A tile has whole
+// heads of one part. Accumulators go through shared memory in float32, from where a warp finishes
+// one head of one row at a time.
 #pragma once
 
+#include "gemm/form.cuh"
 #include "gemm/head_row.cuh"
-#include "gemm/params.cuh"
 #include "gemm/sm80/mainloop.cuh"
 
 namespace fftune {

@@ -5,13 +5,13 @@
 //                      ^                                  ^     └────── scatter rows ──> C
 //                      └── ldmatrix ── source, gate, up ──┘ TMA load
 //
-// The visitors of an element, in their order, are chosen by the form at compile time:
-//   activation            C = accumulator, or act(gate) ⊙ up (epilogue_ops::value)
-//   save pre-activations  gate and up are stored values of their own (epilogue_ops::stored)
-//   row broadcasts        + bias[n], and the others of row_broadcast.cuh
-//   source                + source[m, n], loaded into the stage that the subtile will take
-//   quantise              by the tensor's scale, or by scales of 128 columns, which are found here
-//   activation gradient   d_gate, d_up and hidden, from gate and up (gradient_epilogue)
+// The visitors of an element, in their order, are chosen by the form at compile time.
+//   Activation:            C = accumulator, or act(gate) ⊙ up (epilogue_ops::value).
+//   Save pre-activations:  gate and up are stored values of their own (epilogue_ops::stored).
+//   Row broadcasts:        + bias[n], and the others of row_broadcast (form.cuh).
+//   Source:                + source[m, n], loaded into the stage that the subtile will take.
+//   Quantise:              by the tensor's scale, or by scales of 128 columns, found here.
+//   Activation gradient:   d_gate, d_up and hidden, from gate and up (gradient_epilogue).
 //
 // value_epilogue is all of them but the last. That of a QKV product is in qkv_epilogue.cuh.
 #pragma once
@@ -20,10 +20,8 @@
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
 #include "gemm/epilogue_ops.cuh"
-#include "gemm/scales.cuh"
-#include "gemm/sm90/params.cuh"
+#include "gemm/sm90/config.cuh"
 #include "gemm/sm90/pipeline.cuh"
-#include "gemm/sm90/split_k.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 
 namespace fftune {

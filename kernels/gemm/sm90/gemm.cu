@@ -7,7 +7,7 @@
 //  | warp 1  TMA: A          |->| of one K block,   |->| into accumulators            |
 //  |  or 1-2 gather A's rows |  | rows of 128 bytes |  |              |               |
 //  |  or 0-3 gather tokens   |  +-------------------+  |              v               |
-//  |         (load.cuh)      |  | split-K reduction |<-> split_k.cuh: DSMEM, cluster  |
+//  |         (load.cuh)      |  | split-K reduction |<-> pipeline.cuh: DSMEM split-K  |
 //  |                         |  +-------------------+  |              |               |
 //  | next    index warp:     |  | epilogue stages:  |  |              v               |
 //  |         rows of tiles   |  | subtiles of C     |<-> epilogue.cuh: visitors, then |
@@ -59,8 +59,8 @@
 #include "common/async.cuh"
 #include "gemm/sm90/load.cuh"
 #include "gemm/sm90/mainloop.cuh"
+#include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/qkv_epilogue.cuh"
-#include "gemm/sm90/split_k.cuh"
 
 namespace fftune {
 
@@ -141,7 +141,7 @@ struct gemm_kernel : cta_state<Traits> {
   using mainloop = mainloop_of<Traits>;
   using stage_hooks = stages_of<Traits>;       // fences, zero fill, stores for the replay
   using terms = terms_of<Traits>;              // row factors, group biases
-  using split_k = split_k_of<Traits>;          // split_k.cuh
+  using split_k = split_k_of<Traits>;          // pipeline.cuh
   using destination = destination_of<Traits>;  // epilogue.cuh: where a tile goes
   using epilogue = epilogue_of<Traits>;
 
@@ -243,8 +243,11 @@ struct gemm_kernel : cta_state<Traits> {
       }
       order.before_mmas();
       const mainloop loop(first_row, rank, gemm, base + plan.scales_at, work, tile);
-      const bool stores = reuses_a && gathered && !last_of_rows && threadIdx.x == 0;
-      const typename replay::store kept{params.reuse, static_cast<int>(tile.m) * config.bm, stores};
+      const auto replay_to = [&](int row) {
+        const bool stores = reuses_a && gathered && !last_of_rows && threadIdx.x == 0;
+        return typename replay::store{params.reuse, row, stores};
+      };
+      const auto kept = replay_to(static_cast<int>(tile.m) * config.bm);
       const int tokens = scheduler::tokens_left(groups, tile);
       const int prefetch_at = epilogue::source_k_block(tile.k.count());
       const hooks<decltype(prefetch_source), decltype(look_ahead)> others{
@@ -280,7 +283,8 @@ struct gemm_kernel : cta_state<Traits> {
       } else if constexpr (reduction || !splits_k) {
         out.store(acc, output_of(work, tile, indices, first_row));
       }
-      kept.template arrive<plan.subtiles * form.stored_values()>(stored.all());
+      // Made again: until here every register is needed.
+      replay_to(0).template arrive<plan.subtiles * form.stored_values()>(stored.all());
       if constexpr (grouped_rows && finds_rows) {
         if (last_of_rows) indices.release();
       }

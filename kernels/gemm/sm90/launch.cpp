@@ -11,7 +11,7 @@
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
-#include "kernels/gemm/sm90/params.cuh"
+#include "kernels/gemm/sm90/config.cuh"
 #include "kernels/gemm/sm90/space.hpp"
 
 namespace fftune {

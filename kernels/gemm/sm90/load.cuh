@@ -15,8 +15,7 @@
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "gemm/epilogue_ops.cuh"
-#include "gemm/scales.cuh"
-#include "gemm/sm90/params.cuh"
+#include "gemm/sm90/config.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 

@@ -11,9 +11,7 @@
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "gemm/epilogue_ops.cuh"
-#include "gemm/group_terms.cuh"
 #include "gemm/groups.cuh"
-#include "gemm/scales.cuh"
 #include "gemm/sm90/load.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
@@ -28,7 +26,7 @@ struct mma_mainloop {
   static constexpr int b_operands = form.b_operands(), m64_tiles = plan.m64_tiles;
   static constexpr int values = plan.accumulators;
   using T = element_type<form.ab>;
-  using accumulators = float[m64_tiles][b_operands][values];
+  using accumulators = accumulators_of<Traits>;
   using stages = pipeline<config.stages, plan.stage_bytes>;
 
   u32 first_row;  // of the warpgroup, on the 64-row side of the tile
@@ -197,8 +195,8 @@ struct promoting_mainloop : mma_mainloop<Traits> {
 
   const gemm_params& params;
   u32 scales;       // of the first stage, in shared memory
-  group_tile tile;  // of grouped rows; dense: all rows
   int row, column;  // of C, or of a group's tile: the first of this warpgroup's outputs
+  group_tile tile;  // of grouped rows; dense: all rows
 
   // `shared`: the address of the first stage's scales.
   template <class Scheduler>
@@ -208,9 +206,9 @@ struct promoting_mainloop : mma_mainloop<Traits> {
       : base(first, cta, all, shared, work, at),
         params(all),
         scales(shared),
-        tile(work.rows(at)),
         row(at.row + (config.swap_ab() ? 0 : first)),
-        column(static_cast<int>(at.n) * config.bn + (config.swap_ab() ? first : 0)) {}
+        column(static_cast<int>(at.n) * config.bn + (config.swap_ab() ? first : 0)),
+        tile(work.rows(at)) {}
 
   // Calls the hook on_full() only.
   template <class Hooks>

@@ -1,8 +1,8 @@
-// The epilogue of a QKV product (gemm/qkv.cuh) in the sm_90a GEMM. A tile has whole heads of one
-// part, and a warpgroup all columns of its rows. The features of a head's row are therefore in the
-// four lanes of a quad, and both features of a pair in one of them: bias, norm and rotation change
-// the accumulators in place. Then subtiles leave through the epilogue stages: by TMA to q, k or v,
-// or as rows of 16-byte stores to their slots of a cache.
+// The epilogue of a QKV product (qkv_form in gemm/form.cuh) in the sm_90a GEMM. A tile has whole
+// heads of one part, and a warpgroup all columns of its rows. The features of a head's row are
+// therefore in the four lanes of a quad, and both features of a pair in one of them: bias, norm and
+// rotation change the accumulators in place. Then subtiles leave through the epilogue stages: by
+// TMA to q, k or v, or as rows of 16-byte stores to their slots of a cache.
 #pragma once
 
 #include "common/async.cuh"

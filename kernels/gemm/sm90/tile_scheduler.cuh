@@ -5,17 +5,19 @@
 //   rows_scheduler       the same over tiles of rows of one group each (group_tiles)
 //   reduction_scheduler  the tiles of every group's C; k is the tokens of a group
 //
-//   is_valid()           there is a tile; next(n) goes to the n-th after it.
-//   tile()               the work tile.
-//   group(tile)          whose B it takes; first_row(tile): its first row of A.
-//   rows(tile)           the rows of A and C that it has; row_of_c(tile): its first row of C.
-//   skip_tile(pipe)      advances a pipeline past the K blocks of the tile.
+//   is_valid()           there is a tile; next(n) goes to the n-th after it
+//   tile()               the work tile
+//   group(tile)          whose B it takes; first_row(tile): its first row of A
+//   rows(tile)           the rows of A and C that it has
+//
+// row_of_c(tile) is the first row of C of a tile that has all rows; skip_tile(pipe) advances a
+// pipeline past the K blocks of a tile.
 #pragma once
 
+#include "common/types.cuh"
+#include "gemm/form.cuh"
 #include "gemm/groups.cuh"
-#include "gemm/params.cuh"
 #include "gemm/sm90/config.cuh"
-#include "gemm/tile_order.cuh"
 
 namespace fftune {
 

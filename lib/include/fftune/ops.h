@@ -686,10 +686,11 @@
  *   cache-slots      1 to 2147483647, rare             rows of the caches; m if left out
  *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
  *                                                      next one, a multiple of dim; dim if left out
- *   weights          separate, packed, grouped         one weight (and bias) each of q, k and v, or
+ *   weights          separate, packed, grouped, int4   one weight (and bias) each of q, k and v, or
  *                                                      all rows in one; grouped: of each head of k
  *                                                      the rows of its heads of q, then its own,
- *                                                      then those of v
+ *                                                      then those of v; int4: all rows in one,
+ *                                                      packed integers of 4 bits with scales
  *   bias             no, yes                           whether q, k and v have a bias
  *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
  *                                                      with weights of their own; rows: all heads
@@ -722,6 +723,10 @@
  *                                                      pair is stretched
  *   scale            a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                      rule's own
+ *   group            128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
+ *                                                      the weight that share a scale
+ *   zeros            no, yes                           pass fwd: weights=int4: whether each group
+ *                                                      has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
@@ -740,6 +745,9 @@
  *   1  w  input  T  [3 * dim * heads, d]
  * with weights=grouped: x, w, q, k, v
  *   1  w  input  T  [3 * dim * heads, d]
+ * with weights=int4: x, w, w_scale, q, k, v
+ *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_scale  input  T   [ceil(3 * dim * heads / 16), ceil(d / 128), 16]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -1109,6 +1117,14 @@
  *                                                     pair is stretched
  *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                     rule's own
+ *   weights         dense, int4, mxfp4                pass fwd: format of the weights of qkv, which
+ *                                                     are one w_qkv, of the output product and the
+ *                                                     gated network: those of x, or packed integers
+ *                                                     of 4 bits with scales
+ *   group           128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
+ *                                                     the weight that share a scale
+ *   zeros           no, yes                           pass fwd: weights=int4: whether each group
+ *                                                     has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1329,6 +1345,134 @@
  *   2  zero    input   u8  [n, ceil(k / 128)]
  *   5  w_zero  output  u8  [ceil(n / 16), ceil(k / 128), 16] */
 
+/* cross-entropy: loss of logits and labels: log-sum-exp minus the label's logit; and its gradient
+ *
+ *   m                1 to 2147483647                          tokens (any number)
+ *   vocab            1 to 524288                              ids, of which a label is one
+ *   reduction        none, sum, mean                          a loss for each token, their sum, or
+ *                                                             the sum divided by a number of items
+ *   class-weights    no, yes                                  whether each id has a weight in the
+ *                                                             loss
+ *   ignore-index     a number from -1073741824 to 1073741824  the label of tokens without a loss
+ *   label-smoothing  a number from 0 to 1                     share of the loss that all ids have
+ *                                                             alike
+ *   z-loss           a number from 0 to 1000000               factor of the squared log-sum-exp
+ *                                                             that is added to a token's loss
+ *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
+ *                                                             c); 0: none
+ *   logprobs         no, yes                                  pass fwd: whether the log-probability
+ *                                                             of each label is written
+ *   entropy          no, yes                                  pass fwd: whether the entropy of each
+ *                                                             token's distribution is written
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  logits  input   T    [m, vocab]
+ *   1  labels  input   i64  [m]
+ *   2  loss    output  f32  [m]
+ *   3  lse     output  f32  [m], kept
+ * with reduction=sum: logits, labels, loss, lse
+ *   2  loss  output  f32  [1]
+ * with reduction=mean: logits, labels, items, loss, lse
+ *   2  items  input   f32  [1]
+ *   3  loss   output  f32  [1]
+ * with class-weights=yes: logits, labels, class_weights, loss, lse
+ *   2  class_weights  input  f32  [vocab]
+ * with logprobs=yes: logits, labels, loss, lse, logprob
+ *   4  logprob  output  f32  [m]
+ * with entropy=yes: logits, labels, loss, lse, entropy
+ *   4  entropy  output  f32  [m]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dloss    input   f32  [m]
+ *   1  logits   input   T    [m, vocab]
+ *   2  labels   input   i64  [m]
+ *   3  lse      input   f32  [m], kept
+ *   4  dlogits  output  T    [m, vocab]
+ * with reduction=sum: dloss, logits, labels, lse, dlogits
+ *   0  dloss  input  f32  [1]
+ * with reduction=mean: dloss, logits, labels, items, lse, dlogits
+ *   0  dloss  input  f32  [1]
+ *   3  items  input  f32  [1]
+ * with class-weights=yes: dloss, logits, labels, class_weights, lse, dlogits
+ *   3  class_weights  input  f32  [vocab] */
+
+/* linear-cross-entropy: loss of a language model's head: cross-entropy of x w^T, without logits
+ *   in memory
+ *
+ *   m                1 to 2147483647                          tokens (any number)
+ *   d                1 to 2147483647                          features of a token
+ *   vocab            1 to 524288                              ids, of which a label is one
+ *   reduction        none, sum, mean                          a loss for each token, their sum, or
+ *                                                             the sum divided by a number of items
+ *   class-weights    no, yes                                  whether each id has a weight in the
+ *                                                             loss
+ *   ignore-index     a number from -1073741824 to 1073741824  the label of tokens without a loss
+ *   label-smoothing  a number from 0 to 1                     share of the loss that all ids have
+ *                                                             alike
+ *   z-loss           a number from 0 to 1000000               factor of the squared log-sum-exp
+ *                                                             that is added to a token's loss
+ *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
+ *                                                             c); 0: none
+ *   logprobs         no, yes                                  pass fwd: whether the log-probability
+ *                                                             of each label is written
+ *   entropy          no, yes                                  pass fwd: whether the entropy of each
+ *                                                             token's distribution is written
+ *   bias             no, yes                                  whether the logits have a bias
+ *   gradients        no, yes                                  pass fwd: whether the gradients of x,
+ *                                                             w and bias are computed too, for a
+ *                                                             loss whose gradient is 1
+ *   frozen           no, yes                                  whether w and bias have no gradients
+ *   accumulate       no, yes                                  whether the gradients of w and bias
+ *                                                             are added to others, which may be the
+ *                                                             same buffers
+ *   workspace        a number from 0 to 1048576               MiB that the logits of a chunk of
+ *                                                             rows may take
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       input   T    [m, d]
+ *   1  w       input   T    [vocab, d]
+ *   2  labels  input   i64  [m]
+ *   3  loss    output  f32  [m]
+ *   4  lse     output  f32  [m], kept
+ * with reduction=sum: x, w, labels, loss, lse
+ *   3  loss  output  f32  [1]
+ * with reduction=mean: x, w, labels, items, loss, lse
+ *   3  items  input   f32  [1]
+ *   4  loss   output  f32  [1]
+ * with class-weights=yes: x, w, labels, class_weights, loss, lse
+ *   3  class_weights  input  f32  [vocab]
+ * with logprobs=yes: x, w, labels, loss, lse, logprob
+ *   5  logprob  output  f32  [m]
+ * with entropy=yes: x, w, labels, loss, lse, entropy
+ *   5  entropy  output  f32  [m]
+ * with bias=yes: x, w, bias, labels, loss, lse
+ *   2  bias  input  T  [vocab]
+ * with gradients=yes: x, w, labels, loss, lse, dx, dw
+ *   5  dx  output  T  [m, d]
+ *   6  dw  output  T  [vocab, d]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dloss   input   f32  [m]
+ *   1  x       input   T    [m, d], kept
+ *   2  w       input   T    [vocab, d]
+ *   3  labels  input   i64  [m]
+ *   4  lse     input   f32  [m], kept
+ *   5  dx      output  T    [m, d]
+ *   6  dw      output  T    [vocab, d]
+ * with reduction=sum: dloss, x, w, labels, lse, dx, dw
+ *   0  dloss  input  f32  [1]
+ * with reduction=mean: dloss, x, w, labels, items, lse, dx, dw
+ *   0  dloss  input  f32  [1]
+ *   4  items  input  f32  [1]
+ * with class-weights=yes: dloss, x, w, labels, class_weights, lse, dx, dw
+ *   4  class_weights  input  f32  [vocab]
+ * with bias=yes: dloss, x, w, bias, labels, lse, dx, dw, dbias
+ *   3  bias   input   T  [vocab]
+ *   8  dbias  output  T  [vocab]
+ * with frozen=yes: dloss, x, w, labels, lse, dx
+ * with accumulate=yes: dloss, x, w, labels, lse, dw_before, dx, dw
+ *   5  dw_before  input  T  [vocab, d] */
+
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
@@ -1452,6 +1596,14 @@
  *                                                      pair is stretched
  *   rope-scale      a number from 0 to 1000000         factor of all sines and cosines; 0: the
  *                                                      rule's own
+ *   weights         dense, int4, mxfp4                 pass fwd: format of the weights of qkv,
+ *                                                      which are one w_qkv, of the output product
+ *                                                      and the gated network: those of x, or packed
+ *                                                      integers of 4 bits with scales
+ *   group           128, 64, 32, row                   pass fwd: weights=int4: elements of a row of
+ *                                                      the weight that share a scale
+ *   zeros           no, yes                            pass fwd: weights=int4: whether each group
+ *                                                      has a zero point, instead of 8
  *   choose          argmax, sample, filtered           the best id; a sample by temperature; or
  *                                                      filtered: a sample of the ids that top-k,
  *                                                      top-p and min-p keep

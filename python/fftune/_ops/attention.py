@@ -56,26 +56,23 @@ def head_stride(x: Tensor) -> int:
     return stride if x.stride(-1) == 1 and stride % dim == 0 else 0
 
 
-def _paged(x: Tensor, other: Tensor) -> tuple[Tensor, int | None]:
-    """Pages of keys or values as the kernels read them, and the elements between heads where those
-    are apart, in both."""
-    stride = head_stride(x)
-    if stride == 0 or head_stride(other) != stride or x.is_cuda and (
-            x.data_ptr() | other.data_ptr()) & 15:
-        return ready(x.contiguous()), None
-    return x, None if stride == x.shape[-1] else stride
-
-
 def _laid_keys(k: Tensor, v: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None, int | None]:
-    """Keys, their row and, in pages, the elements between heads of keys and of values."""
+    """Keys as the kernels read them, their row and, in pages, the elements between heads of keys and
+    of values where those are apart in both."""
     if pages is None:
         return *_rowed(k), None
-    k, head = _paged(k, v)
-    return k, None, head
+    stride = head_stride(k)
+    if stride in (0, k.shape[-1]) or head_stride(v) != stride or k.is_cuda and (
+            k.data_ptr() | v.data_ptr()) & 15:
+        return ready(k), None, None
+    return k, None, stride
 
 
-def _laid_values(v: Tensor, k: Tensor, pages: Tensor | None) -> tuple[Tensor, int | None]:
-    return _rowed(v) if pages is None else (_paged(v, k)[0], None)
+def _laid_values(v: Tensor, pages: Tensor | None, k_1: int | None) -> tuple[Tensor, int | None]:
+    """Values and their row; `k_1` is the second stride of the keys, above."""
+    if pages is None:
+        return _rowed(v)
+    return ready(v) if k_1 is None else v, None
 
 
 def _keys(k: Tensor, pages: Tensor | None) -> int:

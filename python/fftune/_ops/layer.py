@@ -7,9 +7,11 @@ from torch import Tensor
 from .._checks import (KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
                        several)
 from .._custom import OPS, call, define, fake, wants_gradient
-from .._layer_form import FLOAT32, Choice, form_of, parse, shapes_of, with_constants
+from .._layer_form import (FLOAT32, PACKED, Choice, dtype_of, form_of, parse, shapes_of,
+                           with_constants)
 from .._library import Error, Plan
 from .._run import Form, ready, run
+from .packed import PackedWeight, group_word
 
 
 # Weights are checked one by one, by the form.
@@ -18,7 +20,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "angles": Kind(KINDS["f32"], "[positions, rotary]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
-          **{name: Kind(KINDS["floats"], "[...]") for name in ("weights", "own")},
+          **{name: Kind(KINDS["floats"] | KINDS["u8"], "[...]") for name in ("weights", "own")},
           "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
 
 
@@ -35,6 +37,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
     layers = len(own) // count
     h, shared_h = (own[before + 2 + form.behind.index(name)].shape[-1]
                    if name in form.behind else None for name in ("w_down", "w_shared_down"))
+    h = form.get("h", h)
     shapes = shapes_of(form, d, h, shared_h)
     first = own[before]
     if pages is None:
@@ -48,10 +51,11 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
     for at in range(layers):
         tensors = own[at * count:(at + 1) * count]
         for name, tensor in zip(form.before, tensors):
-            expect("layer", f"{name} of layer {at}", tensor, shapes[name], x.dtype)
+            expect("layer", f"{name} of layer {at}", tensor, shapes[name],
+                   dtype_of(form, name, x.dtype))
         for name, tensor in zip(form.behind, tensors[before + 2:]):
             expect("layer", f"{name} of layer {at}", tensor, shapes[name],
-                   torch.float32 if name in FLOAT32 else x.dtype)
+                   dtype_of(form, name, x.dtype))
         for tensor in tensors[before:before + 2]:
             expect("layer", f"a cache of layer {at}", tensor, of_cache, x.dtype)
     expect("layer", "lengths", lengths, (batch,), torch.int32)
@@ -69,7 +73,10 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
              "cache": cache, "page": page, "pages": count_of_pages,
              "layers": layers if layers > 1 else None,
              "positions": angles.shape[0] if rotates else None}
-    return sizes | {n: value for n, value in form.options.items() if n != "multiplier"}
+    options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
+    if form.get("packed"):
+        options |= {"weights": "int4", "group": str(form.get("packed"))}
+    return sizes | options
 
 
 _LAYER = Form("layer", _KINDS, _values, strided=True)
@@ -81,8 +88,13 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     parsed = parse(form)
     own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
            for name, w in zip(parsed.weights, weights)}
-    like = own["w_o"]
-    x = torch.empty(1, 1, like.shape[0], dtype=like.dtype, device="meta")
+    if parsed.get("packed"):
+        width, like = next(own[name].shape[0] for name in ("attn_norm", "attn_post_norm", "ffn_norm")
+                           if name in own), own["w_o_scale"]
+    else:
+        like = own["w_o"]
+        width = like.shape[0]
+    x = torch.empty(1, 1, width, dtype=like.dtype, device="meta")
     cache = x.new_empty(1, parsed.get("kv-heads"), 64, parsed.get("dim"))
     own = with_constants(parsed, own, x)
     own = {name: w.float() if name in FLOAT32 else w for name, w in own.items()}
@@ -92,6 +104,33 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     inputs = (x, rows if rotates else None, angles, rows, rows[0], None,
               *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
     Plan(device, _LAYER.problem((form,), inputs))
+
+
+def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
+    """The tensors of layers with packed weights, the word for their groups, and h; "" without."""
+    packed = [w for one in weights for w in one.values() if isinstance(w, PackedWeight)]
+    if not packed:
+        return list(weights), "", 0
+    first = packed[0]
+    found = []
+    for one in weights:
+        others = sorted({n for n, w in one.items() if isinstance(w, PackedWeight)} ^ set(PACKED))
+        if others:
+            raise Error(f"layer: {others[0]} is {'not' if others[0] in PACKED else 'a weight that is'} "
+                        f"packed: packed weights are of {', '.join(PACKED)} together")
+        tensors = {}
+        for name, w in one.items():
+            if not isinstance(w, PackedWeight):
+                tensors[name] = w
+                continue
+            if (w.group, w.zero is None) != (first.group, first.zero is None):
+                raise Error(f"layer: {name} has other groups than the first packed weight, or zero points "
+                            "where that has none")
+            tensors |= {name: w.w, f"{name}_scale": w.scale}
+            if w.zero is not None:
+                tensors[f"{name}_zero"] = w.zero
+        found.append(tensors)
+    return found, group_word("layer", first.group), weights[0]["w_gate"].n
 
 
 def has_layout(cache: Tensor) -> bool:
@@ -150,7 +189,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                         "weights, and pairs of caches")
     for at, one in enumerate(weights):
         for name, tensor in one.items():
-            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            if not isinstance(name, str) or not isinstance(tensor, (Tensor, PackedWeight)):
                 raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
     for pair in caches:
         several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
@@ -168,12 +207,14 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
         raise Error(f"layer: weights of {len(weights)} layers and caches of {len(caches)}")
+    rows = weights[0]["w_qkv"].n if isinstance(weights[0].get("w_qkv"), PackedWeight) else None
+    weights, packed, h = _together(weights)
     flat = [tensor for one in weights for tensor in one.values()]
     if wants_gradient(x, *flat):
         raise Error("layer: it has no gradient: use torch.no_grad()")
     first = weights[0]
     dim = (first["w_q"].shape[0] // heads if "w_q" in first else
-           first["w_qkv"].shape[0] // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
+           (rows or first["w_qkv"].shape[0]) // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
@@ -183,7 +224,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier)
+                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -233,6 +274,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
     weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
     head has a logit that joins the softmax.
+
+    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
+    the layers are then those with w_qkv, a gate, and no mixture of experts.
 
     `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`

@@ -8,6 +8,7 @@ from .._declare import declare
 from .._library import Error
 from .attention import head_stride
 from .linear import linear
+from .packed import PackedWeight, group_word
 from .rmsnorm import rmsnorm
 from .rope import NUMBERS, RULE, expect_rule, leave_out_unused, rope
 
@@ -27,9 +28,15 @@ def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
     return w_q.shape[0] // count
 
 
-def _check(w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, rule, **_):
+def _check(w_k, w_v, b_q, b_k, b_v, **others):
     if (w_k is None) != (w_v is None) or w_k is not None and len(
-            {t is None for t in (b_q, b_k, b_v)}) > 1 or (q_norm is None) != (k_norm is None):
+            {t is None for t in (b_q, b_k, b_v)}) > 1:
+        raise Error("qkv: give weights, biases and norms of all parts, or of none")
+    _check_others(**others)
+
+
+def _check_others(q_norm, k_norm, positions, angles, rule, **_):
+    if (q_norm is None) != (k_norm is None):
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
     if angles is not None and positions is None:
         raise Error("qkv: angles without positions")
@@ -37,7 +44,11 @@ def _check(w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, rule, **_
         expect_rule("qkv", rule, angles)
 
 
-def _fill(fields, w_q, w_k, q_norm, positions, heads, kv_heads, rotary, rule, **_):
+def _fill(fields, w_q, w_k, heads, kv_heads, **others):
+    _fill_others(fields, dim=_dim(w_q, w_k, heads, kv_heads), **others)
+
+
+def _fill_others(fields, q_norm, positions, dim, rotary, rule, **_):
     fields["norm"] = None if q_norm is None else "yes"
     if q_norm is None:
         fields["eps"] = None
@@ -45,7 +56,7 @@ def _fill(fields, w_q, w_k, q_norm, positions, heads, kv_heads, rotary, rule, **
         fields |= dict.fromkeys(("rotation", "rotary", "angles", *NUMBERS))
     else:
         leave_out_unused(fields, rule)
-        if rotary == _dim(w_q, w_k, heads, kv_heads):
+        if rotary == dim:
             fields["rotary"] = None
 
 
@@ -72,11 +83,22 @@ _RULES = dict(check=_check, fill=_fill, sizes={"dim": _dim},
                       "angles": "[positions, rotary]"})
 declare("qkv", "qkv", f"{_TENSORS}, {_OPTIONS}", "q, k, v", casts=True, keeps=("angles",),
         by_row=True, **_RULES)
+_LAYS = {"k_cache": (_in_place, ["cache-head"]), "v_cache": (_as_it_is, [])}
 declare("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
-        lays={"k_cache": (_in_place, ["cache-head"]), "v_cache": (_as_it_is, [])}, **_RULES)
+        lays=_LAYS, **_RULES)
+
+_PACKED = ("x, w, scale=w_scale, zero=w_zero?, bias?, q_norm?, k_norm?, positions:ints?, angles?")
+_OPTIONS = f"heads, kv_heads, dim, group, eps, rotation, rotary, {RULE}"
+_RULES = dict(check=_check_others, fill=_fill_others, fixed={"weights": "int4"}, label="qkv",
+              shapes={name: shape for name, shape in _RULES["shapes"].items()
+                      if not name.startswith("w_")})
+declare("qkv_packed", "qkv", f"{_PACKED}, {_OPTIONS}", "q, k, v", keeps=("angles",), by_row=True,
+        **_RULES)
+declare("qkv_packed_cached", "qkv", f"{_PACKED}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
+        lays=_LAYS, **_RULES)
 
 
-def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
+def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
         kv_heads: int | None = None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None = None,
         norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
         positions: Tensor | None = None, angles: Tensor | None = None, rotation: str = "halves",
@@ -86,8 +108,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
         slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three
-    weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
+    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
+    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
     and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
     options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
     position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
@@ -100,15 +122,27 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
     """
     kv_heads = heads if kv_heads is None else kv_heads
     words = "those of q, k and v, or one of all"
-    weights = (w, None, None) if isinstance(w, Tensor) else several("qkv", "w", w, 3, words)
-    biases = ((bias, None, None) if bias is None or isinstance(bias, Tensor) else
-              several("qkv", "bias", bias, 3, words))
+    packed, of_heads = isinstance(w, PackedWeight), (heads, kv_heads)
+    if packed:
+        if heads < 1 or kv_heads < 1 or w.n % (heads + 2 * kv_heads):
+            raise Error(f"qkv: w is a packed weight [{w.n}, {w.k}]: give rows of "
+                        f"{heads + 2 * kv_heads} heads")
+        if not (bias is None or isinstance(bias, Tensor)):
+            raise Error("qkv: bias is of several parts: give one of all, as w is")
+        weights, biases = w[:3], (bias,)
+        of_heads += w.n // (heads + 2 * kv_heads), group_word("qkv", w.group)
+    else:
+        weights = (w, None, None) if isinstance(w, Tensor) else several("qkv", "w", w, 3, words)
+        biases = ((bias, None, None) if bias is None or isinstance(bias, Tensor) else
+                  several("qkv", "bias", bias, 3, words))
     q_norm, k_norm = (None, None) if norms is None else several(
         "qkv", "norms", norms, 2, "the weights of the norms of q and of k")
     if rule is None:
         rule = "base" if angles is None else "table"
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
-    options = heads, kv_heads, eps, rotation, rotary, rule, numbers
+    options = *of_heads, eps, rotation, rotary, rule, numbers
+    plain, cached = ((OPS.qkv_packed, OPS.qkv_packed_cached) if packed else
+                     (OPS.qkv, OPS.qkv_cached))
     tensors = x, *weights, *biases, q_norm, k_norm, positions, angles
     wanted = wants_gradient(*tensors)
     if caches is not None:
@@ -117,17 +151,21 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
         if slots is None:
             raise Error("qkv: caches without slots: give the row of each token")
         caches = several("qkv", "caches", caches, 2, "those of k and of v")
-        return call(OPS.qkv_cached, *tensors, *caches, slots, *options)
+        return call(cached, *tensors, *caches, slots, *options)
     if wanted:
-        expect_good(OPS.qkv, *tensors, *options)
+        expect_good(plain, *tensors, *options)
+        if packed:
+            return _by_parts(x, w, None, None, bias, None, None, q_norm, k_norm, positions, angles,
+                             heads, kv_heads, *options[len(of_heads):])
         return _by_parts(*tensors, *options)
-    return call(OPS.qkv, *tensors, *options)
+    return call(plain, *tensors, *options)
 
 
 def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads,
               eps, rotation, rotary, rule, numbers) -> tuple[Tensor, Tensor, Tensor]:
     """The same by ops that have gradients."""
-    dim = _dim(w_q, w_k, heads, kv_heads)
+    dim = (w_q.n // (heads + 2 * kv_heads) if isinstance(w_q, PackedWeight) else
+           _dim(w_q, w_k, heads, kv_heads))
     if w_k is None:
         parts = linear(x, w_q, b_q).split([n * dim for n in (heads, kv_heads, kv_heads)], -1)
     else:

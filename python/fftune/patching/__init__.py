@@ -18,7 +18,7 @@ from .layers import patch_whole_layers, restore_layers
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
-from .quantised import has_codes, patch_quantised, restore_quantised
+from .quantised import has_codes, patch_quantised, restore_merged, restore_quantised
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
@@ -97,5 +97,7 @@ def unpatch(model: nn.Module) -> nn.Module:
         module.__dict__.pop("_fftune_parts", None)
         module.__dict__.pop("_fftune_drops", None)
         restore_steps(module)
+    for module in model.modules():
+        restore_merged(module)
     attentions.restore(model)
     return model

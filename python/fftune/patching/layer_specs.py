@@ -15,16 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_form import Choice, constant, form_of, parse
+from .._layer_form import PACKED, Choice, constant, form_of, packed_form, parse
 from .._ops.layer import expect_runs
+from .._ops.packed import group_word
 from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
-from .mlps import GatedMLP, gated_of, plain_mlp_forward
+from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
+from .quantised import is_quantised, merge
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
-                        is_close, is_patched, kind_of, remembered, stand_in)
+                        is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
+                        view_of)
 from .rotary import angles_of, rotation_of
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -74,6 +77,7 @@ class Spec:
     index: int  # of its keys and values in a cache
     window: int | None  # keys that a query sees at most
     angles: Angles | None
+    packed: frozenset[tuple[str, ...]] = frozenset()  # modules that have weights of 4 bits
 
 
 def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
@@ -345,6 +349,30 @@ def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
     return replace(spec, weights=tuple(map(of, parse(spec.form).weights, spec.weights)))
 
 
+def _twin(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
+    """The layer with dense layers, which have shapes and no numbers, in the place of those with weights
+    of 4 bits."""
+    def dense(module: nn.Module) -> nn.Linear:
+        format, like = module._fftune[0], module._fftune_scale
+        if module.bias is not None and module.bias.dtype != like.dtype:
+            raise Unfit("layers: weights of several types")
+        linear = nn.Linear(format.k, format.n, module.bias is not None, device="meta")
+        number = like.new_zeros(())
+        for name, shape in (("weight", (format.n, format.k)), ("bias", (format.n,))):
+            if getattr(linear, name) is not None:
+                setattr(linear, name, nn.Parameter(number.expand(shape), requires_grad=False))
+        return linear
+
+    twin = view_of(layer, {path: dense(module) for path, module in quantised.items()})
+    for module in twin.modules():
+        if any(name.startswith("_fftune") for name in module._buffers):  # q, k and v in one
+            module.__dict__["_buffers"] = {name: tensor for name, tensor in module._buffers.items()
+                                           if not name.startswith("_fftune")}
+        if is_patched(module, packed_mlp_forward):
+            replace_forward(module, gated_mlp_forward, module._fftune)
+    return twin
+
+
 # how a decoder calls its layers
 
 def _kinds_of(layer: nn.Module) -> tuple[tuple[tuple[str, ...], type], ...]:
@@ -440,13 +468,53 @@ class Recogniser:
 
     def spec_of(self, layer: nn.Module, at: int) -> Spec:
         """The spec of the layer at a place."""
+        quantised = {tuple(name.split(".")): module for name, module in layer.named_modules()
+                     if is_quantised(module)}
+        if not quantised:
+            return self._spec_of(layer, at)
+        twin = _twin(layer, quantised)
+        return self._packed(layer, quantised, self._spec_of(twin, at, runs=False))
+
+    def _packed(self, layer: nn.Module, quantised: dict, dense: Spec) -> Spec:
+        """The spec of a layer with packed weights, from that of its twin."""
+        weights = dict(zip(parse(dense.form).weights, dense.weights))
+        paths = {name: weights[name].path for name in ("w_q", "w_k", "w_v", *PACKED[1:])
+                 if name in weights}
+        if {*paths.values()} != {*quantised} or len(paths) != 7:
+            raise Unfit("layers: some of its weights have 4 bits, and some have more, or they are no "
+                        "q, k, v, o, gate, up and down")
+        own = [quantised[path] for path in paths.values()]
+        formats = {(m._fftune[0].group, m._fftune_zero is None) for m in own}
+        if len(formats) > 1 or any(m._fftune_order is not None for m in own):
+            raise Unfit("layers: its packed weights have different formats, or act-order")
+        (group, is_symmetric), = formats
+        attention = paths["w_q"][:-1]
+        try:
+            merge(layer.get_submodule(".".join(attention)), own[:3])
+        except Unfit as reason:
+            raise Unfit(f"layers: {reason}") from None
+        form = packed_form(dense.form, group_word("layer", group), not is_symmetric,
+                           quantised[paths["w_gate"]]._fftune[0].n)
+        weights["b_qkv"] = Weight(attention, "_fftune_qkv_bias")
+        for part in ("w", "scale", "zero"):
+            end = "" if part == "w" else f"_{part}"
+            weights[f"w_qkv{end}"] = Weight(attention, f"_fftune_qkv_{part}")
+            for name in PACKED[1:]:
+                weights[f"{name}{end}"] = Weight(paths[name], f"_fftune_{part}")
+        spec = replace(dense, form=form, packed=frozenset(quantised), kinds=_kinds_of(layer),
+                       weights=tuple(weights[name] for name in parse(form).weights))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        return spec
+
+    def _spec_of(self, layer: nn.Module, at: int, runs: bool = True) -> Spec:
         expect_plain_parameters(layer)
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
         candidates = self._candidates(layer, order, at)
         found = remembered(self.known, (kind_of(layer), order, tuple(candidates), self.angles[at]),
                            lambda: self._identify(layer, candidates))
-        remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
-                   lambda: _expect_runs(layer, candidates[found]))
+        if runs:
+            remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
+                       lambda: _expect_runs(layer, candidates[found]))
         return candidates[found]
 
     def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .._custom import OPS, call
 from .._ops.layer import has_layout
 from . import attention as attentions
+from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, try_to,
                         undoable, watched)
@@ -47,6 +48,8 @@ class _Group:
                         type(p) is not nn.Parameter for p in module._parameters.values()
                         if p is not None):
                     return False
+                if path in spec.packed and not is_quantised(module):
+                    return False  # a state dict was loaded
                 modules.append(module)
             if watched(*modules):
                 return False

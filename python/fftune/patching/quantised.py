@@ -61,7 +61,7 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
 
 
 class _Layer(NamedTuple):
-    """What the tensors of a module say: q, scale and zero are [n, k] and [n, groups]."""
+    """The contents of a module's tensors: q, scale and zero are [n, k] and [n, groups]."""
 
     format: str
     name: str  # of the tensor with codes
@@ -93,6 +93,10 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
     """The weight of a replaced layer; its columns are in the order of _fftune_order, if it has one."""
     layer, = module._fftune
     w, scale, zero = (getattr(module, name) for name in _OWN[:3])
+    if "_fftune_shared" in module.__dict__:
+        owner, rows = module.__dict__["_fftune_shared"]
+        blocks = -(-layer.k // 64)
+        w = torch.cat((w, owner._fftune_qkv_w[1 + rows[0] // 16 * blocks:1 + rows[1] // 16 * blocks]))
     return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group)
 
 
@@ -141,7 +145,7 @@ def _groups_of(index: Tensor | None, k: int, count: int, size: int | None, devic
 
 
 def _candidates(module: nn.Module) -> list[_Layer]:
-    """What a module with the tensors of GPTQ or AWQ may be."""
+    """The layers that the tensors of GPTQ or AWQ may mean."""
     _expect_words(module, "qweight", "qzeros")
     scales = module.scales
     count, n = scales.shape
@@ -405,9 +409,65 @@ def restore_quantised(module: nn.Module) -> None:
     for name in _OWN:
         del module._buffers[name]
         module._non_persistent_buffers_set.discard(name)
-    for name in (*_METHODS, "forward", "_fftune", "_fftune_parts"):
+    for name in (*_METHODS, "forward", "_fftune", "_fftune_parts", "_fftune_shared"):
         module.__dict__.pop(name, None)
     module.__dict__.update(module.__dict__.pop("_fftune_kept"))
+
+
+# q, k and v in one
+
+_MERGED = ("_fftune_qkv_w", "_fftune_qkv_scale", "_fftune_qkv_zero", "_fftune_qkv_bias")
+
+
+def merge(owner: nn.Module, layers: list[nn.Module]) -> None:
+    """Gives the module one packed weight of all rows of these layers, and one bias. They keep their
+    headers, and have their blocks in there. Unfit where they do not go together."""
+    if _MERGED[0] in owner._buffers:
+        return
+    weights, biases = list(map(packed_of, layers)), [layer.bias for layer in layers]
+    first, order = weights[0], layers[0]._fftune_order
+    if any(w.n % 16 or (w.k, w.group, w.zero is None, w.scale.dtype) != (
+            first.k, first.group, first.zero is None, first.scale.dtype) for w in weights):
+        raise Unfit("q, k and v have packed weights of different formats")
+    if any((layer._fftune_order is None) != (order is None) or order is not None
+           and not torch.equal(layer._fftune_order, order) for layer in layers):
+        raise Unfit("the groups of q, k and v have different orders")
+    if len({bias is None for bias in biases}) > 1:
+        raise Unfit("some of q, k and v have a bias, and some have none")
+    header = first.w[:1].clone()
+    header.view(torch.int32)[0, 2] = sum(w.n for w in weights)
+    merged = [torch.cat((header, *(w.w[1:] for w in weights))), torch.cat([w.scale for w in weights]),
+              None if first.zero is None else torch.cat([w.zero for w in weights]),
+              None if biases[0] is None else torch.cat([b.to(first.scale.dtype) for b in biases])]
+    for name, tensor in zip(_MERGED, merged):
+        owner.register_buffer(name, None if tensor is None else tensor.detach(), persistent=False)
+    start = 0
+    for layer, w in zip(layers, weights):
+        layer._buffers[_OWN[0]] = w.w[:1].clone()
+        for name, tensor in zip(_OWN[1:3], merged[1:3]):
+            layer._buffers[name] = None if tensor is None else tensor[start // 16:(start + w.n) // 16]
+        layer.__dict__["_fftune_shared"] = owner, (start, start + w.n)
+        start += w.n
+
+
+def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeight, Tensor | None] | None:
+    """The weight and bias of q, k and v together; None where they are not, or no longer, together."""
+    if owner._buffers.get(_MERGED[0]) is None or not all(
+            is_quantised(layer) and layer.__dict__.get("_fftune_shared", (None,))[0] is owner
+            for layer in layers):
+        return None
+    w, scale, zero, bias = (owner._buffers[name] for name in _MERGED)
+    format = layers[0]._fftune[0]
+    n = sum(layer._fftune[0].n for layer in layers)
+    return ops.PackedWeight(w, scale, zero, n, format.k, format.group), bias
+
+
+def restore_merged(owner: nn.Module) -> None:
+    """Takes back what merge() gave, after the layers were restored."""
+    for name in _MERGED:
+        if name in owner._buffers:
+            del owner._buffers[name]
+            owner._non_persistent_buffers_set.discard(name)
 
 
 # what runs

@@ -246,6 +246,15 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
     def of_module(original: nn.Module, own_parts: dict | None = None) -> nn.Module:
         if id(original) in made:
             return made[id(original)]
+        if "_fftune_kept" in original.__dict__:  # a layer with codes: a dense one of its sizes
+            format = original._fftune[0]
+            n, k = (sizes.get(size, size) for size in (format.n, format.k))
+            other = made[id(original)] = nn.Linear(k, n, original.bias is not None, device,
+                                                   dtype or original._fftune_scale.dtype).eval()
+            other.requires_grad_(False)
+            for parameter in other.parameters():
+                parameter.zero_()
+            return other
         other = made[id(original)] = original.__class__.__new__(original.__class__)
         nn.Module.__init__(other)
         bare, own_parts = vars(nn.Module()), own_parts or {}

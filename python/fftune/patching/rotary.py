@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
-from .quantised import is_quantised, quantised_linear
+from .quantised import is_quantised, merge, merged_of, ordered, quantised_linear
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
                         has_kernels, identify, is_close, is_known, is_patched, kind_of,
                         remembered, replace_forward, stand_in, try_to, undoable, watched)
@@ -247,6 +247,12 @@ def patch_projections(module: nn.Module, options: Options, known: dict) -> str |
             expect_plain(layer)
         expect_no_hooks(layer)
     expect_no_hooks(module)
+    layers = [module.q_proj, module.k_proj, module.v_proj]
+    if all(map(is_quantised, layers)):
+        try:
+            merge(module, layers)
+        except Unfit:
+            pass  # three products
     scale, _, rotation = module._fftune
     # Each by itself: which layers rotate may follow from their numbers.
     _expect_attention(module, known)
@@ -260,7 +266,7 @@ def _stand_in_as_patched(module: nn.Module) -> nn.Module:
     own = stand_in(module)
     Numbers(0).fill(own)
     for one, other in zip(module.modules(), own.modules(), strict=True):
-        if hasattr(one.__dict__.get("forward"), "_fftune"):
+        if hasattr(one.__dict__.get("forward"), "_fftune") and not is_quantised(one):
             replace_forward(other, one.__dict__["forward"].__func__, one._fftune)
     return own
 
@@ -357,6 +363,16 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
     scale, _, rotation = attention._fftune
     norms = _head_norms(attention)
     biases = [layer.bias for layer in layers]
+    merged = merged_of(attention, layers)
+    if merged is not None and norms is not None and not torch.is_grad_enabled() \
+            and rows.dtype == torch.int32 and merged[0].scale.dtype == x.dtype and has_kernels(x) \
+            and not torch.is_autocast_enabled(x.device.type):
+        (weights, eps), (w, bias) = norms, merged
+        heads, kv_heads = (layer._fftune[0].n // attention.head_dim for layer in layers[:2])
+        parts = ops.qkv(ordered(layers[0], x), w, heads, kv_heads, bias=bias, norms=weights, eps=eps,
+                        positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
+                        scale=scale, rotation=rotation)
+        return tuple(t.transpose(1, 2) for t in parts)
     if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
             and not any(map(is_quantised, layers)) and len({b is None for b in biases}) == 1:
         weights, eps = norms

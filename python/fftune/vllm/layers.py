@@ -229,19 +229,8 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
 
 
 def _is_one_op(model: Model, pages: list[Pages]) -> bool:
-    """Whether the op `layer` computes the layers: networks without experts, on one rank, with one
-    epsilon, and caches without gaps between heads."""
-    first = model.layers[0]
-
-    def same(layer: Layer) -> tuple:
-        norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
-        return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
-                layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
-                layer.b_qkv is None, layer.b_o is None, layer.head_norms is None)
-
-    return (model.reduce is None and all(layer.mixture is None for layer in model.layers)
-            and len(same(first)[7]) == 1 and all(same(layer) == same(first) for layer in model.layers)
-            and all(cache.is_contiguous() for own in pages for cache in own.pages))
+    """Whether the op `layer` computes the layers, with these caches: without gaps between heads."""
+    return model.is_one_op and all(own.apart for own in pages)
 
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,

@@ -1,5 +1,6 @@
 """The parts of a model of vLLM: the classes, options and tensors for which fftune's ops compute the
 same as its layers, and the caches of its attention as the ops take them."""
+import functools
 from dataclasses import dataclass
 from typing import Callable
 
@@ -104,6 +105,20 @@ class Model:
     layers: list[Layer]
     reduce: Callable[[Tensor], Tensor] | None  # vLLM's all-reduce under tensor parallelism
 
+    @functools.cached_property
+    def is_one_op(self) -> bool:
+        """Whether the layers are alike in all that the op `layer` takes once: networks without
+        experts, on one rank, with one epsilon."""
+        def shared(layer: Layer) -> tuple:
+            norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
+            return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
+                    layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
+                    layer.b_qkv is None, layer.b_o is None, layer.head_norms is None)
+
+        first = shared(self.layers[0])
+        return (self.reduce is None and len(first[7]) == 1
+                and all(layer.mixture is None and shared(layer) == first for layer in self.layers))
+
 
 @dataclass
 class Pages:
@@ -117,7 +132,7 @@ class Pages:
     rows: tuple[Tensor, Tensor]   # [rows, kv heads, features], for qkv
     pages: tuple[Tensor, Tensor]  # [pages, block, kv heads, features], for attention
     block: int
-    apart: bool  # the values of a block are a block of their own
+    apart: bool  # the values of a block are a block of their own: heads have no gaps between them
 
     def slots(self, slots: Tensor) -> Tensor:
         """vLLM's slots as rows; those of padded tokens stay negative."""

@@ -1,0 +1,89 @@
+// A block for each row: cross_entropy/rows.cu.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kernels/common/stage_family.hpp"
+#include "kernels/cross_entropy/cross_entropy.hpp"
+
+namespace fftune::cross_entropy {
+namespace {
+
+Argument or_null(const std::optional<Pointer>& pointer) {
+  return pointer ? argument_of(*pointer) : Argument{std::int64_t{0}};
+}
+
+class BlockRows final : public StageFamily {
+ public:
+  explicit BlockRows(bool backward)
+      : StageFamily({.name = backward ? "gradient_rows" : "loss_rows",
+                     .summary = "a block a row, read for its sums and again for the gradient",
+                     .stage = backward ? stage_gradient : stage_loss,
+                     .pass = backward ? "bwd" : "fwd",
+                     .sources = {kernel_file},
+                     .is_fallback = true}) {}
+
+  Space space(const Problem&, const DeviceFacts&) const override {
+    return Space().parameter("threads", "threads of a block", {128, 256, 512, 1024});
+  }
+  Config default_config(const Problem&, const DeviceFacts&) const override {
+    return {{"threads", default_block}};
+  }
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    return program_of(problem, facts, [&](Program& program, const Form& form, const Rows& rows) {
+      append_rows(program, form, rows, facts, config.get("threads"));
+    });
+  }
+};
+
+}  // namespace
+
+void append_rows(Program& program, const Form& form, const Rows& rows, const DeviceFacts& facts,
+                 int threads) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(rows.dtype));
+  const bool divides = rows.dlogits && form.reduction == Reduction::mean;
+  KernelLaunch& launch = append_kernel(
+      program, kernel_file,
+      fmt::format(
+          "cross_entropy_rows<{}, fftune::cross_entropy_form{{{}, {}, {}, {}, {}, {}}}, {}, "
+          "{}>",
+          element_type(rows.dtype), rows.loss.has_value(), rows.dlogits.has_value(),
+          form.smoothing > 0, form.class_weights, form.softcap > 0, rows.entropy.has_value(),
+          widest_vector(rows.vocab * bytes) / bytes, threads),
+      {static_cast<std::uint32_t>(rows.rows)}, static_cast<std::uint32_t>(threads),
+      {argument_of(rows.logits), argument_of(rows.labels), or_null(rows.class_weights),
+       divides ? or_null(rows.items) : Argument{std::int64_t{0}}, or_null(rows.dloss),
+       argument_of(rows.lse), or_null(rows.loss), or_null(rows.logprob), or_null(rows.entropy),
+       or_null(rows.dlogits), form.ignored, static_cast<std::int32_t>(rows.vocab),
+       std::int32_t{form.reduction == Reduction::none}, form.smoothing, form.z_loss, form.softcap});
+  launch.programmatic = facts.compute_capability >= 90;
+}
+
+void append_total(Program& program, const Form& form, const Pointer& losses, const Pointer& total,
+                  const std::optional<Pointer>& items, std::int64_t rows,
+                  const DeviceFacts& facts) {
+  const bool divides = form.reduction == Reduction::mean;
+  if (facts.kind == DeviceKind::cpu) {
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const auto* const values = reinterpret_cast<const float*>(address_of(call, losses));
+      double sum = 0;
+      for (std::int64_t row = 0; row < rows; ++row) sum += values[row];
+      if (divides) sum /= *reinterpret_cast<const float*>(address_of(call, *items));
+      *reinterpret_cast<float*>(address_of(call, total)) = static_cast<float>(sum);
+    }));
+    return;
+  }
+  KernelLaunch& launch =
+      append_kernel(program, kernel_file, "cross_entropy_total", {1}, 1024,
+                    {argument_of(losses), divides ? or_null(items) : Argument{std::int64_t{0}},
+                     argument_of(total), rows});
+  launch.programmatic = facts.compute_capability >= 90;
+}
+
+std::vector<const Family*> cuda_families() {
+  static const BlockRows forward(false), backward(true);
+  return {&forward, &backward};
+}
+
+}  // namespace fftune::cross_entropy

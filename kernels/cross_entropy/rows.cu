@@ -1,0 +1,220 @@
+// The loss of rows of logits, and its gradient: cross_entropy.hpp has the formulas.
+//
+// items and dloss may be null: gradients are not divided, and 1 is their factor. dloss has an
+// element every `dloss_stride` rows, 1 or 0. logprobs and entropies may be null.
+//
+// A block has one row. It reads the row once for its sums, relative to the largest logit so far of
+// each thread; one reduction joins them. For the gradient it reads the row again, mostly from L2.
+// A thread reads only elements again that it alone writes, so dlogits may be the logits.
+//
+// Powers are of two: z' = z·log2(e). The sums have a fixed order.
+//
+// Grid: rows. Block: `threads`.
+#include "common/async.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
+
+namespace fftune {
+
+// What a kernel computes.
+struct cross_entropy_form {
+  bool loss = false;      // loss and lse of each row; else lse is read
+  bool gradient = false;  // dlogits
+  bool smooths = false;
+  bool weighs = false;  // class weights
+  bool caps = false;
+  bool entropy = false;
+};
+
+constexpr float log2_of_e = 1.44269504088896341f;
+constexpr float log_of_2 = 0.693147180559945309f;
+
+// Sums over a row, of powers relative to `most`. What the form does not need is not computed.
+template <cross_entropy_form form>
+struct cross_entropy_sums {
+  float most, powers;
+  float excess;             // of power·(z' - most)
+  float weighted, weights;  // of w·z', and of w
+
+  static __device__ __forceinline__ cross_entropy_sums nothing() {
+    return {lowest_score(), 0.0f, 0.0f, 0.0f, 0.0f};
+  }
+  // Makes sums relative to `reference`, which is not less than `most`.
+  __device__ __forceinline__ void move(float reference) {
+    if (most == reference) return;
+    const float factor = softmax_sum::factor(most, reference);
+    if constexpr (form.entropy) {
+      if (most != lowest_score()) excess = (excess + powers * (most - reference)) * factor;
+    }
+    powers *= factor;
+    most = reference;
+  }
+  static __device__ __forceinline__ cross_entropy_sums join(cross_entropy_sums a,
+                                                            cross_entropy_sums b) {
+    const float most = fmaxf(a.most, b.most);
+    a.move(most);
+    b.move(most);
+    return {most, a.powers + b.powers, a.excess + b.excess, a.weighted + b.weighted,
+            a.weights + b.weights};
+  }
+  static __device__ __forceinline__ cross_entropy_sums shuffle(const cross_entropy_sums& value,
+                                                               int distance) {
+    cross_entropy_sums other = value;
+    other.most = __shfl_xor_sync(~0u, value.most, distance);
+    other.powers = __shfl_xor_sync(~0u, value.powers, distance);
+    if constexpr (form.entropy) other.excess = __shfl_xor_sync(~0u, value.excess, distance);
+    if constexpr (form.smooths) other.weighted = __shfl_xor_sync(~0u, value.weighted, distance);
+    if constexpr (form.weighs) other.weights = __shfl_xor_sync(~0u, value.weights, distance);
+    return other;
+  }
+  // NaN makes the sum of powers NaN: it is above no number, and its power is NaN.
+  __device__ __forceinline__ void add(float z) {
+    const float distance = z - most;
+    const float power = power_of_two(distance);
+    powers += power;
+    if constexpr (form.entropy) excess += power == 0.0f ? 0.0f : power * distance;
+  }
+};
+
+template <bool caps>
+__device__ __forceinline__ float capped_logit(float logit, float softcap) {
+  return caps ? softcap * tanhf(logit / softcap) : logit;
+}
+
+template <class T, cross_entropy_form form, int count, int threads>
+__global__ void __launch_bounds__(threads)
+    cross_entropy_rows(const T* logits_of_rows, const i64* labels, const float* class_weights,
+                       const float* items, const float* dloss, float* lses, float* losses,
+                       float* logprobs, float* entropies, T* dlogits, i64 ignored_label, int vocab,
+                       int dloss_stride, float smoothing, float z_loss, float softcap) {
+  using sums_of = cross_entropy_sums<form>;
+  using reduction = row_reduction<sums_of, threads, 1, 1>;
+  __shared__ typename reduction::memory shared;
+  const i64 row = blockIdx.x;
+  const T* const logits = logits_of_rows + row * vocab;
+  const int first = static_cast<int>(threadIdx.x) * count;
+  constexpr int step = threads * count;
+  // Vectors in flight; with a soft cap the arithmetic takes the registers.
+  constexpr int unrolled = form.caps ? 1 : 4;
+  const u64 policy = l2_eviction_policy<false>();
+  wait_and_launch_dependents();
+
+  const i64 label = labels[row];
+  const bool ignored = label == ignored_label;
+  const bool is_id = label >= 0 && label < vocab;
+  if (ignored || !is_id) {
+    const float value = ignored ? 0.0f : __uint_as_float(0x7fc00000u);
+    if (form.loss && threadIdx.x == 0) {
+      losses[row] = lses[row] = value;
+      if (logprobs != nullptr) logprobs[row] = value;
+      if (entropies != nullptr) entropies[row] = value;
+    }
+    if constexpr (form.gradient) {
+      float values[count];
+#pragma unroll
+      for (int e = 0; e < count; ++e) values[e] = value;
+      T* const gradient = dlogits + row * vocab;
+      for (int column = first; column < vocab; column += step)
+        store_once(gradient + column, from_floats<T>(values), policy);
+    }
+    return;
+  }
+  const float label_logit = capped_logit<form.caps>(to_float(logits[label]), softcap);
+  const float label_weight = form.weighs ? class_weights[label] : 1.0f;
+
+  sums_of own = sums_of::nothing();
+  if constexpr (form.loss || (form.smooths && form.weighs)) {
+#pragma unroll unrolled
+    for (int column = first; column < vocab; column += step) {
+      float z[count];
+      to_floats(load_once<T, count>(logits + column, true, policy), z);
+      float most = own.most;
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        z[e] = capped_logit<form.caps>(z[e], softcap) * log2_of_e;
+        most = fmaxf(most, z[e]);
+        if constexpr (form.smooths) {
+          const float weight = form.weighs ? class_weights[column + e] : 1.0f;
+          own.weighted += weight * z[e];
+          if constexpr (form.weighs) own.weights += weight;
+        }
+      }
+      own.move(most);
+      // Of -infinity alone there is no power, and no difference.
+      if (most != lowest_score()) {
+#pragma unroll
+        for (int e = 0; e < count; ++e) own.add(z[e]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < count; ++e) own.powers += z[e] == lowest_score() ? 0.0f : z[e];
+      }
+    }
+  }
+  const sums_of all = reduction::apply(own, shared);
+  float lse;
+  if constexpr (form.loss) {
+    const float distance = log2f(all.powers);  // of lse from the largest logit
+    lse = (all.most + distance) * log_of_2;
+    if (threadIdx.x == 0) {
+      const float logprob = label_logit - lse;
+      float loss = -(1.0f - smoothing) * label_weight * logprob + z_loss * lse * lse;
+      if constexpr (form.smooths) {
+        const float weights = form.weighs ? all.weights : static_cast<float>(vocab);
+        loss += smoothing / static_cast<float>(vocab) * (weights * lse - all.weighted * log_of_2);
+      }
+      losses[row] = loss;
+      lses[row] = lse;
+      if (logprobs != nullptr) logprobs[row] = logprob;
+      if constexpr (form.entropy) {
+        entropies[row] = (distance - all.excess / all.powers) * log_of_2;
+      }
+    }
+  } else {
+    lse = lses[row];
+  }
+  if constexpr (form.gradient) {
+    float upstream = dloss == nullptr ? 1.0f : dloss[row * dloss_stride];
+    if (items != nullptr) upstream /= items[0];
+    const float share = smoothing / static_cast<float>(vocab);
+    const float of_label = (1.0f - smoothing) * label_weight;
+    float of_power = of_label + 2.0f * z_loss * lse;
+    if constexpr (form.smooths)
+      of_power += share * (form.weighs ? all.weights : static_cast<float>(vocab));
+    const float lse_in_twos = lse * log2_of_e;
+    T* const gradient = dlogits + row * vocab;
+#pragma unroll unrolled
+    for (int column = first; column < vocab; column += step) {
+      float z[count];
+      to_floats(load_once<T, count>(logits + column, true, policy), z);
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        const float capped = capped_logit<form.caps>(z[e], softcap);
+        float value = of_power * power_of_two(fmaf(capped, log2_of_e, -lse_in_twos));
+        if constexpr (form.smooths)
+          value -= share * (form.weighs ? class_weights[column + e] : 1.0f);
+        if (column + e == label) value -= of_label;
+        if constexpr (form.caps) {
+          const float part = capped / softcap;
+          value *= 1.0f - part * part;
+        }
+        z[e] = upstream * value;
+      }
+      store_once(gradient + column, from_floats<T>(z), policy);
+    }
+  }
+}
+
+// total = the sum of all rows' losses, divided by items[0] where there is that. Grid: 1. Block:
+// 1024.
+__global__ void __launch_bounds__(1024)
+    cross_entropy_total(const float* losses, const float* items, float* total, i64 rows) {
+  using reduction = row_reduction<plain_sum, 1024, 1, 1>;
+  __shared__ reduction::memory shared;
+  wait_and_launch_dependents();
+  plain_sum own = plain_sum::nothing();
+  for (i64 row = threadIdx.x; row < rows; row += 1024) own.sum += losses[row];
+  const float sum = reduction::apply(own, shared).sum;
+  if (threadIdx.x == 0) total[0] = items == nullptr ? sum : sum / items[0];
+}
+
+}  // namespace fftune

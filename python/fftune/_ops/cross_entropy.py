@@ -1,0 +1,201 @@
+"""cross_entropy, of logits, and linear_cross_entropy, of hidden states and the head's weights."""
+import torch
+from torch import Tensor
+
+from .._checks import flag, named
+from .._custom import OPS, call, gradient, wants_gradient
+from .._declare import declare
+from .._library import Error
+
+_LABELS = "labels, class_weights?, items"
+_ROW_LABELS = "labels, class_weights?"
+_RULES = "ignore_index, label_smoothing, z_loss, softcap"
+_EXTRAS = "logprobs:bool, entropies=entropy:bool"
+_RESULTS = "loss, lse, logprob?logprobs, entropy?entropies"
+_MEAN, _NONE = {"reduction": "mean"}, {"reduction": "none"}
+
+for _end, _labels, _fixed in (("", _LABELS, _MEAN), ("_rows", _ROW_LABELS, _NONE)):
+    declare(f"cross_entropy{_end}", "cross-entropy",
+            f"logits, {_labels}, {_RULES}, {_EXTRAS}", _RESULTS, fixed=_fixed,
+            gradient=f"cross_entropy{_end}_backward")
+    declare(f"cross_entropy{_end}_backward", "cross-entropy",
+            f"dloss, logits, {_labels}, lse, {_RULES}", "dlogits", back=True, fixed=_fixed)
+
+    _given = f"x, w, bias?, {_labels}, {_RULES}, workspace"
+    _back = f"dloss, x, w, bias?, {_labels}, lse, {_RULES}, workspace"
+    declare(f"linear_cross_entropy{_end}", "linear-cross-entropy", f"{_given}, {_EXTRAS}", _RESULTS,
+            fixed=_fixed, casts=True, keeps=("class_weights", "items"))
+    declare(f"linear_cross_entropy{_end}_backward", "linear-cross-entropy", _back,
+            "dx, dw, dbias?bias", back=True, fixed=_fixed)
+    declare(f"linear_cross_entropy{_end}_backward_frozen", "linear-cross-entropy", _back, "dx",
+            back=True, fixed={**_fixed, "frozen": "yes"})
+
+_GIVEN = f"x, w, bias?, {_LABELS}, {_RULES}, workspace, {_EXTRAS}"
+declare("linear_cross_entropy_gradients", "linear-cross-entropy", _GIVEN,
+        f"{_RESULTS}, dx, dw, dbias?bias", fixed={**_MEAN, "gradients": "yes"}, casts=True,
+        keeps=("class_weights", "items"))
+declare("linear_cross_entropy_gradients_frozen", "linear-cross-entropy", _GIVEN,
+        f"{_RESULTS}, dx", fixed={**_MEAN, "gradients": "yes", "frozen": "yes"}, casts=True,
+        keeps=("class_weights", "items"))
+
+
+def _differentiate_again(end: str, count: int) -> None:
+    """The gradient of the op that keeps the log-sum-exp; `count` tensors begin its arguments."""
+    def save(ctx, inputs, output):
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:count], output[1])
+        ctx.rules = inputs[count:count + 5]
+
+    @gradient(f"linear_cross_entropy{end}", save)
+    def _(ctx, dloss, *_):
+        x, *tensors, lse = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        rest = (None,) * (len(needs) - 3)
+        if dloss is None:
+            return None, None, None, *rest
+        name = f"linear_cross_entropy{end}_backward"
+        if not needs[1] and not needs[2]:
+            return call(getattr(OPS, f"{name}_frozen"), dloss, x, *tensors, lse, *ctx.rules), \
+                None, None, *rest
+        dx, dw, dbias = call(getattr(OPS, name), dloss, x, *tensors, lse, *ctx.rules)
+        return dx, dw, dbias if needs[2] else None, *rest
+
+
+_differentiate_again("", 6)
+_differentiate_again("_rows", 5)
+
+
+def _differentiate_scaled(name: str) -> None:
+    """The gradient of an op that has computed gradients for a loss whose own is 1."""
+    def save(ctx, inputs, output):
+        gradients = output[4:]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*gradients)
+        ctx.is_used = False
+
+    @gradient(name, save)
+    def _(ctx, dloss, *_):
+        needs = ctx.needs_input_grad
+        if dloss is None:
+            return (None,) * len(needs)
+        if ctx.is_used:
+            raise Error("linear-cross-entropy: a second backward pass through the same loss: give "
+                        "recompute=True, with which the gradients are computed in each")
+        ctx.is_used = True
+        # In place, as w's is as large as w; and in float32 before the one rounding.
+        made = [g.mul_(dloss) if needs[i] else None for i, g in enumerate(ctx.saved_tensors)]
+        return *made, *(None,) * (len(needs) - len(made))
+
+
+_differentiate_scaled("linear_cross_entropy_gradients")
+_differentiate_scaled("linear_cross_entropy_gradients_frozen")
+
+
+def _items(label: str, items, labels, class_weights, ignore_index, reduction) -> Tensor:
+    """What the sum of the losses is divided by, as a tensor of one number."""
+    if not isinstance(labels, Tensor):
+        raise Error(f"{label}: labels is {named(labels)}: give a tensor of int64")
+    if isinstance(items, Tensor):
+        if items.numel() != 1:
+            raise Error(f"{label}: items is {list(items.shape)}: give one number")
+        return items.to(labels.device, torch.float32).reshape(1)
+    if items is None and reduction == "sum":
+        items = 1.0
+    if items is not None:
+        if isinstance(items, bool) or not isinstance(items, (int, float)):
+            raise Error(f"{label}: items is {named(items)}: give a number, or a tensor of one")
+        return torch.full((1,), float(items), device=labels.device)
+    counts = labels != ignore_index
+    if class_weights is None:
+        return counts.sum().to(torch.float32).reshape(1)
+    of_labels = class_weights.index_select(0, labels.clamp(min=0).reshape(-1))
+    return torch.where(counts.reshape(-1), of_labels, 0.0).sum().reshape(1)
+
+
+def _reduction(label: str, reduction: str, items) -> None:
+    if reduction not in ("none", "sum", "mean"):
+        raise Error(f"{label}: reduction is {named(reduction)}: give none, sum or mean")
+    if items is not None and reduction != "mean":
+        raise Error(f"{label}: items with reduction={reduction!r}: the loss is divided by items with "
+                    "reduction=\"mean\"")
+
+
+def _selected(results, reduction: str, lse: bool, logprobs: bool, entropy: bool):
+    loss, *more = results[:4]
+    loss = loss if reduction == "none" else loss.reshape(())
+    extras = [t for t, wanted in zip(more, (lse, logprobs, entropy)) if wanted]
+    return (loss, *extras) if extras else loss
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
+                  items: Tensor | float | None = None, class_weights: Tensor | None = None,
+                  ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
+                  softcap: float = 0.0, lse: bool = False, logprobs: bool = False,
+                  entropy: bool = False) -> Tensor | tuple[Tensor, ...]:
+    """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
+
+    `reduction`: "none" gives a loss for each row, "sum" their sum, and "mean" that sum divided by
+    `items`: by default the number of labels that count, or the sum of their `class_weights` [vocab]
+    (float32). Rows whose label is `ignore_index` have a loss of 0 and no gradient; a label that is no
+    id makes its row NaN. `z_loss` times the squared log-sum-exp is added to each row's loss.
+    `softcap`: logits are softcap · tanh(logits / softcap).
+
+    `lse`, `logprobs` and `entropy` add results [...], in this order: the log-sum-exp of each row, the
+    log-probability of its label and the entropy of its distribution. These have no gradients: that of
+    a log-probability is the negative one of a loss with reduction="none".
+    """
+    _reduction("cross-entropy", reduction, items)
+    rules = float(ignore_index), label_smoothing, z_loss, softcap, logprobs, entropy
+    if reduction == "none":
+        results = call(OPS.cross_entropy_rows, logits, labels, class_weights, *rules)
+    else:
+        divisor = _items("cross-entropy", items, labels, class_weights, ignore_index, reduction)
+        results = call(OPS.cross_entropy, logits, labels, class_weights, divisor, *rules)
+    return _selected(results, reduction, lse, logprobs, entropy)
+
+
+def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None = None, *,
+                         reduction: str = "mean", items: Tensor | float | None = None,
+                         class_weights: Tensor | None = None, ignore_index: int = -100,
+                         label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0,
+                         lse: bool = False, logprobs: bool = False, entropy: bool = False,
+                         workspace: float = 512, recompute: bool = False,
+                         skip_ignored: bool = False) -> Tensor | tuple[Tensor, ...]:
+    """`cross_entropy` of the logits x·wᵀ (+ bias), which never lie in memory together.
+
+    x [..., d]; w [vocab, d]; bias [vocab]; labels [...]; the other arguments and the results are those
+    of `cross_entropy`. Logits are rounded to x's type, as a linear layer's are. Rows are computed in
+    chunks, whose logits take at most `workspace` MiB.
+
+    Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
+    by the loss's own: a second backward pass through one loss is an error. With `recompute`, and with
+    reduction="none", the backward pass computes the logits again instead, from the log-sum-exp: a
+    third more work, and no gradient lies in memory before. `skip_ignored`: rows whose label is
+    `ignore_index` are left out of the work, for which the host waits until it knows their number.
+    """
+    label = "linear-cross-entropy"
+    _reduction(label, reduction, items)
+    if flag(label, "skip_ignored", skip_ignored):
+        if reduction == "none" or lse or logprobs or entropy:
+            raise Error(f"{label}: skip_ignored with results for each row: leave it out, or give "
+                        "reduction=\"mean\" or \"sum\" alone")
+        if not isinstance(labels, Tensor) or not isinstance(x, Tensor):
+            raise Error(f"{label}: skip_ignored: give x and labels as tensors")
+        index = (labels.reshape(-1) != ignore_index).nonzero().flatten()
+        labels = labels.reshape(-1).index_select(0, index)
+        x = x.reshape(-1, x.shape[-1]).index_select(0, index)
+    rules = float(ignore_index), label_smoothing, z_loss, softcap, workspace, logprobs, entropy
+    if reduction == "none":
+        results = call(OPS.linear_cross_entropy_rows, x, w, bias, labels, class_weights, *rules)
+    else:
+        divisor = _items(label, items, labels, class_weights, ignore_index, reduction)
+        if recompute or not wants_gradient(x, w, bias):
+            op = OPS.linear_cross_entropy
+        elif wants_gradient(w, bias):
+            op = OPS.linear_cross_entropy_gradients
+        else:
+            op = OPS.linear_cross_entropy_gradients_frozen
+        results = call(op, x, w, bias, labels, class_weights, divisor, *rules)
+    return _selected(results, reduction, lse, logprobs, entropy)

@@ -1,0 +1,128 @@
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "kernels/cross_entropy/cross_entropy.hpp"
+#include "support/fuzz.hpp"
+#include "support/op_reference.hpp"
+#include "support/op_run.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+Problem loss_problem(DeviceKind kind, const std::string& pass, DType dtype, std::int64_t m,
+                     std::int64_t vocab, std::map<std::string, std::string> options = {}) {
+  return canonical(cross_entropy_op(),
+                   {"cross-entropy", pass, dtype, {{"m", m}, {"vocab", vocab}}, std::move(options)},
+                   kind);
+}
+
+Problem random_loss(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  const std::string pass = draw.of({"fwd", "bwd"});
+  const auto [m, vocab] = draw.matrix(most_elements);
+  std::map<std::string, std::string> options{{"reduction", draw.of({"none", "sum", "mean"})},
+                                             {"class-weights", draw.of({"no", "yes"})}};
+  if (draw.below(2)) options["label-smoothing"] = "0.1";
+  if (draw.below(3) == 0) options["z-loss"] = "0.001";
+  if (draw.below(3) == 0) options["softcap"] = "5";
+  if (draw.below(3) == 0) options["ignore-index"] = "0";
+  if (pass == "fwd") {
+    options["logprobs"] = draw.of({"no", "yes"});
+    options["entropy"] = draw.of({"no", "yes"});
+  }
+  return loss_problem(kind, pass, draw.of(cross_entropy_op().dtypes(kind)), m, vocab, options);
+}
+
+ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
+  return test::run_reference(cross_entropy_op(), problem, std::move(tensors));
+}
+
+}  // namespace
+
+TEST_CASE("cross-entropy is in the catalog, and every source that its families name is embedded") {
+  test::check_registration(cross_entropy_op());
+}
+
+TEST_CASE("the reference of cross-entropy is the formula, by hand") {
+  const ReferenceTensors in{{"logits", {0, std::log(3.0), 1, 1, 5, 9}}, {"labels", {1, 0, -100}}};
+  const auto run = [&](std::map<std::string, std::string> options) {
+    return reference(loss_problem(DeviceKind::cpu, "fwd", DType::f32, 3, 2, std::move(options)),
+                     in);
+  };
+  const auto plain = run({{"logprobs", "yes"}, {"entropy", "yes"}});
+  CHECK(plain.at("loss")[0] == Approx(std::log(4.0 / 3)));
+  CHECK(plain.at("loss")[1] == Approx(std::log(2.0)));
+  CHECK(plain.at("loss")[2] == 0);
+  CHECK(plain.at("lse")[0] == Approx(std::log(4.0)));
+  CHECK(plain.at("lse")[2] == 0);
+  CHECK(plain.at("logprob")[0] == Approx(std::log(0.75)));
+  CHECK(plain.at("entropy")[0] == Approx(-0.25 * std::log(0.25) - 0.75 * std::log(0.75)));
+  CHECK(run({{"reduction", "sum"}}).at("loss")[0] == Approx(std::log(4.0 / 3) + std::log(2.0)));
+  const double smooth = (std::log(4.0) + std::log(4.0 / 3)) / 2;
+  const double lse = std::log(4.0);
+  CHECK(run({{"label-smoothing", "0.5"}, {"z-loss", "0.25"}}).at("loss")[0] ==
+        Approx(0.5 * std::log(4.0 / 3) + 0.5 * smooth + 0.25 * lse * lse));
+}
+
+TEST_CASE("the gradient of cross-entropy's reference is that of its differences") {
+  const std::int64_t m = 3, vocab = 5;
+  const std::map<std::string, std::string> options{{"reduction", "mean"},
+                                                   {"class-weights", "yes"},
+                                                   {"label-smoothing", "0.2"},
+                                                   {"z-loss", "0.03"},
+                                                   {"softcap", "4"}};
+  const Problem forward = loss_problem(DeviceKind::cpu, "fwd", DType::f32, m, vocab, options);
+  ReferenceTensors in{{"logits", {}},
+                      {"labels", {4, -100, 2}},
+                      {"class_weights", {0.5, 1, 2, 0.25, 3}},
+                      {"items", {7}},
+                      {"dloss", {1.5}}};
+  for (int i = 0; i < m * vocab; ++i) in["logits"].push_back(std::sin(i * 1.7) * 3);
+  in["lse"] = reference(forward, in).at("lse");
+  const auto gradient =
+      reference(loss_problem(DeviceKind::cpu, "bwd", DType::f32, m, vocab, options), in)
+          .at("dlogits");
+  constexpr double step = 1e-5;
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    const auto loss_at = [&](double by) {
+      ReferenceTensors moved = in;
+      moved["logits"][i] += by;
+      return reference(forward, moved).at("loss")[0];
+    };
+    CHECK(gradient[i] == Approx(1.5 * (loss_at(step) - loss_at(-step)) / (2 * step)).margin(1e-8));
+  }
+}
+
+TEST_CASE("random problems of cross-entropy are right on the CPU") {
+  verify_small_on_cpu(cross_entropy_op(), random_loss, 2000);
+  verify_larger_on_cpu(cross_entropy_op(), random_loss);
+}
+
+TEST_CASE("gradients of cross-entropy may lie where the logits do") {
+  const auto backend = open_cpu();
+  const Problem problem =
+      loss_problem(DeviceKind::cpu, "bwd", DType::bf16, 33, 70, {{"label-smoothing", "0.1"}});
+  const Recipe recipe = default_recipe(cross_entropy_op(), problem, backend->facts());
+  OpRun apart(*backend, cross_entropy_op(), problem),
+      in_place(*backend, cross_entropy_op(), problem);
+  in_place.alias("dlogits", "logits");
+  apart.run(cross_entropy_op(), problem, recipe);
+  in_place.run(cross_entropy_op(), problem, recipe);
+  CHECK(in_place.values("dlogits") == apart.values("dlogits"));
+}
+
+TEST_CASE("300 random problems of cross-entropy are right on the GPU", "[gpu]") {
+  verify_on_gpu(cross_entropy_op(), random_loss, 300);
+}
+
+TEST_CASE("a few small problems of cross-entropy are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(cross_entropy_op(), random_loss);
+}
+
+TEST_CASE("every CUDA family of cross-entropy has a space with its default in it") {
+  check_cuda_spaces(cross_entropy_op(), random_loss);
+}

@@ -1,0 +1,139 @@
+// Layers with packed weights of 4 bits: buffers, families, and plans against the float64
+// reference.
+#include <algorithm>
+#include <random>
+
+#include "core/error.hpp"
+#include "layer/problems.hpp"
+#include "runtime/plan.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+Sizes llama(Sizes more) {
+  more.insert({{"d", 64}, {"h", 96}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}});
+  return more;
+}
+
+Problem packed_layer(DeviceKind kind, DType dtype, const Sizes& sizes, Options options) {
+  options["weights"] = "int4";
+  return layer_problem(kind, dtype, sizes, std::move(options));
+}
+
+std::string complaint(const Sizes& sizes, const Options& options) {
+  try {
+    packed_layer(DeviceKind::cuda, DType::bf16, sizes, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Dense forms beside the weights: biases, norms, blocks.
+std::vector<Options> forms() {
+  return {{{"group", "32"}},
+          {{"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}, {"out-bias", "yes"}},
+          {{"group", "32"}, {"zeros", "yes"}, {"qk-norm", "yes"}, {"post-norms", "yes"}},
+          {{"group", "32"}, {"block", "parallel"}, {"norm", "layer"}, {"ffn-bias", "yes"}},
+          {{"group", "32"}, {"residual-scale", "yes"}, {"rotation", "interleaved"}}};
+}
+
+void verify_layers(Backend& backend, DType dtype, const Sizes& sizes, const Options& options,
+                   int more) {
+  std::mt19937_64 random(1);
+  const DeviceKind kind = backend.facts().kind;
+  const Problem problem = packed_layer(kind, dtype, sizes, options);
+  CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
+  for (const std::int64_t layers : {0, 3}) {
+    Sizes all = sizes;
+    if (layers > 0) all["layers"] = layers;
+    const Problem whole = packed_layer(kind, dtype, all, options);
+    const Recipe recipe = default_recipe(layer_op(), whole, backend.facts());
+    const Plan plan(backend, layer_op(), whole, recipe);
+    CAPTURE(whole.text(), recipe_text(recipe));
+    Verifier verifier(backend, layer_op(), whole, 1);
+    const auto result = verifier.verify(0, layer_op().stages(whole).size(), plan.executables());
+    CAPTURE(result.failure, result.error, result.tolerance);
+    CHECK(result.passed);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("layers with packed weights have them in the order that the API promises") {
+  const Problem problem =
+      packed_layer(DeviceKind::cuda, DType::bf16, llama({{"batch", 2}, {"cache", 24}}),
+                   {{"group", "32"}, {"zeros", "yes"}, {"qkv-bias", "yes"}});
+  Names names;
+  for (const auto& tensor : layer_op().tensors(problem))
+    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
+  CHECK(names == Names{"x",          "positions",   "slots",        "lengths",      "attn_norm",
+                       "w_qkv",      "w_qkv_scale", "w_qkv_zero",   "b_qkv",        "k_cache",
+                       "v_cache",    "w_o",         "w_o_scale",    "w_o_zero",     "ffn_norm",
+                       "w_gate",     "w_up",        "w_down",       "w_gate_scale", "w_gate_zero",
+                       "w_up_scale", "w_up_zero",   "w_down_scale", "w_down_zero",  "y"});
+}
+
+TEST_CASE("a step of layers with packed weights expands none of them") {
+  const auto families = [](std::int64_t batch) {
+    const Problem problem = packed_layer(DeviceKind::cuda, DType::bf16,
+                                         {{"batch", batch},
+                                          {"cache", 2048},
+                                          {"d", 4096},
+                                          {"h", 14336},
+                                          {"heads", 32},
+                                          {"kv-heads", 8},
+                                          {"dim", 128}},
+                                         {});
+    Names names;
+    for (const auto& variant : default_recipe(layer_op(), problem, facts_of_architecture("sm_90a")))
+      names.push_back(variant.family);
+    return names;
+  };
+  const Names one = families(1);
+  for (const char* name :
+       {"qkv.packed_decode", "out.packed_decode", "ffn.gate_up_packed", "ffn.down_packed"})
+    CHECK(std::count(one.begin(), one.end(), name) == 1);
+  CHECK(one.size() == 8);
+  const Names many = families(2000);
+  for (const char* name : {"qkv.expand", "out.expand", "ffn.expand_gate_up", "ffn.expand_down"})
+    CHECK(std::count(many.begin(), many.end(), name) == 1);
+}
+
+TEST_CASE("packed weights that layers cannot have are refused in one line") {
+  const Sizes sizes = llama({{"batch", 1}, {"cache", 8}});
+  CHECK(complaint(sizes, {}).find("groups of 128 do not divide d=64") != std::string::npos);
+  CHECK(complaint(sizes, {{"group", "32"}, {"qkv-weights", "grouped"}}) ==
+        "layer: qkv-weights=grouped with weights=int4: its rows are those of q, of k and of v");
+  CHECK(complaint(sizes, {{"group", "32"}, {"ffn", "plain"}}).find("network with a gate") !=
+        std::string::npos);
+  Sizes experts = sizes;
+  experts.insert({{"experts", 4}, {"top-k", 2}});
+  CHECK(complaint(experts, {{"group", "32"}, {"ffn", "moe"}}) ==
+        "layer: weights=int4 with ffn=moe: experts have dense weights");
+  CHECK(complaint(sizes, {{"group", "32"}}) == "");
+}
+
+TEST_CASE("layers with packed weights are right on the CPU") {
+  const auto backend = open_cpu();
+  for (const Options& options : forms())
+    for (const Sizes& sizes : {llama({{"batch", 2}, {"cache", 20}}),
+                               llama({{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})})
+      verify_layers(*backend, sizes.contains("s") ? DType::bf16 : DType::f32, sizes, options, 1);
+}
+
+TEST_CASE("layers with packed weights are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Options& options : forms())
+    for (const Sizes& sizes :
+         {llama({{"batch", 1}, {"cache", 33}}), llama({{"batch", 20}, {"cache", 20}}),
+          llama({{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})})
+      for (const DType dtype : {DType::bf16, DType::fp16})
+        verify_layers(*backend, dtype, sizes, options, 2);
+}

@@ -1,0 +1,198 @@
+// linear-cross-entropy against the float64 reference: ragged sizes, every form, one chunk and many.
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+#include "cpu/open.hpp"
+#include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
+#include "support/fuzz.hpp"
+#include "support/op_reference.hpp"
+#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+const Op& op() {
+  return linear_cross_entropy_op();
+}
+
+struct Sizes {
+  std::int64_t m, d, vocab;
+};
+
+Problem problem_of(DeviceKind kind, const std::string& pass, const Sizes& sizes, DType dtype,
+                   Options options) {
+  return canonical(op(),
+                   {"linear-cross-entropy",
+                    pass,
+                    dtype,
+                    {{"m", sizes.m}, {"d", sizes.d}, {"vocab", sizes.vocab}},
+                    std::move(options)},
+                   kind);
+}
+
+Options random_options(Draw& draw, const std::string& pass) {
+  Options options{{"reduction", draw.of({"none", "sum", "mean"})},
+                  {"bias", draw.of({"no", "yes"})},
+                  {"class-weights", draw.of({"no", "yes"})},
+                  // MiB: chunks of 8 rows, of some, and one.
+                  {"workspace", draw.of({"0", "0.05", "64"})}};
+  if (draw.below(3) == 0) options["label-smoothing"] = "0.1";
+  if (draw.below(3) == 0) options["z-loss"] = "0.001";
+  if (draw.below(3) == 0) options["softcap"] = "5";
+  bool gradients = pass == "bwd";
+  if (pass == "fwd") {
+    options["logprobs"] = draw.of({"no", "yes"});
+    options["entropy"] = draw.of({"no", "yes"});
+    gradients = draw.below(3) > 0;
+    if (gradients) options["gradients"] = "yes";
+  }
+  if (gradients)
+    (draw.below(3) == 0 ? options["frozen"] : options["accumulate"]) = draw.of({"no", "yes"});
+  return options;
+}
+
+Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  const std::string pass = draw.of({"fwd", "bwd"});
+  const auto [m, vocab] = draw.matrix(most_elements, 3000);
+  std::int64_t d = draw.size(7);
+  if (draw.below(2)) d = (d + 7) / 8 * 8;
+  return problem_of(kind, pass, {m, d, vocab}, draw.of(op().dtypes(kind)),
+                    random_options(draw, pass));
+}
+
+}  // namespace
+
+TEST_CASE("linear-cross-entropy is in the catalog, and its families' sources are embedded") {
+  test::check_registration(op());
+}
+
+TEST_CASE("the gradients of linear-cross-entropy's reference are those of its differences") {
+  const Sizes sizes{3, 2, 4};
+  const Options options{
+      {"reduction", "mean"}, {"bias", "yes"}, {"label-smoothing", "0.1"}, {"z-loss", "0.02"}};
+  Options both = options;
+  both["gradients"] = "yes";
+  ReferenceTensors in{{"x", {0.3, -1, 2, 0.5, -0.7, 1.1}},
+                      {"w", {1, 0.5, -0.5, 0.2, 0.8, -1.5, 0.1, 0.9}},
+                      {"bias", {0.1, -0.2, 0.3, 0}},
+                      {"labels", {2, -100, 0}},
+                      {"items", {2}}};
+  HostThreads threads;
+  const auto run = [&](const Options& given, ReferenceTensors tensors) {
+    const Problem problem = problem_of(DeviceKind::cpu, "fwd", sizes, DType::f32, given);
+    for (std::size_t stage = 0; stage < op().stages(problem).size(); ++stage)
+      op().reference(problem, stage, tensors, threads);
+    return tensors;
+  };
+  const ReferenceTensors results = run(both, in);
+  constexpr double step = 1e-5;
+  for (const auto& [input, gradient] :
+       {std::pair{"x", "dx"}, std::pair{"w", "dw"}, std::pair{"bias", "dbias"}})
+    for (std::size_t i = 0; i < in.at(input).size(); ++i) {
+      CAPTURE(input, i);
+      const auto loss_at = [&](double by) {
+        ReferenceTensors moved = in;
+        moved[input][i] += by;
+        return run(options, moved).at("loss")[0];
+      };
+      CHECK(results.at(gradient)[i] ==
+            Approx((loss_at(step) - loss_at(-step)) / (2 * step)).margin(1e-8));
+    }
+}
+
+TEST_CASE("chunks of linear-cross-entropy take the workspace that they may") {
+  const auto rows = [](std::int64_t m, std::int64_t vocab, const char* workspace) {
+    return linear_cross_entropy::chunk_rows(problem_of(DeviceKind::cuda, "fwd", {m, 64, vocab},
+                                                       DType::bf16, {{"workspace", workspace}}));
+  };
+  CHECK(rows(8192, 131072, "1024") == 4096);
+  CHECK(rows(8192, 131072, "512") == 2048);
+  CHECK(rows(8192, 128256, "512") == 2048);  // four chunks, of the 2089 rows that there is room for
+  CHECK(rows(5000, 131072, "1024") == 2560);
+  CHECK(rows(100, 131072, "1024") == 100);
+  CHECK(rows(100, 131072, "0") == 8);
+  CHECK(rows(100, 262144, "16") == 32);
+}
+
+TEST_CASE("linear-cross-entropy keeps to its workspace and makes no logits beside it") {
+  const auto backend = open_cpu();
+  const Problem problem = problem_of(DeviceKind::cpu, "fwd", {512, 8, 4096}, DType::f32,
+                                     {{"workspace", "2"}, {"gradients", "yes"}});
+  for (const Family* family : op().families()) {
+    if (family->refusal(problem, backend->facts())) continue;
+    CAPTURE(family->name());
+    const Program program = family->program(problem, backend->facts(),
+                                            family->default_config(problem, backend->facts()));
+    CHECK(program.scratch.at(0).bytes == std::size_t{2} << 20);
+    // Those behind the buffers are the logits and their gradients, which the plan leaves out.
+    CHECK(program.host_tensors + 2 == op().tensors(problem).size());
+  }
+}
+
+TEST_CASE("options of gradients are refused where there are none") {
+  CHECK_THROWS_WITH(problem_of(DeviceKind::cpu, "fwd", {2, 2, 2}, DType::f32, {{"frozen", "yes"}}),
+                    "linear-cross-entropy: frozen=yes is of gradients: give gradients=yes");
+  CHECK_THROWS_WITH(problem_of(DeviceKind::cpu, "bwd", {2, 2, 2}, DType::f32,
+                               {{"frozen", "yes"}, {"accumulate", "yes"}}),
+                    "linear-cross-entropy: accumulate=yes with frozen=yes: nothing is added to");
+}
+
+TEST_CASE("random problems of linear-cross-entropy are right on the CPU") {
+  verify_small_on_cpu(op(), random_problem, 600);
+  verify_larger_on_cpu(op(), random_problem, 25);
+}
+
+TEST_CASE("gradients of linear-cross-entropy accumulate in place") {
+  const auto backend = open_cpu();
+  check_in_place(
+      *backend, op(),
+      problem_of(
+          DeviceKind::cpu, "fwd", {33, 24, 70}, DType::bf16,
+          {{"bias", "yes"}, {"gradients", "yes"}, {"accumulate", "yes"}, {"workspace", "0"}}),
+      {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
+}
+
+TEST_CASE("200 random problems of linear-cross-entropy are right on the GPU", "[gpu]") {
+  verify_on_gpu(op(), random_problem, 200, 18);
+}
+
+TEST_CASE("a few small problems of linear-cross-entropy are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(op(), random_problem);
+}
+
+TEST_CASE("linear-cross-entropy is right on a GPU in several chunks of whole tiles", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(5);
+  for (const Sizes sizes : {Sizes{600, 256, 4096}, {1000, 520, 8008}})
+    for (const auto& [pass, more] :
+         {std::pair{"fwd", Options{{"gradients", "yes"}, {"reduction", "mean"}}},
+          std::pair{"fwd", Options{{"gradients", "yes"}, {"bias", "yes"}, {"accumulate", "yes"}}},
+          std::pair{"bwd", Options{{"bias", "yes"}, {"label-smoothing", "0.1"}}}}) {
+      Options options = more;
+      options["workspace"] = "2";
+      const Problem problem = problem_of(DeviceKind::cuda, pass, sizes, DType::bf16, options);
+      REQUIRE(verify_variants(*backend, op(), problem, random, 1) > 0);
+    }
+}
+
+TEST_CASE("on a GPU too, gradients of linear-cross-entropy accumulate in place", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  check_in_place(
+      *backend, op(),
+      problem_of(
+          DeviceKind::cuda, "fwd", {300, 136, 2056}, DType::bf16,
+          {{"bias", "yes"}, {"gradients", "yes"}, {"accumulate", "yes"}, {"workspace", "0.6"}}),
+      {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
+}

@@ -1,0 +1,132 @@
+// qkv with packed weights of 4 bits: buffers, families, and every form against the float64
+// reference.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "qkv/problems.hpp"
+#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+using Sizes = std::map<std::string, std::int64_t>;
+using Names = std::vector<std::string>;
+
+Problem packed_qkv(DeviceKind kind, DType dtype, const Sizes& sizes, Options options) {
+  options["weights"] = "int4";
+  return qkv_problem(kind, dtype, sizes, std::move(options));
+}
+
+Sizes sizes(std::int64_t m, std::int64_t d, std::int64_t heads, std::int64_t kv_heads,
+            std::int64_t dim) {
+  return {{"m", m}, {"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
+}
+
+/// Heads as models have them, over groups of 32 and of a row.
+std::vector<Options> forms() {
+  std::vector<Options> forms;
+  for (const char* zeros : {"no", "yes"})
+    for (const char* norm : {"no", "yes", "rows"})
+      for (const char* cache : {"no", "yes"})
+        forms.push_back({{"zeros", zeros},
+                         {"group", norm[0] == 'y' ? "row" : "32"},
+                         {"bias", cache},
+                         {"norm", norm},
+                         {"rotation", norm[0] == 'r' ? "interleaved" : "halves"},
+                         {"angles", cache[0] == 'y' ? "base" : "table"},
+                         {"cache", cache},
+                         {"slots", zeros[0] == 'y' ? "i64" : "i32"}});
+  return forms;
+}
+
+void verify_all(Backend& backend, const Problem& problem, std::mt19937_64& random, int more) {
+  REQUIRE(verify_variants(backend, qkv_op(), problem, random, more) > 0);
+  const auto& facts = backend.facts();
+  verify_recipe(backend, qkv_op(), problem, default_recipe(qkv_op(), problem, facts), 1);
+  verify_recipe(backend, qkv_op(), problem, fallback_recipe(qkv_op(), problem, facts), 2);
+}
+
+}  // namespace
+
+TEST_CASE("qkv with packed weights has one of them, and a stage that expands it") {
+  const Problem problem =
+      packed_qkv(DeviceKind::cuda, DType::bf16, sizes(5, 64, 4, 2, 16),
+                 {{"group", "32"}, {"zeros", "yes"}, {"bias", "yes"}, {"rotation", "halves"}});
+  const auto tensors = qkv_op().tensors(problem);
+  Names names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  CHECK(names == Names{"x", "w", "w_scale", "w_zero", "bias", "positions", "angles", "q", "k", "v",
+                       "w_dense", "qkv_raw"});
+  CHECK(tensors[tensor_index(tensors, "w")].shape == std::vector<std::int64_t>{1 + 8, 512});
+  const auto stages = qkv_op().stages(problem);
+  REQUIRE(stages.size() == 3);
+  CHECK(stages[0].outputs == Names{"w_dense"});
+  CHECK(stages[1].outputs == Names{"qkv_raw"});
+  CHECK(stages[2].inputs == Names{"positions", "angles", "qkv_raw"});
+  CHECK(stages[2].outputs == Names{"q", "k", "v"});
+}
+
+TEST_CASE("few tokens of qkv read the packed weight, and more expand it") {
+  const auto families = [](std::int64_t m) {
+    const Problem problem =
+        packed_qkv(DeviceKind::cuda, DType::bf16, sizes(m, 4096, 32, 8, 128), {});
+    Names names;
+    for (const auto& variant : default_recipe(qkv_op(), problem, facts_of_architecture("sm_90a")))
+      names.push_back(variant.family);
+    return names;
+  };
+  CHECK(families(64) == Names{"packed_decode", "heads_rows"});
+  CHECK(families(2000) == Names{"expand", "product_sm90", "heads_rows"});
+}
+
+TEST_CASE("packed weights of qkv that cannot be are refused in one line") {
+  const auto complaint = [](Options options) {
+    try {
+      qkv_problem(DeviceKind::cuda, DType::bf16, sizes(5, 96, 4, 2, 16), std::move(options));
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(complaint({{"weights", "int4"}}) ==
+        "qkv: groups of 128 do not divide d=96: give group=row or another size");
+  CHECK(complaint({{"weights", "packed"}, {"zeros", "yes"}}) ==
+        "qkv: zeros is of packed weights: give weights=int4 too");
+  CHECK(complaint({{"weights", "int4"}, {"group", "32"}}) == "");
+}
+
+TEST_CASE("qkv with packed weights is right on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(1);
+  for (const DType dtype : qkv_op().dtypes(DeviceKind::cpu))
+    for (const Options& options : forms())
+      for (const auto& of : {sizes(1, 32, 1, 1, 2), sizes(33, 96, 3, 1, 24)})
+        verify_all(*backend, packed_qkv(DeviceKind::cpu, dtype, of, options), random, 1);
+}
+
+TEST_CASE("qkv with packed weights is right on a GPU in every form", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(2);
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const Options& options : forms())
+      for (const std::int64_t m : {1, 13, 64, 130})
+        verify_all(*backend, packed_qkv(DeviceKind::cuda, dtype, sizes(m, 256, 4, 2, 64), options),
+                   random, 2);
+  for (const auto& of : {sizes(3, 96, 3, 1, 20), sizes(70, 72, 2, 2, 6)})
+    verify_all(*backend,
+               packed_qkv(DeviceKind::cuda, DType::bf16, of,
+                          {{"group", "row"}, {"rotation", "halves"}, {"cache", "yes"}}),
+               random, 2);
+  for (const std::int64_t m : {1, 16, 64})
+    verify_all(*backend,
+               packed_qkv(DeviceKind::cuda, DType::bf16, sizes(m, 4096, 32, 8, 128),
+                          {{"rotation", "halves"}, {"angles", "base"}, {"cache", "yes"}}),
+               random, 2);
+}
