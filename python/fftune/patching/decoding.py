@@ -116,7 +116,7 @@ class Whole:
         return tensors
 
     def angles_of(self, places: int) -> Tensor | None:
-        """Of the places from 0 on."""
+        """The angles of the places from 0 on."""
         spec, rotary = self.group.specs[0], self.group.rotary
         if spec.rotation is None:
             return None
@@ -416,7 +416,7 @@ def _plain_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, g
 
 
 def _draw_of(processors, config) -> dict[str, float] | None:
-    """What sampling is by, nothing for a greedy search; None for processors that `head` does not
+    """The arguments of a draw, none for a greedy search. None for processors that `head` does not
     know, or in another order than it computes them."""
     if not config.do_sample:
         return None if len(processors) else {}
