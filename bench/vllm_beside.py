@@ -6,7 +6,7 @@ usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
-with FFTUNE_VLLM=1. The two take turns.
+with FFTUNE_VLLM=1, or for weights of 4 bits (llama-3.1-8b-int4) FFTUNE_VLLM=linears. The two take turns.
 
 decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
          the head and the sampling; "wall" is the time that a caller waits for one step
@@ -64,6 +64,9 @@ MODELS = {
     "tiny-qwen3": tiny(QWEN3),
     "tiny-qwen3-moe": dict(tiny(QWEN3_MOE), num_experts=16, num_experts_per_tok=4,
                            moe_intermediate_size=256)}
+GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True,
+            checkpoint_format="gptq")
+MODELS["llama-3.1-8b-int4"] = dict(MODELS["llama-3.1-8b"], quantization_config=GPTQ)
 ROUNDS, STEPS = 3, 40  # of decoding
 PREFILLS = ((1, 512), (4, 1024))
 
@@ -110,7 +113,7 @@ def unit_gain(model):
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
             weight.data.fill_(0 if name.endswith("bias") else 1)
-        else:
+        elif weight.is_floating_point():  # codes stay as vLLM made them
             weight.data.normal_(0, weight.shape[-1] ** -0.5, generator=generator)
 
 
@@ -326,7 +329,8 @@ def report(row):
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
     pair = [Contender(name, model, settings, plugin, folder)
-            for name, plugin in (("vllm", 0), ("fftune", 1))]
+            for name, plugin in (("vllm", 0), ("fftune", "linears" if "quantization_config"
+                                               in MODELS[model] else 1))]
     rows = []
 
     def add(**row):

@@ -1,206 +1,8 @@
-// A saved model, as transformers writes it: the tensors of its files, what its layers are to the op
-// layer, and the weights in the shapes that the op takes. Part of the example run_model.cpp.
+// A saved model, as transformers writes it: what its layers are to the op layer, and the weights in
+// the shapes that the op takes. Part of the example run_model.cpp.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
-using nlohmann::json;
-using Shape = std::vector<std::int64_t>;
-using Bytes = std::vector<char>;
-
-[[noreturn]] inline void fail(const std::string& what) {
-  throw std::runtime_error(what);
-}
-
-inline json read_json(const std::filesystem::path& path) {
-  std::ifstream stream(path);
-  if (!stream) fail(path.string() + " cannot be read");
-  json value = json::parse(stream, nullptr, false);
-  if (!value.is_object()) fail(path.string() + " is no JSON object");
-  return value;
-}
-
-// ---- numbers ------------------------------------------------------------------------------------
-
-/// A type of numbers, as the library and as safetensors call it.
-struct Dtype {
-  enum class Kind { f32, bf16, fp16 } kind = Kind::f32;
-  std::string name, saved;
-  std::size_t bytes = 0;
-};
-
-inline const Dtype& dtype_of(const std::string& saved) {
-  static const std::vector<Dtype> all{{Dtype::Kind::f32, "f32", "F32", 4},
-                                      {Dtype::Kind::bf16, "bf16", "BF16", 2},
-                                      {Dtype::Kind::fp16, "fp16", "F16", 2}};
-  for (const Dtype& dtype : all)
-    if (dtype.saved == saved) return dtype;
-  fail("the weights are " + saved + ": this example runs F32, BF16 and F16");
-}
-
-inline float f32_of_half(std::uint32_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const float value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                      : exponent == 31
-                          ? (fraction ? NAN : INFINITY)
-                          : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-  return bits & 0x8000 ? -value : value;
-}
-
-inline std::vector<float> numbers_of(const Dtype& dtype, const char* elements, std::size_t count) {
-  std::vector<float> numbers(count);
-  if (dtype.kind == Dtype::Kind::f32) {
-    std::memcpy(numbers.data(), elements, count * 4);
-    return numbers;
-  }
-  std::vector<std::uint16_t> halves(count);
-  std::memcpy(halves.data(), elements, count * 2);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t bits = std::uint32_t{halves[i]} << 16;  // bf16: the upper half of an f32
-    if (dtype.kind == Dtype::Kind::fp16)
-      numbers[i] = f32_of_half(halves[i]);
-    else
-      std::memcpy(&numbers[i], &bits, sizeof bits);
-  }
-  return numbers;
-}
-
-/// Rounds to the nearest, of two to the even one.
-inline void write_number(const Dtype& dtype, float value, char* element) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (dtype.kind == Dtype::Kind::bf16) {
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  } else if (dtype.kind == Dtype::Kind::fp16) {
-    int exponent = 0;
-    std::frexp(value, &exponent);
-    exponent = std::max(exponent, -13);  // below, numbers have the same step
-    const float steps = std::nearbyint(std::ldexp(std::fabs(value), 11 - exponent));
-    const auto units = static_cast<std::uint32_t>(exponent + 13) * 1024 +
-                       static_cast<std::uint32_t>(std::isfinite(value) ? steps : 0);
-    bits = (bits >> 16 & 0x8000) | (std::fabs(value) < 65520 ? units : 0x7c00);
-  }
-  std::memcpy(element, &bits, dtype.bytes);
-}
-
-// ---- files --------------------------------------------------------------------------------------
-
-/// A regular file, read where it is asked for: mapped into memory it would end the process where
-/// another one cuts it short.
-class File {
- public:
-  explicit File(std::filesystem::path path) : path_(std::move(path)) {
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    struct stat status {};
-    if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode))
-      fail(path_.string() + " cannot be read");
-    size_ = static_cast<std::size_t>(status.st_size);
-  }
-  ~File() { ::close(descriptor_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  std::size_t size() const { return size_; }
-  Bytes read(std::size_t begin, std::size_t bytes) const {
-    Bytes content(bytes);
-    for (std::size_t done = 0; done < bytes;) {
-      const auto got = ::pread(descriptor_, content.data() + done, bytes - done,
-                               static_cast<off_t>(begin + done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) fail(path_.string() + " is cut short");
-      done += static_cast<std::size_t>(got);
-    }
-    return content;
-  }
-
- private:
-  std::filesystem::path path_;
-  int descriptor_ = -1;
-  std::size_t size_ = 0;
-};
-
-struct Tensor {
-  std::string dtype;
-  Shape shape;
-  std::shared_ptr<const File> file = {};
-  std::size_t begin = 0;  // in the file
-  std::size_t bytes = 0;
-
-  /// Some of its bytes, from `from` on.
-  Bytes read(std::size_t from, std::size_t count) const { return file->read(begin + from, count); }
-};
-
-/// The tensors of a folder's safetensors files.
-class Files {
- public:
-  explicit Files(const std::filesystem::path& folder) {
-    std::set<std::string> files{"model.safetensors"};
-    const auto index = folder / "model.safetensors.index.json";
-    if (std::filesystem::exists(index)) {
-      files.clear();
-      const json map = read_json(index).at("weight_map");
-      for (const auto& [name, file] : map.items()) files.insert(file.get<std::string>());
-    }
-    for (const std::string& file : files) add(folder / file);
-  }
-
-  const std::map<std::string, Tensor>& all() const { return tensors_; }
-  const Tensor* find(const std::string& name) const {
-    const auto entry = tensors_.find(name);
-    return entry == tensors_.end() ? nullptr : &entry->second;
-  }
-  const Tensor& at(const std::string& name) const {
-    const Tensor* const tensor = find(name);
-    return tensor ? *tensor : (fail("the model has no tensor " + name), *tensor);
-  }
-
- private:
-  void add(const std::filesystem::path& path) {
-    const auto file = std::make_shared<const File>(path);
-    const std::size_t size = file->size();
-    std::uint64_t length = 0;
-    if (size < sizeof length) fail(path.string() + " is no safetensors file");
-    std::memcpy(&length, file->read(0, sizeof length).data(), sizeof length);
-    if (length > size - sizeof length) fail(path.string() + " is cut short");
-    const Bytes text = file->read(sizeof length, length);
-    const json header = json::parse(text.begin(), text.end(), nullptr, false);
-    if (!header.is_object()) fail(path.string() + " has no header");
-    for (const auto& [name, entry] : header.items()) {
-      if (name == "__metadata__") continue;
-      const auto offsets = entry.at("data_offsets").get<std::vector<std::size_t>>();
-      if (offsets.size() != 2 || offsets[0] > offsets[1] ||
-          offsets[1] > size - sizeof length - length)
-        fail(path.string() + " is cut short at " + name);
-      Tensor tensor{entry.at("dtype"), entry.at("shape"), file, sizeof length + length + offsets[0],
-                    offsets[1] - offsets[0]};
-      std::size_t bytes = dtype_of(tensor.dtype).bytes;
-      for (const std::int64_t extent : tensor.shape) bytes *= static_cast<std::size_t>(extent);
-      if (bytes != tensor.bytes)
-        fail(path.string() + ": the shape of " + name + " has other bytes");
-      tensors_[name] = std::move(tensor);
-    }
-  }
-
-  std::map<std::string, Tensor> tensors_;
-};
+#include "quantised_weights.hpp"
 
 // ---- names --------------------------------------------------------------------------------------
 
@@ -274,12 +76,28 @@ inline const std::vector<Name>& names_of(const std::string& weight) {
   return entry->second;
 }
 
+/// The modules whose rows a packed weight of the op has, one after the other; empty for others.
+inline const std::vector<std::string>& modules_of(const std::string& weight) {
+  static const std::map<std::string, std::vector<std::string>> modules{
+      {"w_qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
+      {"w_o", {"self_attn.o_proj"}},
+      {"w_gate", {"mlp.gate_proj"}},
+      {"w_up", {"mlp.up_proj"}},
+      {"w_down", {"mlp.down_proj"}}};
+  static const std::vector<std::string> none;
+  std::string name = weight;
+  for (const char* part : {"_scale", "_zero"})
+    if (name.ends_with(part)) name.resize(name.size() - std::string(part).size());
+  const auto entry = modules.find(name);
+  return entry == modules.end() ? none : entry->second;
+}
+
 // ---- the model ----------------------------------------------------------------------------------
 
 class SavedModel {
  public:
   explicit SavedModel(const std::filesystem::path& folder)
-      : files_(folder), config_(read_json(folder / "config.json")) {
+      : files_(folder), config_(read_json(folder / "config.json")), quantised_(files_, config_) {
     type_ = config_.at("model_type");
     const std::set<std::string> known{"llama", "mistral", "qwen2",       "qwen3",
                                       "gemma", "gemma2",  "gemma3_text", "phi",
@@ -347,6 +165,11 @@ class SavedModel {
       problem["scale"] = json(1 / std::sqrt(scalar)).dump();
     if (value({"scale_attn_by_inverse_layer_idx"}, false))
       fail("scale_attn_by_inverse_layer_idx is not known to this example");
+    if (const auto [group, zeros] = packed_format(index); !group.empty()) {
+      problem["weights"] = "int4";
+      problem["group"] = group;
+      problem["zeros"] = zeros ? "yes" : "no";
+    }
     add_angles(index, dim, problem);
     return problem;
   }
@@ -355,6 +178,16 @@ class SavedModel {
   /// checked by expect_same().
   Bytes weight(std::int64_t index, const std::string& name,
                const std::map<std::string, Shape>& shapes) const {
+    if (is_packed(index, name)) return packed_weight(index, name);
+    if (name == "b_qkv") {
+      Bytes all;
+      for (const char* part : {"b_q", "b_k", "b_v"}) {
+        const std::string saved = start_of(index) + source(index, part)->saved;
+        const Bytes own = rows(saved, {}, part, files_.at(saved).shape, {});
+        all.insert(all.end(), own.begin(), own.end());
+      }
+      return all;
+    }
     const Name& own = *source(index, name);
     const Shape& shape = shapes.at(name);
     if (own.saved.find('*') == std::string::npos)
@@ -371,12 +204,27 @@ class SavedModel {
   /// That a layer has the weights of these names, and no others: those would be left out silently.
   void expect_same(std::int64_t index, const std::map<std::string, Shape>& shapes) const {
     std::set<std::string> used;
+    const auto use_codes = [&](const std::string& module) {
+      for (const std::string& tensor : QuantisedWeights::tensors())
+        used.insert(module + "." + tensor);
+    };
     for (const auto& [name, shape] : shapes) {
+      if (is_packed(index, name)) {
+        for (const std::string& module : modules_of(name)) use_codes(module);
+        continue;
+      }
+      if (name == "b_qkv") {
+        for (const char* part : {"b_q", "b_k", "b_v"}) used.insert(source(index, part)->saved);
+        continue;
+      }
       const Name* const own = source(index, name);
       if (own == nullptr)
         fail("the model has no tensor " + start_of(index) + names_of(name).front().saved);
       for (std::int64_t expert = 0; expert < shape.at(0); ++expert)
         used.insert(of_expert(own->saved, expert));
+      if (own->saved.ends_with(".weight"))
+        for (std::int64_t expert = 0; expert < shape.at(0); ++expert)
+          use_codes(module_of(of_expert(own->saved, expert)));
     }
     const std::string start = start_of(index);
     for (auto entry = files_.all().lower_bound(start);
@@ -385,7 +233,8 @@ class SavedModel {
       // Constants that older versions saved too.
       const bool constant = name == "attn.bias" || name == "attn.masked_bias" ||
                             name == "self_attn.rotary_emb.inv_freq";
-      if (!constant && !used.contains(name))
+      // GPTQ's older files have a bias of zeros for each layer.
+      if (!constant && !used.contains(name) && !(name.ends_with(".bias") && is_zero(entry->second)))
         fail(entry->first + " is not of a layer that is known");
     }
   }
@@ -498,9 +347,62 @@ class SavedModel {
 
   /// Where a weight of the layer is; null if nowhere.
   const Name* source(std::int64_t index, const std::string& weight) const {
-    for (const Name& name : names_of(weight))
-      if (files_.find(start_of(index) + of_expert(name.saved, 0))) return &name;
+    for (const Name& name : names_of(weight)) {
+      const std::string saved = start_of(index) + of_expert(name.saved, 0);
+      if (files_.find(saved) || has_codes(saved)) return &name;
+    }
     return nullptr;
+  }
+
+  /// "mlp.up_proj" of "mlp.up_proj.weight".
+  static std::string module_of(const std::string& saved) {
+    return saved.substr(0, saved.rfind('.'));
+  }
+  bool has_codes(const std::string& saved) const {
+    return saved.ends_with(".weight") && quantised_.has(module_of(saved));
+  }
+  static bool is_zero(const Tensor& tensor) {
+    for (const char byte : tensor.read(0, tensor.bytes))
+      if (byte != 0) return false;
+    return true;
+  }
+
+  /// The groups of the layer's packed weights, and whether they have zero points; no groups where a
+  /// weight has no codes, or another format than the others: the layer is dense then.
+  std::pair<std::string, bool> packed_format(std::int64_t index) const {
+    const auto known = formats_.find(index);
+    if (known != formats_.end()) return known->second;
+    std::pair<std::string, bool>& format = formats_[index];
+    std::set<std::string> words;
+    for (const char* weight : {"w_qkv", "w_o", "w_gate", "w_up", "w_down"})
+      for (const std::string& module : modules_of(weight)) {
+        const std::string name = start_of(index) + module;
+        if (!quantised_.has(name)) return format;
+        const Codes codes = quantised_.codes(name, false);
+        format.second = format.second || !codes.zero.empty();
+        words.insert(codes.word());
+      }
+    if (words.size() == 1) format.first = *words.begin();
+    return format;
+  }
+  bool is_packed(std::int64_t index, const std::string& weight) const {
+    return !modules_of(weight).empty() && !packed_format(index).first.empty();
+  }
+  /// A packed weight, its scales or its zero points: the last weight is kept for those.
+  Bytes packed_weight(std::int64_t index, const std::string& name) const {
+    const std::vector<std::string>& modules = modules_of(name);
+    const std::string key = start_of(index) + modules.front();
+    if (key != packed_key_) {
+      const auto [group, zeros] = packed_format(index);
+      std::vector<Codes> parts;
+      for (const std::string& module : modules)
+        parts.push_back(quantised_.codes(start_of(index) + module));
+      packed_ = pack(parts, group, zeros, dtype_);
+      packed_key_ = key;
+    }
+    return name.ends_with("_scale")  ? packed_.scale
+           : name.ends_with("_zero") ? packed_.zero
+                                     : packed_.w;
   }
 
   std::string activation() const {
@@ -566,7 +468,6 @@ class SavedModel {
   /// The rows of a saved tensor that are the weight `name`.
   Bytes rows(const std::string& saved, const Name& of, const std::string& name, const Shape& shape,
              const std::map<std::string, Shape>& shapes) const {
-    const Tensor& tensor = files_.at(saved);
     Shape whole = shape;
     std::int64_t first = 0;
     if (!of.parts.empty()) {
@@ -576,6 +477,8 @@ class SavedModel {
         whole[0] += shapes.at(part).at(0);
       }
     }
+    if (has_codes(saved)) return dense_rows(saved, whole, first, shape[0]);
+    const Tensor& tensor = files_.at(saved);
     Shape expected = whole;
     if (of.transposed) std::reverse(expected.begin(), expected.end());
     if (tensor.shape != expected || tensor.dtype != dtype_.saved)
@@ -595,8 +498,27 @@ class SavedModel {
     return turned;
   }
 
+  /// Rows of a weight with codes, as numbers.
+  Bytes dense_rows(const std::string& saved, const Shape& whole, std::int64_t first,
+                   std::int64_t count) const {
+    const Codes codes = quantised_.codes(module_of(saved));
+    if (whole != Shape{codes.n, codes.k})
+      fail(saved + " is " + json(Shape{codes.n, codes.k}).dump() + " instead of " +
+           json(whole).dump());
+    Bytes dense(static_cast<std::size_t>(count * codes.k) * dtype_.bytes);
+    for (std::int64_t row = 0; row < count; ++row)
+      for (std::int64_t i = 0; i < codes.k; ++i)
+        write_number(dtype_, codes.at(first + row, i),
+                     &dense[static_cast<std::size_t>(row * codes.k + i) * dtype_.bytes]);
+    return dense;
+  }
+
   Files files_;
   json config_;
+  QuantisedWeights quantised_;
+  mutable std::map<std::int64_t, std::pair<std::string, bool>> formats_;  // of layers
+  mutable std::string packed_key_;
+  mutable Packed packed_;
   std::string type_, prefix_;
   Dtype dtype_;
   bool is_gpt2_ = false;

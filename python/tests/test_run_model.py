@@ -152,3 +152,91 @@ def test_weights_that_no_layer_has_are_refused(run_model, tmp_path):
                           text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "model.layers.1.self_attn.sinks is not of a layer that is known" in done.stderr
+
+
+# checkpoints with weights of 4 bits
+
+def save_quantised(model, folder, method, **options):
+    """The model, quantised as GPTQModel, AutoAWQ or compressed-tensors save it, and with what its
+    configuration says. Its layers of PyTorch are returned."""
+    import json
+
+    from safetensors.torch import save_file
+
+    from quantised_layers import (AWQ_ORDER, TorchLinear, packed, quantise_by_gptq, unpacked)
+
+    quantise_by_gptq(model, **options)
+    tensors = {name: t.contiguous() for name, t in model.state_dict().items()}
+    config = {"quant_method": method, "bits": 4, "group_size": 32}
+    for name, module in model.named_modules():
+        if type(module) is not TorchLinear or method == "gptq":
+            continue
+        codes = unpacked(module.qweight, 0)[:module.in_features]
+        zeros = unpacked(module.qzeros + (0x11111111 if module.version == 1 else 0), 1)
+        for part in ("qweight", "qzeros", "scales", "g_idx"):
+            del tensors[f"{name}.{part}"]
+        if method == "awq":
+            def places(t):
+                own = torch.empty_like(t)
+                for place, output in enumerate(AWQ_ORDER):
+                    own[:, place::8] = t[:, output::8]
+                return packed(own, 1)
+            own = {"qweight": places(codes), "qzeros": places(zeros), "scales": module.scales}
+        else:
+            own = {"weight_packed": packed(codes.t().contiguous(), 1),
+                   "weight_scale": module.scales.t().contiguous(),
+                   "weight_shape": torch.tensor([module.out_features, module.in_features])}
+        tensors |= {f"{name}.{part}": t for part, t in own.items()}
+    if method == "gptq":
+        config |= {"desc_act": options.get("desc_act", False), "sym": True,
+                   "checkpoint_format": "gptq_v2" if options.get("version") == 2 else "gptq"}
+    elif method == "awq":
+        config |= {"zero_point": True, "version": "gemm"}
+    else:
+        config |= {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {
+            "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}}}
+    model.config.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(saved | {"quantization_config": config}))
+    save_file(tensors, folder / "model.safetensors")
+
+
+DEVICES = ["cpu", pytest.param("0", marks=pytest.mark.skipif(not torch.cuda.is_available(),
+                                                            reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name, method, options", (
+    ("llama", "gptq", {}), ("llama", "gptq", {"version": 2}), ("llama", "gptq", {"desc_act": True}),
+    ("qwen2", "gptq", {}), ("qwen3", "awq", {}), ("llama", "compressed-tensors", {}),
+    ("llama", "compressed-tensors", {"skip": ("lm_head", "up_proj")})), ids=str)
+def test_weights_of_4_bits(name, method, options, device, run_model, tmp_path):
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        name, vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128)
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
+    save_quantised(model, tmp_path, method, **{"group": 32, **options})
+    ids, logits = run(run_model, tmp_path, "--device", device, tokens=12)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+    assert ids == logits.argmax(-1).tolist()
+
+
+def test_quantised_models_that_cannot_be_run(run_model, tmp_path):
+    import json
+
+    model = make("llama")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for own, words in (({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+                        "gptq marlin: this example runs"),
+                       ({"quant_method": "gptq", "bits": 8}, "weights of 8 bits")):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": own}))
+        done = subprocess.run([run_model, str(tmp_path), "--prompt-ids", "1"], capture_output=True,
+                              text=True)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and words in done.stderr

@@ -12,6 +12,7 @@ from .imports import after_import
 from .logs import log, one_line
 
 PARTS = ("experts", "layers")
+OPT_IN = ("linears",)  # parts that were not measured: only FFTUNE_VLLM with their name turns them on
 # The versions whose sources the patches were written for, by major and minor number, and those in
 # which they were measured: in the others nobody gets them without asking.
 VERSIONS = ((0, 24), (0, 33))
@@ -21,6 +22,8 @@ MEASURED_MAJORS = (9,)  # of compute capabilities
 _MAJORS = (8, 9)
 _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
                  for name in ("unquantized", "fp8"))
+_KERNELS = tuple(f"vllm.model_executor.kernels.linear.mixed_precision.{name}"
+                 for name in ("machete", "marlin"))
 _MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
     ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
     ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"))}
@@ -86,10 +89,10 @@ def _wanted(given: str) -> Decision:
     names = [name.strip() for name in given.split(",")]
     if names == ["0"]:
         return _nothing("FFTUNE_VLLM=0")
-    unknown = [name for name in names if name not in PARTS]
-    if unknown:
-        return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(PARTS)}")
-    return Decision(tuple(part for part in PARTS if part in names))
+    known = PARTS + OPT_IN
+    if any(name not in known for name in names):
+        return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(known)}")
+    return Decision(tuple(part for part in known if part in names))
 
 
 def _is_measured(version: tuple[int, int]) -> bool:
@@ -130,6 +133,9 @@ def _patch(part: str) -> None:
     if part == "experts":
         for name in _ORACLES:
             after_import(name, _patch_oracle)
+    elif part == "linears":
+        for name in _KERNELS:
+            after_import(name, _patch_kernels)
     else:
         for name in _MODELS:
             after_import(name, _patch_model)
@@ -139,6 +145,12 @@ def _patch_oracle(module) -> None:
     from .experts import patch_oracle
 
     patch_oracle(module)
+
+
+def _patch_kernels(module) -> None:
+    from .linears import patch_kernels
+
+    patch_kernels(module)
 
 
 def _patch_model(module) -> None:

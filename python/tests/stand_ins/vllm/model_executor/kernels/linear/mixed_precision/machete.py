@@ -1,0 +1,5 @@
+from .MPLinearKernel import MPLinearKernel
+
+
+class MacheteLinearKernel(MPLinearKernel):
+    pass

@@ -1,0 +1,142 @@
+"""Linear layers with weights of 4 bits inside a stand-in for vLLM."""
+import importlib
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from quantised_layers import packed
+
+KERNELS = "vllm.model_executor.kernels.linear.mixed_precision"
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def linears(vllm, monkeypatch):
+    monkeypatch.setenv("FFTUNE_VLLM", "linears")
+    module("fftune.vllm").register()
+    return module("fftune.vllm.linears")
+
+
+def parameter(tensor, **dims):
+    own = nn.Parameter(tensor, requires_grad=False)
+    for name, value in dims.items():
+        setattr(own, name, value)
+    return own
+
+
+def a_layer(kernel="machete", layout="gptq", n=64, k=128, group=32, zeros=False, act_order=False,
+            dtype=torch.bfloat16, bits=4):
+    """(kernel, layer) with random codes, as GPTQ or compressed-tensors are loaded."""
+    kinds = module(f"{KERNELS}.MPLinearKernel")
+    q, s = torch.randint(0, 16, (k, n)), torch.rand(k // group if group > 0 else 1, n) * 0.1 + 0.01
+    z = torch.randint(0, 16, s.shape)
+    layer = nn.Module()
+    if layout == "gptq":
+        layer.w = parameter(packed(q, 0), input_dim=0, output_dim=1)
+        layer.s = parameter(s.to(dtype), input_dim=0, output_dim=1)
+        layer.z = parameter(packed(z, 1), input_dim=0, output_dim=1)
+    else:
+        layer.w = parameter(packed(q.t().contiguous(), 1), input_dim=1, output_dim=0)
+        layer.s = parameter(s.t().contiguous().to(dtype), output_dim=0)
+        layer.z = parameter(packed(z.t().contiguous(), 0), input_dim=1, output_dim=0)
+    index = torch.arange(k) // (group if group > 0 else k)
+    layer.i = parameter((index[torch.randperm(k)] if act_order else index).int())
+    config = kinds.MPLinearLayerConfig((k, n), (k, n), kinds.ScalarType(bits, 0 if zeros else 8), dtype,
+                                       group, zeros, act_order)
+    cls = getattr(module(f"{KERNELS}.{kernel}"), f"{kernel.capitalize()}LinearKernel")
+    return cls(config, "w", "s", "z", "i"), layer
+
+
+def error(ours, theirs):
+    return ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item()
+
+
+@pytest.mark.parametrize("kernel", ("machete", "marlin"))
+@pytest.mark.parametrize("options", (
+    {}, {"layout": "compressed"}, {"zeros": True}, {"layout": "compressed", "zeros": True},
+    {"group": -1}, {"act_order": True}), ids=str)
+def test_few_tokens_run_by_linear(linears, caplog, kernel, options):
+    kernel, layer = a_layer(kernel, **options)
+    with caplog.at_level(logging.INFO):
+        kernel.process_weights_after_loading(layer)
+    assert "run by linear up to 64 tokens" in caplog.text
+    bias = torch.randn(64, dtype=torch.bfloat16)
+    for rows, calls in ((1, 0), (64, 0), (65, 1)):
+        kernel.calls = 0
+        x = torch.randn(rows, 128, dtype=torch.bfloat16)
+        y = kernel.apply_weights(layer, x, bias)
+        assert kernel.calls == calls
+        assert error(y, x.float() @ kernel.dense.float() + bias.float()) < 0.01
+
+
+def test_more_dimensions_and_traces(linears):
+    kernel, layer = a_layer()
+    kernel.process_weights_after_loading(layer)
+    x = torch.randn(2, 3, 128, dtype=torch.bfloat16)
+    right = x @ kernel.dense
+    assert error(kernel.apply_weights(layer, x), right) < 0.01
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return kernel.apply_weights(layer, x) * 2
+
+    compiled = torch.compile(Model(), fullgraph=True, backend="eager", dynamic=True)
+    counts = []
+    for rows in (2, 40, 70):  # one trace for all
+        kernel.calls = 0
+        rows = torch.randn(rows, 128, dtype=torch.bfloat16)
+        assert error(compiled(rows), rows @ kernel.dense * 2) < 0.01
+        counts.append(kernel.calls)
+    assert counts == [0, 0, 1]
+
+
+@pytest.mark.parametrize("options, words", (
+    ({"bits": 8}, "weights of uint8b8"), ({"dtype": torch.float32}, "activations of torch.float32"),
+    ({"group": 16}, "groups of 16 for 128 inputs")), ids=str)
+def test_others_stay(linears, caplog, options, words):
+    kernel, layer = a_layer(**options)
+    with caplog.at_level(logging.INFO):
+        kernel.process_weights_after_loading(layer)
+    assert not hasattr(kernel, "_fftune_key")
+    assert f"linear layers by MacheteLinearKernel stay vLLM's: {words}" in caplog.text
+
+
+def test_a_layer_that_computes_something_else_stays(linears, caplog, monkeypatch):
+    kernel, layer = a_layer()
+    apply = type(kernel).apply_weights._fftune_original
+    monkeypatch.setattr(linears, "_run", lambda packed, order, x, bias: apply(
+        kernel, layer, x, bias) * 1.5)
+    with caplog.at_level(logging.INFO):
+        kernel.process_weights_after_loading(layer)
+    assert not hasattr(kernel, "_fftune_key") and "results differ from vLLM's by 0.5" in caplog.text
+
+
+def test_nobody_gets_it_unasked(vllm, monkeypatch):
+    monkeypatch.setenv("FFTUNE_VLLM", "1")
+    module("fftune.vllm").register()
+    cls = module(f"{KERNELS}.machete").MacheteLinearKernel
+    assert not hasattr(cls.apply_weights, "_fftune_original")
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_on_a_gpu_in_a_captured_graph(linears, device):
+    kernel, layer = a_layer(n=256, k=512, group=128, zeros=True, act_order=True)
+    for name, own in list(layer._parameters.items()):
+        dims = {d: getattr(own, d) for d in ("input_dim", "output_dim") if hasattr(own, d)}
+        layer._parameters[name] = parameter(own.data.to(device), **dims)
+    with torch.device(device):
+        kernel.process_weights_after_loading(layer)
+    x = torch.randn(4, 512, dtype=torch.bfloat16, device=device)
+    kernel.apply_weights(layer, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = kernel.apply_weights(layer, x)
+    x.normal_()
+    graph.replay()
+    assert error(y, x @ kernel.dense) < 0.01
