@@ -1,6 +1,7 @@
 // Runs a saved model: prefill, then greedy decoding, with plans of whole layers for each.
 //
 // usage: run-model DIR --prompt-ids 1,2,3 --tokens N [--device cpu|ORDINAL] [--logits FILE]
+//        run-model DIR --benchmark --prompt-tokens M --tokens N [--device cpu|ORDINAL]
 //
 // DIR is as transformers saves Llama, Mistral, Qwen2 and 3, Gemma, Gemma 2 and 3, Phi, Phi-3,
 // GPT-2, Mixtral and Qwen3-MoE: config.json and safetensors. It uses the public API alone, and the
@@ -9,7 +10,11 @@
 //
 // Layers that are alike and follow each other are one plan with `layers`. Where kinds take turns,
 // as those with and without a window do in Gemma, a plan of each kind runs in its turn: a plan is
-// given addresses, so it serves all the layers of its kind.
+// given addresses, so it serves all the layers of its kind. If all layers are alike, a token behind
+// the prompt is one plan of the op decode, whose runs need nothing of the host in between.
+//
+// --benchmark takes ids at random. It prints the time to the first token, tokens a second, and the
+// share of the floor: weights, keys and values read once at the rate of a copy that is timed here.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -21,6 +26,7 @@
 #include <cstring>
 #include <fftune/fftune.hpp>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -69,6 +75,12 @@ class Memory {
     else
       call<void*, const void*, std::size_t>("cuMemcpyHtoD_v2", to, from, bytes);
   }
+  void copy(void* to, const void* from, std::size_t bytes) {
+    if (driver_ == nullptr)
+      std::memcpy(to, from, bytes);
+    else
+      call<void*, const void*, std::size_t>("cuMemcpyDtoD_v2", to, from, bytes);
+  }
   /// After all that was enqueued before.
   void read(void* to, const void* from, std::size_t bytes) {
     if (driver_ == nullptr)
@@ -97,7 +109,13 @@ class Model {
         bool logits)
       : saved_(folder), memory_(device), context_(device) {
     if (prompt > 1) add_layers("prefill", prompt, cache);
-    add_layers("decode", 1, cache);
+    json token = logits ? json() : saved_.token();
+    if (prompt == 1 || token.is_null()) add_layers("decode", 1, cache);
+    if (!token.is_null()) {
+      token.update({{"batch", 1}, {"cache", cache}});
+      if (token.contains("window") && token.at("window") >= cache) token.erase("window");
+      steps_["token"].push_back(step("token", token, 0));
+    }
     steps_["head"].push_back(step("head", saved_.head(logits), 0));
   }
 
@@ -107,6 +125,56 @@ class Model {
     memory_.read(&id, run(ids, position).at("ids"), sizeof id);
     return id;
   }
+
+  /// The ids that follow `last`, whose position is `position`.
+  Ids decode(std::int32_t last, std::int32_t position, int count) {
+    Ids ids;
+    if (!steps_.contains("token")) {
+      while (static_cast<int>(ids.size()) < count)
+        ids.push_back(next({ids.empty() ? last : ids.back()},
+                           position + static_cast<std::int32_t>(ids.size())));
+      return ids;
+    }
+    Step& token = steps_.at("token").front();
+    for (const auto& [name, value] : {std::pair<const char*, std::int32_t>{"ids", last},
+                                      {"lengths", position},
+                                      {"steps", 0},
+                                      {"ended", 0},
+                                      {"limits", std::numeric_limits<std::int32_t>::max()}})
+      memory_.write(token.at(name), &value, sizeof value);
+    for (int i = 0; i < count; ++i) token.run();
+    ids.resize(static_cast<std::size_t>(count));
+    memory_.read(ids.data(), token.at("out"), ids.size() * sizeof ids[0]);
+    return ids;
+  }
+
+  /// Bytes that a token reads at least, with so many keys.
+  double floor_bytes(double keys) const {
+    double bytes = 0;
+    for (const auto& [name, size] : weights_) bytes += static_cast<double>(size);
+    const json layer = saved_.layer(0);
+    return bytes + keys * 2 * static_cast<double>(saved_.layers()) *
+                       layer.at("kv-heads").get<double>() * layer.at("dim").get<double>() *
+                       static_cast<double>(saved_.dtype().bytes);
+  }
+
+  /// Bytes that a copy reads and writes in a second.
+  double copy_rate() {
+    constexpr std::size_t bytes = std::size_t{256} << 20;
+    void *const from = shared("copied from", bytes), *const to = shared("copied to", bytes);
+    std::uint32_t end = 0;
+    double seconds = 0;
+    constexpr int times = 10;
+    for (int round = 0; round < 2; ++round) {  // the first touches the memory
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < times; ++i) memory_.copy(to, from, bytes);
+      memory_.read(&end, to, sizeof end);
+      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    return 2.0 * times * static_cast<double>(bytes) / seconds;
+  }
+
+  std::int64_t vocabulary() const { return saved_.vocabulary(); }
 
   /// The logits that it is chosen by, of a model that has them.
   std::vector<float> logits(const Ids& ids, std::int32_t position) {
@@ -205,15 +273,29 @@ class Model {
         step.buffers.push_back(uploaded(place + " " + name, bytes, [&, at = layer, of = name] {
           return saved_.weight(at, of, weights.at(at));
         }));
-      else if (phase == "head" && buffer.at("role") == "input" && name != "x")
-        step.buffers.push_back(uploaded(saved_.tensor_of(name), bytes, [&, of = name] {
-          return saved_.tensor(saved_.tensor_of(of), buffer.at("shape").get<Shape>());
-        }));
+      else if (const std::string saved = tensor_of(phase, name, buffer.at("role")); !saved.empty())
+        step.buffers.push_back(uploaded(
+            saved, bytes, [&] { return saved_.tensor(saved, buffer.at("shape").get<Shape>()); }));
       else  // caches are those of their layers, and of y there are two in turn
         step.buffers.push_back(
             shared(place + " " + name + (name == "y" ? std::to_string(turn_++ % 2) : ""), bytes));
     }
     return step;
+  }
+
+  /// The saved name of an input of the head, or of the embedding; empty: it is none.
+  std::string tensor_of(const std::string& phase, const std::string& name,
+                        const std::string& role) const {
+    static const std::map<std::string, std::string> of_token{{"final_norm", "w_norm"},
+                                                             {"final_norm_bias", "b_norm"},
+                                                             {"w_head", "w"},
+                                                             {"b_head", "bias"}};
+    if (role != "input" || (phase == "head" && name == "x")) return "";
+    if (phase == "head") return saved_.tensor_of(name);
+    if (phase != "token") return "";
+    if (name == "embedding") return saved_.embedding_tensor();
+    const auto own = of_token.find(name);
+    return own == of_token.end() ? "" : saved_.tensor_of(own->second);
   }
 
   /// "layers.3.w_q" is w_q of the layer `first` + 3; what is of no layer is of layer -1.
@@ -235,6 +317,8 @@ class Model {
     const bool known = memories_.count(name) > 0;
     void* const memory = shared(name, bytes);
     if (!known) memory_.write(memory, read().data(), bytes);
+    // One row is read of an embedding that is no weight of the head.
+    if (name != saved_.embedding_tensor() || name == saved_.tensor_of("w")) weights_[name] = bytes;
     return memory;
   }
 
@@ -244,6 +328,7 @@ class Model {
   std::map<std::string, Plan> plans_;  // by their problems
   std::map<std::string, std::vector<Step>> steps_;
   std::map<std::string, void*> memories_;
+  std::map<std::string, std::size_t> weights_;  // bytes of those that a token reads
   int turn_ = 0;
 };
 
@@ -256,6 +341,33 @@ Ids parse_ids(const std::string& text) {
   return ids;
 }
 
+/// Whole runs, of which the last is timed: the first makes caches and clocks warm.
+void benchmark(Model& model, int prompt, int tokens) {
+  using Clock = std::chrono::steady_clock;
+  Ids ids;
+  std::uint32_t random = 1;
+  for (int i = 0; i < prompt; ++i) {
+    random = random * 1664525 + 1013904223;
+    ids.push_back(
+        static_cast<std::int32_t>((random >> 8) % static_cast<std::uint32_t>(model.vocabulary())));
+  }
+  double first = 0, others = 0;
+  for (int round = 0; round < 3; ++round) {
+    const auto start = Clock::now();
+    const std::int32_t id = model.next(ids, 0);
+    const auto prefilled = Clock::now();
+    model.decode(id, prompt, tokens - 1);
+    first = std::chrono::duration<double>(prefilled - start).count();
+    others = std::chrono::duration<double>(Clock::now() - prefilled).count() / (tokens - 1);
+  }
+  const double bytes = model.floor_bytes(prompt + tokens / 2.0), rate = model.copy_rate();
+  std::printf(
+      "time to the first of %d tokens, prompt of %d: %.2f ms\n%.1f tokens/s, %.1f us for each\n"
+      "floor %.1f us (%.3g GB at %.3g GB/s): %.1f%% of it\n",
+      tokens, prompt, 1e3 * first, 1 / others, 1e6 * others, 1e6 * bytes / rate, 1e-9 * bytes,
+      1e-9 * rate, 100 * bytes / rate / others);
+}
+
 int run(const std::vector<std::string>& words) {
   const auto option = [&](const std::string& name, const std::string& otherwise) {
     for (std::size_t i = 1; i + 1 < words.size(); ++i)
@@ -264,21 +376,27 @@ int run(const std::vector<std::string>& words) {
   };
   const Ids prompt = parse_ids(option("--prompt-ids", ""));
   const int tokens = std::stoi(option("--tokens", "16"));
-  if (words.empty() || prompt.empty() || tokens < 1)
+  const bool benchmarks = std::find(words.begin(), words.end(), "--benchmark") != words.end();
+  const int prompt_tokens = std::stoi(option("--prompt-tokens", "128"));
+  if (words.empty() || prompt.empty() != benchmarks || tokens < 1 + benchmarks || prompt_tokens < 1)
     fail(
         "usage: run-model DIR --prompt-ids 1,2,3 --tokens N [--device cpu|ORDINAL] [--logits "
-        "FILE]");
+        "FILE], or DIR --benchmark --prompt-tokens M --tokens N (2 or more)");
   const std::string device = option("--device", "cpu");
 
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::duration time) {
     return std::chrono::duration<double>(time).count();
   };
-  const auto length = static_cast<std::int32_t>(prompt.size());
+  const auto length = benchmarks ? prompt_tokens : static_cast<std::int32_t>(prompt.size());
   // The caches have whole blocks of 64 keys.
   const std::int64_t cache = (length + tokens + 63) / 64 * 64;
   const std::string path = option("--logits", "");
   Model model(words[0], device == "cpu" ? -1 : std::stoi(device), length, cache, !path.empty());
+  if (benchmarks) {
+    benchmark(model, length, tokens);
+    return 0;
+  }
   std::ofstream file;
   if (!path.empty()) {
     file.open(path, std::ios::binary);
@@ -295,6 +413,10 @@ int run(const std::vector<std::string>& words) {
   const auto start = Clock::now();
   Ids ids{next(prompt, 0)};
   const auto prefilled = Clock::now();
+  if (path.empty()) {
+    const Ids others = model.decode(ids.front(), length, tokens - 1);
+    ids.insert(ids.end(), others.begin(), others.end());
+  }
   for (std::int32_t at = length; static_cast<int>(ids.size()) < tokens; ++at)
     ids.push_back(next({ids.back()}, at));
   const double decoding = seconds(Clock::now() - prefilled);

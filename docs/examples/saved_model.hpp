@@ -255,9 +255,7 @@ class SavedModel {
     const bool is_gemma = convention() == "gemma";
     if (place.empty() && !is_gemma) return;
     const auto count = static_cast<std::size_t>(features());
-    char rounded[4];  // Gemma's factor is rounded to the type of the weights
-    write_number(dtype_, is_gemma ? std::sqrt(static_cast<float>(count)) : 1, rounded);
-    const float factor = numbers_of(dtype_, rounded, 1)[0];
+    const float factor = is_gemma ? embedding_factor() : 1;
     const auto row_of = numbers_of(dtype_, own.data(), count);
     const auto more =
         place.empty() ? std::vector<float>(count) : numbers_of(dtype_, place.data(), count);
@@ -265,7 +263,21 @@ class SavedModel {
       write_number(dtype_, row_of[i] * factor + more[i], &bytes[begin + i * dtype_.bytes]);
   }
 
-  /// The norm behind the layers and the product behind it, as problems of one token.
+  /// A whole token as a problem of the op decode, but for what a run decides: batch, cache. Null
+  /// where layers differ, or where the embedding is more than a factor and a row.
+  json token() const {
+    json problem = layer(0);
+    for (std::int64_t index = 1; index < layers(); ++index)
+      if (layer(index) != problem) return nullptr;
+    if (is_gpt2_) return nullptr;
+    problem.update({{"op", "decode"}, {"layers", layers()}, {"vocab", vocabulary()}});
+    if (files_.find("lm_head.bias")) problem["head-bias"] = "yes";
+    if (softcap() > 0) problem["logit-softcap"] = json(softcap()).dump();
+    if (convention() == "gemma") problem["embed-scale"] = json(embedding_factor()).dump();
+    return problem;
+  }
+  std::string embedding_tensor() const { return prefix_ + embedding_name(); }
+
   /// The head for one token: its id, or its logits without the soft cap.
   json head(bool logits) const {
     json problem{{"op", "head"},
@@ -300,6 +312,12 @@ class SavedModel {
   }
 
  private:
+  /// Gemma's factor, which is rounded to the type of the weights.
+  float embedding_factor() const {
+    char rounded[4];
+    write_number(dtype_, std::sqrt(static_cast<float>(features())), rounded);
+    return numbers_of(dtype_, rounded, 1)[0];
+  }
   /// The first of these that the configuration has.
   const json* find(std::initializer_list<const char*> keys) const {
     for (const char* key : keys)

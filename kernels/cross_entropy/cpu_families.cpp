@@ -72,7 +72,8 @@ class Work {
     const float sum = vector_.exponentials(powers, shift, count_);
     const float lse = shift + std::log(sum);
     const float logprob = z[label] - lse;
-    float loss = -(1 - form_.smoothing) * weight(label) * logprob + form_.z_loss * lse * lse;
+    float loss = -(1 - form_.smoothing) * weight(label) * logprob;
+    if (form_.z_loss > 0) loss += form_.z_loss * lse * lse;
     if (form_.smoothing > 0) {
       double smooth = 0;
       for (std::size_t id = 0; id < count_; ++id)
@@ -96,8 +97,8 @@ class Work {
     upstream /= divisor_;
     const float share = form_.smoothing / static_cast<float>(count_);
     const float of_label = (1 - form_.smoothing) * weight(label);
-    const float of_power =
-        of_label + share * static_cast<float>(all_weights_) + 2 * form_.z_loss * lse;
+    float of_power = of_label + share * static_cast<float>(all_weights_);
+    if (form_.z_loss > 0) of_power += 2 * form_.z_loss * lse;
     std::copy_n(z, count_, powers);
     vector_.exponentials(powers, lse, count_);
     for (std::size_t id = 0; id < count_; ++id) powers[id] *= of_power;

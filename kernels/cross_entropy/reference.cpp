@@ -103,8 +103,9 @@ void reference_gradient(const Form& form, std::int64_t vocab, const std::vector<
     for (std::size_t id = 0; id < width; ++id) {
       const double z = capped(logits[row * width + id], form.softcap);
       const double p = std::exp(z - lse[row]);
-      double value = of_label * (p - (id == label ? 1 : 0)) +
-                     share * (all_weights * p - weight(id)) + 2 * form.z_loss * lse[row] * p;
+      double value = of_label * (p - (id == label ? 1 : 0));
+      if (smoothing > 0) value += share * (all_weights * p - weight(id));
+      if (form.z_loss > 0) value += 2 * form.z_loss * lse[row] * p;
       if (form.softcap > 0) value *= 1 - z / form.softcap * z / form.softcap;
       out[id] = upstream * value;
     }

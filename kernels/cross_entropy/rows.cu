@@ -82,7 +82,7 @@ __device__ __forceinline__ float capped_logit(float logit, float softcap) {
 }
 
 template <class T, cross_entropy_form form, int count, int threads>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_rows(const T* logits_of_rows, const i64* labels, const float* class_weights,
                        const float* items, const float* dloss, float* lses, float* losses,
                        float* logprobs, float* entropies, T* dlogits, i64 ignored_label, int vocab,
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(threads)
   const int first = static_cast<int>(threadIdx.x) * count;
   constexpr int step = threads * count;
   // Vectors in flight; with a soft cap the arithmetic takes the registers.
-  constexpr int unrolled = form.caps ? 1 : 4;
+  constexpr int unrolled = form.caps ? 1 : count >= 4 ? 2 : 4;
   const u64 policy = l2_eviction_policy<false>();
   wait_and_launch_dependents();
 
@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(threads)
     lse = (all.most + distance) * log_of_2;
     if (threadIdx.x == 0) {
       const float logprob = label_logit - lse;
-      float loss = -(1.0f - smoothing) * label_weight * logprob + z_loss * lse * lse;
+      float loss = -(1.0f - smoothing) * label_weight * logprob;
+      if (z_loss > 0) loss += z_loss * lse * lse;
       if constexpr (form.smooths) {
         const float weights = form.weighs ? all.weights : static_cast<float>(vocab);
         loss += smoothing / static_cast<float>(vocab) * (weights * lse - all.weighted * log_of_2);
@@ -177,7 +178,8 @@ __global__ void __launch_bounds__(threads)
     if (items != nullptr) upstream /= items[0];
     const float share = smoothing / static_cast<float>(vocab);
     const float of_label = (1.0f - smoothing) * label_weight;
-    float of_power = of_label + 2.0f * z_loss * lse;
+    float of_power = of_label;
+    if (z_loss > 0) of_power += 2.0f * z_loss * lse;
     if constexpr (form.smooths)
       of_power += share * (form.weighs ? all.weights : static_cast<float>(vocab));
     const float lse_in_twos = lse * log2_of_e;

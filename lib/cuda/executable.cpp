@@ -70,7 +70,8 @@ CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& arg
   driver.accept(
       driver.tensor_map_encode_tiled(&map, type_of(argument.dtype), dimensions, address, sizes,
                                      strides, box, every_element, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                     swizzle_of(argument.box_columns * element),
+                                     argument.swizzled ? swizzle_of(argument.box_columns * element)
+                                                       : CU_TENSOR_MAP_SWIZZLE_NONE,
                                      promotion_of(strides[0]), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
       fmt::format("cuTensorMapEncodeTiled of {}x{} in boxes of {}x{}", argument.rows,
                   argument.columns, argument.box_rows, argument.box_columns)
@@ -239,7 +240,8 @@ void CudaExecutable::place(Launch& launch, std::size_t offset, const Argument& a
     const CUtensorMap encoded =
         encode_tensor_map(session_->driver(), *map, session_->placeholder());
     std::memcpy(to, &encoded, sizeof encoded);
-    launch.maps.push_back({offset, prepare(argument_of(map->matrix))});
+    launch.maps.push_back(
+        {offset, prepare(argument_of(map->matrix)), static_cast<std::uint64_t>(map->offset)});
   } else if (const auto* array = std::get_if<ArrayArgument>(&argument)) {
     std::memcpy(to, array->values.data(), argument_bytes(argument));
   } else {
@@ -288,7 +290,7 @@ void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
   }
   const Driver& driver = session_->driver();
   for (const Patch& map : launch.maps) {
-    const std::uint64_t address = resolve(map.address, tensors, workspace);
+    const std::uint64_t address = resolve(map.address, tensors, workspace) + map.shift;
     driver.check(
         driver.tensor_map_replace_address(reinterpret_cast<CUtensorMap*>(image.data() + map.offset),
                                           reinterpret_cast<void*>(address)),

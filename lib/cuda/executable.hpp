@@ -60,6 +60,7 @@ class CudaExecutable final : public Executable {
   struct Patch {
     std::size_t offset = 0;
     Value address;
+    std::uint64_t shift = 0;  // added to the address
   };
   struct Launch {
     CUfunction function = nullptr;

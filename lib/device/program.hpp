@@ -46,12 +46,16 @@ struct TensorMapArgument {
   Pointer matrix;  // 16-byte aligned
   DType dtype = DType::bf16;
   std::int64_t rows = 0;
-  std::int64_t columns = 0;       // columns * dtype_bytes is a multiple of 16
-  std::uint32_t box_rows = 0;     // at most 256
-  std::uint32_t box_columns = 0;  // box_columns * dtype_bytes is 32, 64 or 128: also the swizzle
+  std::int64_t columns = 0;    // columns * dtype_bytes is a multiple of 16
+  std::uint32_t box_rows = 0;  // at most 256
+  /// At most 256. box_columns * dtype_bytes is 32, 64 or 128, which is also the swizzle's width;
+  /// without a swizzle any multiple of 16.
+  std::uint32_t box_columns = 0;
   /// Matrices of rows x columns that lie one after the other; 0: one matrix, and a map of two
   /// dimensions. Else the tensor map has three, and boxes are of one matrix.
   std::int64_t matrices = 0;
+  bool swizzled = true;
+  std::int64_t offset = 0;  // bytes from the pointer to the matrix, a multiple of 16
 };
 
 /// Numbers that a kernel takes by value, as a struct of one array of float: at most 512.

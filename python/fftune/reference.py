@@ -1157,30 +1157,33 @@ def _capped(logits, softcap):
     return softcap * torch.tanh(wide / softcap) if softcap else wide
 
 
+def _loss_parts(logits, labels, class_weights, ignore_index, softcap):
+    z = _capped(logits, softcap)
+    counts = labels != ignore_index
+    known = counts & (labels >= 0) & (labels < z.shape[-1])
+    weights = z.new_ones(z.shape[-1]) if class_weights is None else class_weights.to(z.dtype)
+    other = torch.where(counts, math.nan, 0.0).to(z.dtype)  # a label that is no id, or is ignored
+    return z, torch.where(known, labels, 0)[..., None], known, weights, other
+
+
 def cross_entropy_rows(logits, labels, class_weights, ignore_index, label_smoothing, z_loss, softcap,
                        logprobs, entropies):
-    z = _capped(logits, softcap)
-    vocab = z.shape[-1]
-    counts = labels != ignore_index
-    known = counts & (labels >= 0) & (labels < vocab)
-    ids = torch.where(known, labels, 0)[..., None]
-    weights = z.new_ones(vocab) if class_weights is None else class_weights.to(z.dtype)
-    lse = z.logsumexp(-1)
+    z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
+    most = z.detach().amax(-1, keepdim=True)
+    most = most.masked_fill(most == -math.inf, 0.0)
+    lse = (z - most).exp().sum(-1).log() + most[..., 0]
     logprob = z.gather(-1, ids)[..., 0] - lse
     loss = -(1 - label_smoothing) * weights[ids[..., 0]] * logprob
     if label_smoothing:
-        loss = loss + label_smoothing / vocab * (weights * (lse[..., None] - z)).sum(-1)
+        loss = loss + label_smoothing / z.shape[-1] * (weights * (lse[..., None] - z)).sum(-1)
     if z_loss:
         loss = loss + z_loss * lse * lse
     p = (z - lse[..., None]).exp()
     entropy = lse - torch.where(p == 0, 0.0, p * z).sum(-1)
-
-    def of_rows(values):
-        return torch.where(known, values, torch.where(counts, math.nan, 0.0).to(values.dtype))
-
     none = loss.new_empty(0)
-    return (of_rows(loss), of_rows(lse), of_rows(logprob) if logprobs else none,
-            of_rows(entropy) if entropies else none)
+    return (torch.where(known, loss, other), torch.where(known, lse, other),
+            torch.where(known, logprob, other) if logprobs else none,
+            torch.where(known, entropy, other) if entropies else none)
 
 
 def cross_entropy(logits, labels, class_weights, items, *rules):
@@ -1188,23 +1191,24 @@ def cross_entropy(logits, labels, class_weights, items, *rules):
     return (loss.sum() / items).reshape(1), *more
 
 
-def _gradients_of(function, dloss, tensors, *rest):
-    """The gradients of function(*tensors, *rest)[0], which depends on all of the tensors that are
-    there."""
-    with torch.enable_grad():
-        leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-        loss = function(*leaves, *rest)[0]
-        return torch.autograd.grad(loss, [t for t in leaves if t is not None], dloss.to(loss.dtype))
+def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignore_index,
+                                label_smoothing, z_loss, softcap):
+    z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
+    p = (z - lse[..., None]).exp()
+    of_label = ((1 - label_smoothing) * weights[ids[..., 0]])[..., None]
+    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, 1.0))
+    if label_smoothing:
+        value = value + label_smoothing / z.shape[-1] * (weights.sum() * p - weights)
+    if z_loss:
+        value = value + 2 * z_loss * lse[..., None] * p
+    if softcap:
+        value = value * (1 - (z / softcap)**2)
+    return torch.where(known[..., None], dloss[..., None] * value, other[..., None]).to(logits.dtype)
 
 
 def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
-    return _gradients_of(cross_entropy, dloss, (logits,), labels, class_weights, items, *rules,
-                         False, False)[0]
-
-
-def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, *rules):
-    return _gradients_of(cross_entropy_rows, dloss, (logits,), labels, class_weights, *rules,
-                         False, False)[0]
+    of_rows = (dloss / items).expand(labels.shape)
+    return cross_entropy_rows_backward(of_rows, logits, labels, class_weights, lse, *rules)
 
 
 def linear_cross_entropy(x, w, bias, labels, class_weights, items, ignore_index, label_smoothing,
@@ -1219,33 +1223,37 @@ def linear_cross_entropy_rows(x, w, bias, labels, class_weights, ignore_index, l
                               label_smoothing, z_loss, softcap, logprobs, entropies)
 
 
-def _linear_gradients(function, dloss, x, w, bias, *rest):
-    gradients = _gradients_of(function, dloss, (x, w, bias), *rest)
-    return gradients if bias is not None else (*gradients, x.new_empty(0))
+def _linear_gradients(x, w, bias, dlogits):
+    rows = _rows(dlogits)
+    return dlogits @ w, rows.T @ _rows(x), x.new_empty(0) if bias is None else rows.sum(0)
 
 
-def linear_cross_entropy_backward(dloss, x, w, bias, labels, class_weights, items, lse, *rules):
-    return _linear_gradients(linear_cross_entropy, dloss, x, w, bias, labels, class_weights, items,
-                             *rules, False, False)
+def linear_cross_entropy_backward(dloss, x, w, bias, *arguments):
+    *rest, _ = arguments  # without the workspace
+    return _linear_gradients(x, w, bias, cross_entropy_backward(dloss, F.linear(x, w, bias), *rest))
 
 
-def linear_cross_entropy_rows_backward(dloss, x, w, bias, labels, class_weights, lse, *rules):
-    return _linear_gradients(linear_cross_entropy_rows, dloss, x, w, bias, labels, class_weights,
-                             *rules, False, False)
+def linear_cross_entropy_rows_backward(dloss, x, w, bias, *arguments):
+    *rest, _ = arguments
+    return _linear_gradients(x, w, bias,
+                             cross_entropy_rows_backward(dloss, F.linear(x, w, bias), *rest))
 
 
-def linear_cross_entropy_backward_frozen(*arguments):
+def linear_cross_entropy_frozen_backward(*arguments):
     return linear_cross_entropy_backward(*arguments)[0]
 
 
-def linear_cross_entropy_rows_backward_frozen(*arguments):
+def linear_cross_entropy_rows_frozen_backward(*arguments):
     return linear_cross_entropy_rows_backward(*arguments)[0]
 
 
-def linear_cross_entropy_gradients(*arguments):
-    results = linear_cross_entropy(*arguments)
-    gradients = _linear_gradients(linear_cross_entropy, torch.ones_like(results[0]), *arguments)
-    return *results, *(g.detach() for g in gradients)
+def linear_cross_entropy_gradients(x, w, bias, labels, class_weights, items, *rest):
+    results = linear_cross_entropy(x, w, bias, labels, class_weights, items, *rest)
+    with torch.no_grad():
+        *rules, _, _ = rest
+        gradients = linear_cross_entropy_backward(torch.ones_like(results[0]), x, w, bias, labels,
+                                                  class_weights, items, results[1], *rules)
+    return *results, *gradients
 
 
 def linear_cross_entropy_gradients_frozen(*arguments):

@@ -29,10 +29,48 @@ def right(model, ids, count, **options):
 @pytest.mark.parametrize("name", ["llama", "llama3", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt2",
                                   "olmo2", "mixtral", "mistral-window"])
 @pytest.mark.parametrize("batch, tokens", [(1, 9), (3, 40)])
-def test_greedy_ids_are_transformers(name, batch, tokens):
+def test_greedy_ids_are_transformers(name, batch, tokens, monkeypatch):
     model, own = patched(name)
+    seen = loops(monkeypatch)
     ids = inputs(name, batch, tokens, DEVICE)["input_ids"]
     assert torch.equal(fftune.generate(own, ids, 20), right(model, ids, 20))
+    # The sequences exceed the window.
+    assert (seen[0].state is None) == (name in ("gpt2", "mistral-window"))
+    monkeypatch.setattr(decoding, "whole_of", lambda head: 1 / 0)
+    assert torch.equal(fftune.generate(own, ids, 20), right(model, ids, 20))
+    assert seen[1].state is None
+
+
+@pytest.mark.parametrize("name, is_whole", [
+    ("llama", True), ("llama3", True), ("qwen3", True), ("gemma", True), ("phi", True), ("phi3", True),
+    ("olmo2", True), ("mixtral", True), ("mistral-window", True), ("gemma2", True), ("gpt2", False)])
+def test_models_whose_steps_are_one_op(name, is_whole):
+    _, own = patched(name)
+    head = decoding.head_of(own)
+    if not is_whole:
+        with pytest.raises(decoding.Unfit):
+            decoding.whole_of(head)
+        return
+    whole = decoding.whole_of(head)
+    width = own.config.hidden_size ** 0.5
+    assert whole.scale == pytest.approx(width if "gemma" in name else 1.0)
+
+
+def test_an_embedding_that_is_more_than_a_product_is_not_known(monkeypatch):
+    _, own = patched("llama")
+    head = decoding.head_of(own)
+    own.model.embed_tokens.register_forward_hook(lambda *_: None)
+    with pytest.raises(decoding.Unfit, match="hooks"):
+        decoding.whole_of(head)
+    own.model.embed_tokens._forward_hooks.clear()
+
+    class Shifted(torch.nn.Embedding):
+        def forward(self, ids):
+            return super().forward(ids) + 1
+
+    own.model.embed_tokens.__class__ = Shifted
+    with pytest.raises(decoding.Unfit, match="no embedding"):
+        decoding.whole_of(head)
 
 
 def test_sequences_stop_each_at_its_own_id():
@@ -162,3 +200,75 @@ def test_other_calls_of_generate_run_as_before(options, monkeypatch):
     assert torch.equal(ours, theirs) and not seen
     fftune.unpatch(own)
     assert "generate" not in vars(own)
+
+
+SAMPLED = [dict(temperature=0.7, top_k=0), dict(top_k=12), dict(temperature=1.5, top_k=20, top_p=0.8),
+           dict(top_k=0, min_p=0.05)]
+
+
+@pytest.mark.parametrize("options", SAMPLED, ids=str)
+def test_sampled_calls_of_generate_run_by_the_loop(options, monkeypatch):
+    _, own = patched("llama")
+    seen = loops(monkeypatch)
+    ids = inputs("llama", 3, 9, DEVICE)["input_ids"]
+    torch.manual_seed(5)
+    ours = own.generate(ids, max_new_tokens=12, do_sample=True, cache_implementation="static",
+                        disable_compile=True, **options)
+    assert len(seen) == 1 and seen[0].state is not None
+    given = {"temperature": 1.0, **options}
+    given["top_k"] = given["top_k"] or None
+    torch.manual_seed(5)
+    assert torch.equal(ours, fftune.generate(own, ids, 12, **given))
+    torch.manual_seed(6)
+    assert not torch.equal(ours, fftune.generate(own, ids, 12, **given))
+
+
+def test_sampled_ids_have_the_probabilities_of_the_model():
+    model, own = patched("llama")
+    ids = inputs("llama", 1, 9, DEVICE)["input_ids"]
+    count, options = 4000, dict(temperature=1.3, top_k=8)
+    torch.manual_seed(1)
+    drawn = own.generate(ids, max_new_tokens=2, do_sample=True, cache_implementation="static",
+                         disable_compile=True, num_return_sequences=count, **options)[:, 9:]
+    first = int(drawn[:, 0].mode().values)
+    given = torch.cat((ids, torch.full_like(ids[:, :1], first)), -1)
+    logits = model(given).logits[0, -1].float() / options["temperature"]
+    right = torch.where(logits >= logits.topk(8).values[-1], logits, -torch.inf).softmax(-1)
+    second = drawn[drawn[:, 0] == first, 1]
+    found = torch.bincount(second, minlength=len(right))
+    expected = right * len(second)
+    assert len(second) > 300 and not found[right == 0].any()
+    chi = ((found - expected) ** 2 / expected)[expected > 0].sum()
+    assert chi < 7 + 6 * 14 ** 0.5  # of 7 degrees of freedom
+
+
+@pytest.mark.parametrize("options", [
+    dict(typical_p=0.9), dict(repetition_penalty=1.2), dict(num_beams=2), dict(epsilon_cutoff=0.01),
+    dict(renormalize_logits=True), dict(no_repeat_ngram_size=2)], ids=lambda o: next(iter(o)))
+def test_other_sampled_calls_run_as_before(options, monkeypatch):
+    model, own = patched("llama")
+    seen = loops(monkeypatch)
+    ids = inputs("llama", 2, 9, DEVICE)["input_ids"]
+    results = []
+    for each in (own, model):
+        torch.manual_seed(3)
+        results.append(each.generate(ids, max_new_tokens=6, do_sample=True, disable_compile=True,
+                                     cache_implementation="static", **options))
+    assert torch.equal(*results) and not seen
+
+
+def test_processors_in_another_order_or_of_other_classes_are_not_known():
+    from transformers import (GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper,
+                              TopKLogitsWarper, TopPLogitsWarper)
+
+    config = GenerationConfig(do_sample=True)
+    draw = lambda *processors: decoding._draw_of(LogitsProcessorList(processors), config)
+    hot, few, part = TemperatureLogitsWarper(2.0), TopKLogitsWarper(3), TopPLogitsWarper(0.5)
+    assert draw(hot, few, part) == {"temperature": 2.0, "top_k": 3, "top_p": 0.5}
+    assert draw() == {"temperature": 1.0}
+    assert draw(few, hot) is None and draw(hot, hot) is None
+    assert draw(TopPLogitsWarper(0.5, min_tokens_to_keep=2)) is None
+    assert draw(TopKLogitsWarper(3, filter_value=-100.0)) is None
+    own = type("Own", (TopKLogitsWarper,), {})
+    assert draw(own(3)) is None
+    assert decoding._draw_of(LogitsProcessorList([few]), GenerationConfig(do_sample=False)) is None

@@ -65,6 +65,31 @@ def test_ids_and_logits(name, run_model, tmp_path):
     assert ids == right.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_ids_without_logits(name, run_model, tmp_path):
+    """They are chosen on the device, and all steps of models whose layers are alike run there."""
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    ids, _ = run(run_model, tmp_path)
+    done = subprocess.run([run_model, str(tmp_path), "--prompt-ids", ",".join(map(str, PROMPT)),
+                           "--tokens", str(TOKENS)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [int(word) for word in done.stdout.split("\n")[0].split()] == ids
+
+
+def test_benchmark(run_model, tmp_path):
+    make("llama").save_pretrained(tmp_path)
+    call = [run_model, str(tmp_path), "--benchmark", "--prompt-tokens", "9", "--tokens", "20"]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "time to the first of 20 tokens, prompt of 9:" in done.stdout
+    assert "tokens/s" in done.stdout and "% of it" in done.stdout
+    share = float(done.stdout.split("): ")[1].split("%")[0])
+    assert 0 < share < 100
+    refused = subprocess.run([*call, "--prompt-ids", "1"], capture_output=True, text=True)
+    assert refused.returncode == 1 and "usage" in refused.stderr
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", KINDS)

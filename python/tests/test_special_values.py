@@ -148,12 +148,16 @@ def test_masked_pairs_do_not_exist(dtype, dim, mask, softcap, number, device):
     arguments = (dy, q, k, v, y, lse)
     plain = torch.ops.fftune.attention_backward(*arguments, *rules, False)
     query, key = 77, 70
-    # Arguments, their place with a NaN or an infinity, and results that have only finite terms of
-    # it in their rows of tokens that do not see it, or that it does not see.
+    # Arguments, their token with a NaN or an infinity, and results with the tokens in which neither
+    # it nor a masked pair's weight of 0 times it occurs.
     for argument, token, results, others in ((0, query, (1,), ~seen[query]),
+                                             (1, query, (0,), j != query),
+                                             (1, query, (2,), ~seen[query]),
+                                             (2, key, (2,), j != key),
+                                             (3, key, (0,), ~seen[:, key]),
+                                             (3, key, (1,), j != key),
                                              (4, query, (1,), ~seen[query]),
-                                             (5, query, (1, 2), ~seen[query]),
-                                             (3, key, (0,), ~seen[:, key])):
+                                             (5, query, (1, 2), ~seen[query])):
         changed = [t.clone() for t in arguments]
         changed[argument][(0, slice(None), token) if argument == 5 else (0, token)] = number
         got = torch.ops.fftune.attention_backward(*changed, *rules, False)

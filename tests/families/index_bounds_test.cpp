@@ -138,6 +138,14 @@ std::vector<Form> forms() {
     forms.push_back({"sample", "fwd", {{"m", 5}, {"vocab", 300}}, {{"choose", choose}}});
     forms.push_back({"head", "fwd", {{"m", 5}, {"d", 64}, {"vocab", 300}}, {{"choose", choose}}});
   }
+  for (const char* pass : {"fwd", "bwd"}) {
+    forms.push_back(
+        {"cross-entropy", pass, {{"m", 5}, {"vocab", 300}}, {{"class-weights", "yes"}}});
+    forms.push_back({"linear-cross-entropy",
+                     pass,
+                     {{"m", 20}, {"d", 64}, {"vocab", 304}},
+                     {{"class-weights", "yes"}, {"workspace", "0"}}});
+  }
   forms.push_back({"masked-softmax",
                    "fwd",
                    {{"s", 20}, {"b", 2}, {"heads", 2}, {"n", 40}},

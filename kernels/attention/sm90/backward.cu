@@ -106,11 +106,11 @@ struct attention_backward {
   // A query block of a head; with block < 0: there is none any more.
   struct visit {
     int block, head;
-    bool full;  // no element is masked
+    bool sees_all;  // every query that exists sees every key
   };
   static __device__ __forceinline__ void store_visit(u32 at, const visit& visit) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(visit.block),
-                 "r"(visit.head * 2 + visit.full)
+                 "r"(visit.head * 2 + visit.sees_all)
                  : "memory");
   }
   static __device__ __forceinline__ visit load_visit(u32 at) {
@@ -130,6 +130,10 @@ struct attention_backward {
   __device__ __forceinline__ int query_blocks() const { return params.padded_rows / bm; }
   __device__ __forceinline__ i64 stats_at(const visit& visit) const {
     return static_cast<i64>(visit.head) * params.padded_rows + work.first_rows + visit.block * bm;
+  }
+  // Whether every pair of it exists and is visible: no element is masked, and no query is padding.
+  __device__ __forceinline__ bool is_full(const visit& visit) const {
+    return visit.sees_all && (visit.block + 1) * bm <= work.sequence.q_len;
   }
   // Number of a query block of a head, among all.
   __device__ __forceinline__ i64 number(const visit& visit) const {
@@ -591,7 +595,7 @@ struct attention_backward {
     zero_queries(d_out.buffer(), now);
     multiply_scores(state.dp, plan.v_at, d_out.buffer(), warpgroup);
     if constexpr (!config.ahead) wgmma_wait<1>();  // S
-    if (now.full) {
+    if (is_full(now)) {
       probabilities<false>(state.s, state.p, now, lse, warpgroup);
     } else {
       probabilities<true>(state.s, state.p, now, lse, warpgroup);
@@ -635,7 +639,7 @@ struct attention_backward {
       begin_block(state, dv, now, d_out, lse_at(q), more, warpgroup);
       fragments ds;
       const u32 delta_at = base + plan.delta_at + d_out.index * bm * 4;
-      if (now.full) {
+      if (is_full(now)) {
         score_gradients<false>(state.s, state.dp, ds, delta_at, warpgroup);
       } else {
         score_gradients<true>(state.s, state.dp, ds, delta_at, warpgroup);

@@ -112,11 +112,11 @@ struct key_block_work {
     first = smaller(first, last);
   }
 
-  // Whether every query of the block exists and sees every key, whatever bits say.
+  // Whether every query of the block sees every key, whatever bits say.
   __device__ __forceinline__ bool is_full(const attention_params& params, int block) const {
-    const int last_row = block * bm + bm;
-    const key_range common = common_keys<form>(params, sequence, block * bm, last_row);
-    return last_row <= sequence.q_len && first_key >= common.first && first_key + bn <= common.last;
+    const key_range common =
+        common_keys<form>(params, sequence, block * bm, smaller(block * bm + bm, sequence.q_len));
+    return first_key >= common.first && first_key + bn <= common.last;
   }
 
   // The flag of a query block of `head`.

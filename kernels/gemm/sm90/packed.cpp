@@ -110,50 +110,61 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
   return space;
 }
 
-/// Microseconds of a launch by the cost model: the longest of memory, L2, tensor cores,
-/// instructions and latency, behind the time to fill the pipeline.
+/// SMs that clusters of `split_k` CTAs fill: a cluster lies within one GPC, and GPCs have unlike
+/// numbers of SMs. 32 clusters of four, one CTA an SM, took two waves on an H100.
+double usable_processors(const Tile& tile, const DeviceFacts& facts) {
+  const double processors = std::max(facts.multiprocessors, 1);
+  if (tile.split_k <= 2) return processors;
+  return std::max(1.0, std::floor(0.9 * processors / tile.split_k)) * tile.split_k;
+}
+
+/// Microseconds of a launch by the cost model: the longest of memory, L2, TMA, tensor cores,
+/// instructions and latency, and the start and end of each wave of CTAs.
 double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts& facts) {
   const packed_form format = packed_form_of(gemm);
   const int operands = gemm.b_operands();
-  const double processors = std::max(facts.multiprocessors, 1);
   const double clocks = facts.clock_hz > 0 ? 1e-6 * facts.clock_hz : 1755;  // a microsecond
   const double bandwidth =
       0.92e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 3.35e12);
   const auto blocks = static_cast<double>(tile.tiles_of(gemm) * tile.split_k);
-  const double each = std::ceil(blocks / processors);  // CTAs that an SM has in all
+  // CTAs that the busiest SM has, at a time and in all.
+  const double each = std::ceil(blocks / usable_processors(tile, facts));
   const double resident = std::min<double>(each, tile.ctas);
+  const double waves = std::ceil(each / tile.ctas);
   const double stages = std::ceil(static_cast<double>(gemm.k) / (packed_k * tile.k_blocks));
-  const double visits = std::ceil(stages / tile.split_k);  // of a CTA
+  const double visits = each * std::ceil(stages / tile.split_k);  // stages of the busiest SM
   const double stage_bytes = tile.copied_bytes(operands, format);
-  const double weight_bytes = stage_bytes - tile.token_bytes();
 
-  // Memory: each weight once, as fast as the busiest SM takes its part with what it has in flight.
-  const double total = weight_bytes * stages * static_cast<double>(tile.row_blocks(gemm));
+  const double weights =
+      (stage_bytes - tile.token_bytes()) * stages * static_cast<double>(tile.row_blocks(gemm));
   const double in_flight = resident * tile.stages(operands, format) * stage_bytes;
   constexpr double latency_us = 1.0;
-  const double taken = each * visits * stage_bytes;  // by the busiest SM
-  const double memory = std::max(total / bandwidth, taken / (in_flight / latency_us));
-  const double l2 = taken / (40 * clocks);
+  const double memory =
+      std::max(weights / bandwidth, visits * stage_bytes / in_flight * latency_us);
+  const double l2 = visits * stage_bytes / (32 * clocks);
 
-  // An MMA of 64 rows and 16 of k: tensor cores, instructions of a warp of each of them.
+  // An MMA has 64 rows and 16 of k; each of a warpgroup's warps expands a word a lane for it.
   const double mmas = tile.units(operands) * tile.row_groups * tile.k_blocks * 4.0;  // of a stage
   const bool separate = format.group != 0 && !tile.scales_operands(operands, format);
-  const double tensor = std::max(tile.tokens / 2.0, 18.0);
-  const double issue =
-      18 + (tile.scales_operands(operands, format) ? 5 : 0) +
-      (separate ? tile.tokens / 2.0 * 16 / std::min(format.group, packed_k * tile.k_blocks) : 0);
+  const double tensor = 1.25 * std::max(tile.tokens / 2.0, 18.0);
+  const int run = std::min(format.group, packed_k * tile.k_blocks);
+  const double issue = 18 + (tile.scales_operands(operands, format) ? 5 : 0) +
+                       (separate ? tile.tokens / 2.0 * 16 / run : 0);
   const double warpgroups = tile.mma_warpgroups() * resident;
   // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs.
-  const double alone = separate ? mmas / tile.row_groups * (tensor + issue) + 250
-                                : mmas / tile.row_groups * std::max(tensor, issue) + 60;
+  const double of_warpgroup = mmas / tile.row_groups;
+  const double alone = separate ? of_warpgroup * (tensor + issue) + 250
+                                : of_warpgroup * std::max(tensor, issue) + 60;
+  const double loads =
+      tile.k_blocks + operands * (tile.k_blocks / tile.box_blocks() + (format.group == 0 ? 0
+                                                                       : format.zeros    ? 2
+                                                                                         : 1));
   const double stage_clocks =
-      std::max({mmas * tensor, mmas * issue, alone * tile.row_groups / warpgroups});
-  const double compute = each * visits * stage_clocks / clocks;
-  const double padding = std::ceil(each / tile.ctas) * tile.ctas / std::max(each, 1.0);
-  const double tail = each > tile.ctas ? std::pow(padding, 0.3) : 1.0;
+      std::max({mmas * tensor, mmas * issue, alone * tile.row_groups / warpgroups, 80.0 * loads});
+  // Two tiles of a warpgroup take its registers in turns.
+  const double compute = visits * (stage_clocks + 40) * (tile.tiles == 2 ? 1.04 : 1) / clocks;
   const double split = tile.split_k > 1 ? 1.2 + 0.1 * tile.split_k : 0;
-  return std::max({memory, l2, compute}) * tail + 1.5 * std::ceil(each / tile.ctas) + split +
-         0.2 * (tile.k_groups - 1);
+  return std::max({memory, l2, compute}) + 2.0 * waves + split + 0.2 * (tile.k_groups - 1);
 }
 
 std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
@@ -182,6 +193,34 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                          .columns = gemm.k,
                          .box_rows = static_cast<std::uint32_t>(tile.tokens),
                          .box_columns = packed_k}});
+  const auto map = [&](std::size_t array, std::size_t i, TensorMapArgument value) {
+    parameters.fields.push_back({array + i * sizeof(tensor_map), std::move(value)});
+  };
+  for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
+    const PackedWeight& weight = gemm.packed[i];
+    const std::int64_t row_tiles = packed_tiles(weight.n);
+    TensorMapArgument of_rows{
+        .matrix = tensor_of(places, weight.codes),
+        .dtype = DType::f32,  // words, whose bits are copied
+        .rows = row_tiles,
+        .columns = packed_k_blocks(weight.k) * packed_block_bytes / 4,
+        .box_rows = static_cast<std::uint32_t>(tile.row_tiles()),
+        .box_columns = static_cast<std::uint32_t>(tile.box_blocks() * packed_block_bytes / 4),
+        .swizzled = false,
+        .offset = packed_block_bytes};
+    map(offsetof(sm90_packed_params, codes), i, of_rows);
+    if (format.group == 0) continue;
+    of_rows.columns = weight.format.groups(weight.k) * packed_rows;
+    of_rows.box_columns = static_cast<std::uint32_t>(tile.groups(format) * packed_rows);
+    of_rows.offset = 0;
+    of_rows.matrix = tensor_of(places, weight.scales);
+    of_rows.dtype = weight.format.scale_type(weight.dtype);
+    map(offsetof(sm90_packed_params, scales), i, of_rows);
+    if (weight.zeros.empty()) continue;
+    of_rows.matrix = tensor_of(places, weight.zeros);
+    of_rows.dtype = DType::u8;
+    map(offsetof(sm90_packed_params, zeros), i, of_rows);
+  }
   KernelLaunch& launch = append_gemm(
       program, "gemm/sm90/packed.cu",
       fmt::format("packed_sm90<{}, {}, "

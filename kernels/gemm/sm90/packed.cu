@@ -3,10 +3,10 @@
 // registers, so the operands are swapped: weights are the 64 rows of the MMA, tokens its columns.
 //
 //   warps            MMA warpgroups, [k group][row group]: a row group has `tiles` tiles of 64 rows
-//                    of each B, a k group every k_groups-th stage. Then one producer warp, and
-//                    three idle ones: TMA for tokens, bulk copies for the rest.
+//                    of each B, a k group every k_groups-th stage. Then a producer warpgroup, whose
+//                    first thread loads by TMA.
 //   shared memory    stages of   tokens  [k_blocks][tokens][128 bytes], 128-byte swizzle
-//                                codes   [operand][16 rows][k_blocks][512 bytes]
+//                                codes   [operand][box][16 rows][1 or 2 blocks of 512 bytes]
 //                                scales  [operand][16 rows][groups][16], then zero points
 //                    and their barriers; later the accumulators of k groups and of split-K
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
@@ -16,8 +16,11 @@
 //
 // A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
 // the next batch is expanded. Up to 64 tokens a group of k has accumulators of its own, which are
-// multiplied by the scale in fp32; with more the operands are. The last stage of k may be a part:
-// its tokens are zeros, and codes and scales are those of other blocks.
+// multiplied by the scale in fp32; with more the operands are. Past the end of k tokens, codes and
+// scales are zeros.
+//
+// One TMA load brings the codes of all rows of a CTA. A bulk copy for each 16 rows took more than
+// 50 ns, whatever its size, and was the limit at every number of tokens.
 //
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
@@ -38,7 +41,7 @@ class packed_sm90_kernel {
   static constexpr int units = config.units(operands), n_fragments = config.tokens / 8;
   static constexpr int row_groups = config.row_groups, k_groups = config.k_groups;
   static constexpr int k_blocks = config.k_blocks, groups = config.groups(format);
-  static constexpr int row_tiles = config.row_tiles(), pairs = operands * row_tiles;
+  static constexpr int row_tiles = config.row_tiles(), box_blocks = config.box_blocks();
   static constexpr int values = config.tokens / 2;  // accumulators of a thread and tile
   static constexpr bool by_row = format.group == 0;
   static constexpr bool scales_operands = config.scales_operands(operands, format);
@@ -58,76 +61,53 @@ class packed_sm90_kernel {
 
   // The work of a CTA: rows of B from a tile of 16 on, tokens, and stages [first, last) of k.
   struct cta_tile {
-    int first_tile, token, first, last, k_blocks_of_row;
+    int first_tile, token, first, last;
+    l2_policy policy;  // of weights
 
     __device__ __forceinline__ explicit cta_tile(const gemm_params& p) {
       const int token_tiles = ceil_div(p.m, config.tokens);
       const int block = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y);
       first_tile = block / token_tiles * row_tiles;
       token = block % token_tiles * config.tokens;
-      k_blocks_of_row = static_cast<int>(packed_k_blocks(p.k));
-      const int all = ceil_div(k_blocks_of_row, k_blocks);
+      policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
+      const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
       first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
     }
   };
 
-  // --- The producer warp ---
+  // --- The producer thread ---
 
-  // Codes, scales and zero points of a stage, a tile of 16 rows a lane. Tiles of rows past the last
-  // one are never stored: the last one is read again.
-  static __device__ __forceinline__ void load_weights(const packed_params& p, const cta_tile& own,
+  // Codes, scales and zero points of a stage. Rows and groups that do not exist are zeros.
+  static __device__ __forceinline__ void load_weights(const sm90_packed_params& p,
+                                                      const cta_tile& own,
                                                       const stage_pipeline& pipe, int stage) {
-    const int lane = threadIdx.x % 32, last_tile = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
     const u32 full = pipe.full_barrier(), buffer = pipe.buffer();
-    if (lane == 0) barrier_arrive_expect(full, config.copied_bytes(operands, format));
-    __syncwarp();
-#pragma unroll 1
-    for (int pair = lane; pair < pairs; pair += 32) {
-      const int operand = pair / row_tiles;
-      const i64 tile = smaller(own.first_tile + pair % row_tiles, last_tile);
-      const int block = stage * k_blocks, blocks = own.k_blocks_of_row;
-      const u8* const row =
-          static_cast<const u8*>(p.gemm.b[0][operand]) + (1 + tile * blocks) * packed_block_bytes;
-      const u32 to = buffer + codes_at + pair * (k_blocks * packed_block_bytes);
-      if (block + k_blocks <= blocks) {
-        bulk_load(to, row + block * packed_block_bytes, k_blocks * packed_block_bytes, full);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < k_blocks; ++i) {
-          bulk_load(to + i * packed_block_bytes,
-                    row + smaller(block + i, blocks - 1) * packed_block_bytes, packed_block_bytes,
-                    full);
+    barrier_arrive_expect(full, config.copied_bytes(operands, format));
+    const int block = stage * k_blocks;
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+      for (int box = 0; box < k_blocks / box_blocks; ++box) {
+        tma_load(buffer + codes_at +
+                     (operand * k_blocks + box * box_blocks) * row_tiles * packed_block_bytes,
+                 p.codes[operand], full, (block + box * box_blocks) * (packed_block_bytes / 4),
+                 own.first_tile, own.policy);
+      }
+      if constexpr (!by_row) {
+        const int column = block * packed_k / format.group * packed_rows;
+        const int at = operand * row_tiles * groups * packed_rows;
+        tma_load(buffer + scales_at + at * sizeof(scale), p.scales[operand], full, column,
+                 own.first_tile, own.policy);
+        if constexpr (format.zeros) {
+          tma_load(buffer + zeros_at + operand * config.zero_stride(format), p.zeros[operand], full,
+                   column, own.first_tile, own.policy);
         }
       }
-      if constexpr (!by_row) load_scales(p, pipe, pair, tile, block * packed_k / format.group);
-    }
-  }
-  static __device__ __forceinline__ void load_scales(const packed_params& p,
-                                                     const stage_pipeline& pipe, int pair, i64 tile,
-                                                     int group) {
-    const u32 full = pipe.full_barrier(), buffer = pipe.buffer();
-    const int operand = pair / row_tiles;
-    const auto load = [&](int at, int first, int count) {
-      const i64 from = (tile * p.groups + first) * packed_rows;
-      const int to = (pair * groups + at) * packed_rows;
-      bulk_load(buffer + scales_at + to * sizeof(scale),
-                static_cast<const scale*>(p.scales[operand]) + from,
-                count * packed_rows * sizeof(scale), full);
-      if constexpr (format.zeros) {
-        bulk_load(buffer + zeros_at + to, p.zeros[operand] + from, count * packed_rows, full);
-      }
-    };
-    if (group + groups <= p.groups) {
-      load(0, group, groups);
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < groups; ++i) load(i, smaller(group + i, p.groups - 1), 1);
     }
   }
   static __device__ __forceinline__ void load_tokens(const sm90_packed_params& p,
                                                      const cta_tile& own,
                                                      const stage_pipeline& pipe, int stage) {
-    if (threadIdx.x % 32 != 0) return;
 #pragma unroll
     for (int i = 0; i < k_blocks; ++i) {
       tma_load(pipe.buffer() + i * config.tokens * 128, p.tokens, pipe.full_barrier(),
@@ -140,7 +120,7 @@ class packed_sm90_kernel {
     stage_pipeline of_tokens = pipe;
 #pragma unroll 1
     for (int stage = own.first; stage < ahead; ++stage, pipe.advance()) {
-      load_weights(p.packed, own, pipe, stage);
+      load_weights(p, own, pipe, stage);
     }
     wait_for_dependencies();
 #pragma unroll 1
@@ -150,7 +130,7 @@ class packed_sm90_kernel {
 #pragma unroll 1
     for (int stage = ahead; stage < own.last; ++stage, pipe.advance()) {
       pipe.wait_empty();
-      load_weights(p.packed, own, pipe, stage);
+      load_weights(p, own, pipe, stage);
       load_tokens(p, own, pipe, stage);
     }
   }
@@ -164,10 +144,6 @@ class packed_sm90_kernel {
 
     // A tile of 16 rows of the CTA's, of each B.
     __device__ __forceinline__ int tile(int i) const { return (row_group * tiles + i) * 4 + warp; }
-    // The same of the tiles of all B.
-    __device__ __forceinline__ int pair(int unit) const {
-      return unit / tiles * row_tiles + tile(unit % tiles);
-    }
   };
 
   // Scales of this lane's two rows, and the addends of their codes.
@@ -180,9 +156,10 @@ class packed_sm90_kernel {
       offsets[1] = codes::template offset<1>(format.zeros ? zero_points >> 8 & 15 : 8);
     }
   };
-  static __device__ __forceinline__ void load_terms(row_terms& terms, u32 buffer, int pair,
-                                                    int group, int lane) {
-    const int at = (pair * groups + group) * packed_rows;
+  static __device__ __forceinline__ void load_terms(row_terms& terms, u32 buffer, int operand,
+                                                    int tile, int group, int lane) {
+    const int in_operand = (tile * groups + group) * packed_rows;
+    const int at = operand * row_tiles * groups * packed_rows + in_operand;
     const auto bytes_of_rows = [&](u32 from) {  // of two rows, a byte each
       return load_shared_word(from + lane / 8 * 4) >> lane / 4 % 2 * 16;
     };
@@ -192,7 +169,9 @@ class packed_sm90_kernel {
     } else {
       scales = load_shared_word(buffer + scales_at + at * sizeof(scale) + lane / 4 * 4);
     }
-    if constexpr (format.zeros) zeros = bytes_of_rows(buffer + zeros_at + at);
+    if constexpr (format.zeros) {
+      zeros = bytes_of_rows(buffer + zeros_at + operand * config.zero_stride(format) + in_operand);
+    }
     terms.set(scales, zeros);
   }
   // The terms of whole rows.
@@ -251,9 +230,11 @@ class packed_sm90_kernel {
     for (int unit = 0; unit < units; ++unit) {
 #pragma unroll
       for (int i = 0; i < k_blocks; ++i) {
+        const int box = unit / tiles * (k_blocks / box_blocks) + i / box_blocks;
+        const int block =
+            (box * row_tiles + place.tile(unit % tiles)) * box_blocks + i % box_blocks;
         words[unit][i] =
-            load_shared(buffer + codes_at + (place.pair(unit) * k_blocks + i) * packed_block_bytes +
-                        place.lane * 16);
+            load_shared(buffer + codes_at + block * packed_block_bytes + place.lane * 16);
       }
     }
 #pragma unroll
@@ -270,7 +251,8 @@ class packed_sm90_kernel {
 #pragma unroll
         for (int unit = 0; unit < units; ++unit) {
           if (!by_row && batch == 0) {
-            load_terms(terms[unit], buffer, place.pair(unit), run, place.lane);
+            load_terms(terms[unit], buffer, unit / tiles, place.tile(unit % tiles), run,
+                       place.lane);
           }
           const float4& block = words[unit][step / 4];
           u32 first[4], second[4];
@@ -448,6 +430,7 @@ class packed_sm90_kernel {
     const cta_tile own(p.gemm);
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
+      tma_prefetch(all.codes[0]);
       for (int i = 0; i < stages; ++i) {
         barrier_init(pipe.full + i * 8, 1);
         barrier_init(pipe.empty + i * 8, row_groups * 4);
@@ -458,7 +441,7 @@ class packed_sm90_kernel {
     launch_dependents();
     if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
-      if (threadIdx.x < config.mma_threads() + 32) produce(all, own, pipe);
+      if (threadIdx.x == config.mma_threads()) produce(all, own, pipe);
       __syncwarp();
       if (p.gemm.split_k > 1) {
         cluster_barrier();

@@ -42,6 +42,8 @@ struct sm90_packed_config {
     return k_blocks * packed_k > form.group ? k_blocks * packed_k / form.group : 1;
   }
   constexpr int token_bytes() const { return k_blocks * tokens * packed_k * 2; }
+  /// Blocks of k of a box of codes: a tensor map's box has at most 256 words a row.
+  constexpr int box_blocks() const { return k_blocks < 2 ? 1 : 2; }
   constexpr int code_bytes(int operands) const {
     return operands * row_tiles() * k_blocks * packed_block_bytes;
   }
@@ -51,13 +53,18 @@ struct sm90_packed_config {
   constexpr int zero_bytes(int operands, packed_form form) const {
     return form.zeros ? operands * row_tiles() * groups(form) * packed_rows : 0;
   }
+  /// From the zero points of one B to those of the next: TMA writes to multiples of 128 bytes.
+  constexpr int zero_stride(packed_form form) const {
+    return (zero_bytes(1, form) + 127) / 128 * 128;
+  }
   /// Bytes that are copied into a stage, and its size: swizzle atoms are 1024 bytes.
   constexpr int copied_bytes(int operands, packed_form form) const {
     return token_bytes() + code_bytes(operands) + scale_bytes(operands, form) +
            zero_bytes(operands, form);
   }
   constexpr int stage_bytes(int operands, packed_form form) const {
-    return (copied_bytes(operands, form) + 1023) / 1024 * 1024;
+    const int padding = operands * zero_stride(form) - zero_bytes(operands, form);
+    return (copied_bytes(operands, form) + padding + 1023) / 1024 * 1024;
   }
   /// Shared memory of a CTA: compute capability 9.0 has 228 KiB in an SM, 227 in a CTA, and each
   /// CTA takes one more.

@@ -9,7 +9,10 @@ namespace fftune {
 
 struct sm90_packed_params {
   packed_params packed;
-  tensor_map tokens;  // A in boxes of [tokens, 64]
+  tensor_map tokens;     // A in boxes of [tokens, 64]
+  tensor_map codes[2];   // [tiles of 16 rows, blocks of 512 bytes] in words, without the header
+  tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
+  tensor_map zeros[2];
 };
 
 }  // namespace fftune

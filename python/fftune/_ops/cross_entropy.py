@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from .._checks import flag, named
-from .._custom import OPS, call, gradient, wants_gradient
+from .._custom import OPS, _dispatch_modes, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
 
@@ -27,8 +27,11 @@ for _end, _labels, _fixed in (("", _LABELS, _MEAN), ("_rows", _ROW_LABELS, _NONE
             fixed=_fixed, casts=True, keeps=("class_weights", "items"))
     declare(f"linear_cross_entropy{_end}_backward", "linear-cross-entropy", _back,
             "dx, dw, dbias?bias", back=True, fixed=_fixed)
-    declare(f"linear_cross_entropy{_end}_backward_frozen", "linear-cross-entropy", _back, "dx",
+    declare(f"linear_cross_entropy{_end}_frozen_backward", "linear-cross-entropy", _back, "dx",
             back=True, fixed={**_fixed, "frozen": "yes"})
+
+# Whether a backward pass leaves the graph for another one.
+_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 _GIVEN = f"x, w, bias?, {_LABELS}, {_RULES}, workspace, {_EXTRAS}"
 declare("linear_cross_entropy_gradients", "linear-cross-entropy", _GIVEN,
@@ -54,11 +57,10 @@ def _differentiate_again(end: str, count: int) -> None:
         rest = (None,) * (len(needs) - 3)
         if dloss is None:
             return None, None, None, *rest
-        name = f"linear_cross_entropy{end}_backward"
+        name, arguments = f"linear_cross_entropy{end}", (dloss, x, *tensors, lse, *ctx.rules)
         if not needs[1] and not needs[2]:
-            return call(getattr(OPS, f"{name}_frozen"), dloss, x, *tensors, lse, *ctx.rules), \
-                None, None, *rest
-        dx, dw, dbias = call(getattr(OPS, name), dloss, x, *tensors, lse, *ctx.rules)
+            return call(getattr(OPS, f"{name}_frozen_backward"), *arguments), None, None, *rest
+        dx, dw, dbias = call(getattr(OPS, f"{name}_backward"), *arguments)
         return dx, dw, dbias if needs[2] else None, *rest
 
 
@@ -73,19 +75,17 @@ def _differentiate_scaled(name: str) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*gradients)
-        ctx.is_used = False
 
     @gradient(name, save)
     def _(ctx, dloss, *_):
         needs = ctx.needs_input_grad
         if dloss is None:
             return (None,) * len(needs)
-        if ctx.is_used:
-            raise Error("linear-cross-entropy: a second backward pass through the same loss: give "
-                        "recompute=True, with which the gradients are computed in each")
-        ctx.is_used = True
-        # In place, as w's is as large as w; and in float32 before the one rounding.
-        made = [g.mul_(dloss) if needs[i] else None for i, g in enumerate(ctx.saved_tensors)]
+        # In place where nobody comes again, as that of w is as large as w. In float32 before the one
+        # rounding: dloss is no scalar, which would be rounded first.
+        keeps = _is_kept() or _dispatch_modes()
+        made = [None if not needs[i] else (g * dloss).to(g.dtype) if keeps else g.mul_(dloss)
+                for i, g in enumerate(ctx.saved_tensors)]
         return *made, *(None,) * (len(needs) - len(made))
 
 
@@ -110,12 +110,21 @@ def _items(label: str, items, labels, class_weights, ignore_index, reduction) ->
     counts = labels != ignore_index
     if class_weights is None:
         return counts.sum().to(torch.float32).reshape(1)
-    of_labels = class_weights.index_select(0, labels.clamp(min=0).reshape(-1))
-    return torch.where(counts.reshape(-1), of_labels, 0.0).sum().reshape(1)
+    if not isinstance(class_weights, Tensor) or class_weights.dim() != 1 or not class_weights.numel() \
+            or class_weights.device != labels.device or labels.dtype != torch.int64:
+        return torch.ones(1, device=labels.device)  # the op says what is wrong
+    ids = labels.clamp(0, class_weights.numel() - 1).flatten()
+    return torch.where(counts.flatten(), class_weights.index_select(0, ids), 0.0).float().sum(
+        ).reshape(1)
 
 
-def _reduction(label: str, reduction: str, items) -> None:
-    if reduction not in ("none", "sum", "mean"):
+def _expect_rules(label: str, reduction, items, ignore_index, **flags) -> None:
+    for name, value in flags.items():
+        flag(label, name, value)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, float)) or not (
+            abs(ignore_index) <= 2**30):
+        raise Error(f"{label}: ignore_index is {named(ignore_index)}: give a number of at most 2**30")
+    if not isinstance(reduction, str) or reduction not in ("none", "sum", "mean"):
         raise Error(f"{label}: reduction is {named(reduction)}: give none, sum or mean")
     if items is not None and reduction != "mean":
         raise Error(f"{label}: items with reduction={reduction!r}: the loss is divided by items with "
@@ -131,7 +140,7 @@ def _selected(results, reduction: str, lse: bool, logprobs: bool, entropy: bool)
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
                   items: Tensor | float | None = None, class_weights: Tensor | None = None,
-                  ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
+                  ignore_index: int | float = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
                   softcap: float = 0.0, lse: bool = False, logprobs: bool = False,
                   entropy: bool = False) -> Tensor | tuple[Tensor, ...]:
     """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
@@ -146,8 +155,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
     log-probability of its label and the entropy of its distribution. These have no gradients: that of
     a log-probability is the negative one of a loss with reduction="none".
     """
-    _reduction("cross-entropy", reduction, items)
-    rules = float(ignore_index), label_smoothing, z_loss, softcap, logprobs, entropy
+    _expect_rules("cross-entropy", reduction, items, ignore_index, lse=lse, logprobs=logprobs,
+                  entropy=entropy)
+    rules = ignore_index, label_smoothing, z_loss, softcap, logprobs, entropy
     if reduction == "none":
         results = call(OPS.cross_entropy_rows, logits, labels, class_weights, *rules)
     else:
@@ -158,7 +168,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
 
 def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None = None, *,
                          reduction: str = "mean", items: Tensor | float | None = None,
-                         class_weights: Tensor | None = None, ignore_index: int = -100,
+                         class_weights: Tensor | None = None, ignore_index: int | float = -100,
                          label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0,
                          lse: bool = False, logprobs: bool = False, entropy: bool = False,
                          workspace: float = 512, recompute: bool = False,
@@ -170,13 +180,14 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
     chunks, whose logits take at most `workspace` MiB.
 
     Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
-    by the loss's own: a second backward pass through one loss is an error. With `recompute`, and with
-    reduction="none", the backward pass computes the logits again instead, from the log-sum-exp: a
-    third more work, and no gradient lies in memory before. `skip_ignored`: rows whose label is
+    by the loss's own. With `recompute`, and with reduction="none", the backward pass computes the
+    logits again instead, from the log-sum-exp: a third more work, and no gradient lies in memory
+    before. `skip_ignored`: rows whose label is
     `ignore_index` are left out of the work, for which the host waits until it knows their number.
     """
     label = "linear-cross-entropy"
-    _reduction(label, reduction, items)
+    _expect_rules(label, reduction, items, ignore_index, lse=lse, logprobs=logprobs, entropy=entropy,
+                  recompute=recompute)
     if flag(label, "skip_ignored", skip_ignored):
         if reduction == "none" or lse or logprobs or entropy:
             raise Error(f"{label}: skip_ignored with results for each row: leave it out, or give "
@@ -186,7 +197,7 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         index = (labels.reshape(-1) != ignore_index).nonzero().flatten()
         labels = labels.reshape(-1).index_select(0, index)
         x = x.reshape(-1, x.shape[-1]).index_select(0, index)
-    rules = float(ignore_index), label_smoothing, z_loss, softcap, workspace, logprobs, entropy
+    rules = ignore_index, label_smoothing, z_loss, softcap, workspace, logprobs, entropy
     if reduction == "none":
         results = call(OPS.linear_cross_entropy_rows, x, w, bias, labels, class_weights, *rules)
     else:

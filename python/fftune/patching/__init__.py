@@ -15,6 +15,7 @@ from .generation import patch_generation
 from .graphs import patch_steps, restore_steps
 from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
+from .losses import patch_loss
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
@@ -30,19 +31,20 @@ def expect_module(function: str, model) -> None:
 
 def patch(model: nn.Module, *, recompute: bool = False,
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
-          whole_layers: bool = False) -> PatchReport:
+          whole_layers: bool = False, loss: bool = True) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Replaces norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu,
-    rotary embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
-    `generate`. Training works; `recompute` saves only the inputs of MLPs for the backward pass.
+    rotary embeddings, causal masks that need not be made, the loss in training, and the blocking of
+    repeated n-grams in `generate`. Training works; `recompute` saves only the inputs of MLPs for the backward pass.
     `projections`: replaces those of attention by `linear` too, the last with the residual: with
     "auto" in calls of up to 64 tokens without gradients, where it is faster, with True in all calls.
     `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without
     the masks. `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
     `whole_layers`: with a static cache, calls of a few tokens run all layers by one op, and a greedy
-    search of `generate` runs its steps as fftune.generate() does. Modules that
-    cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
+    search of `generate` runs its steps as fftune.generate() does. `loss`: calls with labels in training
+    compute transformers' loss without logits in memory; `logits` of their outputs are computed when they
+    are read, and are None under torch.compile. Modules that cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
     call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
     gives the old one back. As with other changes of a module, no other thread may run this model during
     patch() and unpatch(): a call in flight would meet modules of both kinds.
@@ -64,6 +66,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
                 try_to(report, name, lambda: recognise(module, known, options))
     try_all(report, "", lambda: patch_rotary(model, report, options))
     try_all(report, "", lambda: patch_masks(model, report, options))
+    if loss:
+        try_to(report, "", lambda: patch_loss(model))
     if whole_layers:
         try_all(report, "", lambda: patch_whole_layers(model, report))
     try_all(report, "generate", lambda: patch_generation(model, report))
@@ -96,6 +100,8 @@ def unpatch(model: nn.Module) -> nn.Module:
         module.__dict__.pop("_fftune", None)
         module.__dict__.pop("_fftune_parts", None)
         module.__dict__.pop("_fftune_drops", None)
+        module.__dict__.pop("_fftune_head", None)
+        module.__dict__.pop("_fftune_view", None)
         restore_steps(module)
     for module in model.modules():
         restore_merged(module)

@@ -1,9 +1,10 @@
 """Ids in, ids out, for a model of patch(model, whole_layers=True): fftune.generate(), and the greedy
 steps of transformers' generate().
 
-A step is the decoder of the model, whose layers one op runs, and the op `head`. Ids, lengths and
-positions advance on the device, so a step is captured in a CUDA graph once and then only replayed. The
-host looks at what is finished some steps later than it happens, and waits for no step.
+The first step is the decoder of the model, whose layers one op runs, and the op `head`. The others are
+the op `decode` where all layers are alike and what is around them is known, else as the first one. Ids,
+lengths and positions advance on the device, so a step is captured in a CUDA graph once and then only
+replayed. The host looks at what is finished some steps later than it happens, and waits for no step.
 """
 import inspect
 import types
@@ -13,10 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import ops
+from .. import ops, reference
+from .._custom import OPS, call
+from .._layer_form import parse
 from .._library import Error
+from .._ops.layer import has_layout
+from .attention import STATIC_LAYERS
 from .graphs import _tensors_of
+from .layer_specs import _is_norm, _norm_of
 from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, undoable, view_of, watched
+from .rotary import rotation_of
 
 _LOOKS = 16  # steps from one look at the finished sequences to the next
 
@@ -84,12 +91,131 @@ def head_of(model: nn.Module) -> Head:
     return Head(decoder, product, softcap)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A model as the op `decode` sees it: layers of one kind, and what is around them."""
+
+    head: Head
+    group: object  # of layers (layers._Group)
+    embedding: nn.Module
+    norm: nn.Module
+    scale: float  # of the embedding
+
+    def caches_of(self, cache, batch: int, places: int) -> list[Tensor] | None:
+        """Keys and values of each layer, if the op can read and write them in the first `places`."""
+        own = [cache.layers[spec.index] for spec in self.group.specs]
+        window, weight = self.group.specs[0].window, self.embedding.weight
+        tensors = [t for kv in own for t in (kv.keys, kv.values)]
+        # A cache of a window's size is in the order of the tokens until it is full.
+        shape = (batch, *tensors[0].shape[1:])
+        if any(type(kv).__name__ not in STATIC_LAYERS for kv in own) or shape[2] < places \
+                or window is not None and shape[2] > window or any(
+                t.dtype != weight.dtype or t.device != weight.device or t.shape != shape
+                or not has_layout(t) for t in tensors):
+            return None
+        return tensors
+
+    def angles_of(self, places: int) -> Tensor | None:
+        """The angles of the places from 0 on."""
+        spec, rotary = self.group.specs[0], self.group.rotary
+        if spec.rotation is None:
+            return None
+        weight = self.embedding.weight
+        x = weight.new_empty(1, places, weight.shape[1])
+        rows = torch.arange(places, device=weight.device)[None]
+        turns = rotary(x, rows) if spec.rotation == rotation_of(rotary) else None
+        return self.group._angles(x, turns, rows, spec)[1].contiguous()
+
+
+class _Skip(nn.Module):
+    """In the place of a layer: it gives what it is given."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        for name in ("attention_type", "layer_type", "layer_idx"):
+            if hasattr(layer, name):
+                setattr(self, name, getattr(layer, name))
+        self.seen: list[Tensor] = []
+
+    def forward(self, hidden: Tensor, *_, **__) -> Tensor:
+        self.seen.append(hidden)
+        return hidden
+
+
+@torch.no_grad()
+def whole_of(head: Head) -> Whole:
+    """The model around its head, recognised by what its decoder makes of ids without its layers."""
+    decoder = head.decoder
+    layers = decoder._fftune_layers
+    if len(layers.groups) != 1 or not layers.are_called(decoder) \
+            or not layers.groups[0].is_as_recognised():
+        raise Unfit("its layers are of several kinds")
+    group, embedding = layers.groups[0], decoder.get_input_embeddings()
+    norms = [child for child in decoder.children() if _is_norm(child)]
+    weight = getattr(embedding, "weight", None)
+    if len(norms) != 1 or weight is None or weight.dim() != 2 or not are_plain(weight) \
+            or weight.shape != head.product.weight.shape or watched(decoder, embedding, *norms):
+        raise Unfit("it has other parts than an embedding, layers and a norm, or hooks")
+    norm, form = _norm_of(norms[0], {}), parse(group.specs[0].form)
+    w, b = (getattr(norms[0], name, None) for name in ("weight", "bias"))
+    if w is None or (form.get("norm") == "layer") != (b is not None) \
+            or (norm.kind == "layer") != (b is not None) or norm.eps != form.get("eps") \
+            or b is None and norm.convention != form.get("convention"):
+        raise Unfit("its last norm is not as those of its layers")
+    name, = (name for name, child in decoder._modules.items() if child is layers.own)
+    ids = torch.arange(5, device=weight.device)[None] * (weight.shape[0] // 5)
+    skips = {(name, at): _Skip(layer) for at, layer in layers.own._modules.items()}
+    view = view_of(decoder, skips)
+    view.__dict__.pop("forward", None)
+    forward = layers.inner or type(decoder).forward
+    out = forward(view, input_ids=ids, use_cache=False).last_hidden_state
+    given = next(iter(skips.values())).seen[0]
+    width = weight.shape[1] ** 0.5
+    own = [v for v in (*vars(embedding).values(), *vars(decoder).values()) if isinstance(v, float)]
+    for scale in (1.0, float(torch.tensor(width, dtype=weight.dtype)), width, *own):
+        x = (weight[ids].float() * scale).to(weight.dtype)
+        if torch.equal(x, given):
+            break
+    else:
+        raise Unfit("what its layers are given is no embedding times a factor")
+    right = reference.rmsnorm(x, w, norm.eps, norm.convention) if b is None else \
+        reference.layernorm(x, w, b, norm.eps)
+    if not is_close(right, out):
+        raise Unfit("its last norm is not known")
+    return Whole(head, group, embedding, norms[0], scale)
+
+
+class _State:
+    """The state of some sequences, as the op `decode` has it, and its other arguments."""
+
+    def __init__(self, whole: Whole, caches: list[Tensor], loop: "Loop", length: int):
+        batch, device = loop.ids.shape[0], loop.ids.device
+        full = lambda value: torch.full((batch,), value, dtype=torch.int32, device=device)
+        self.ids, self.ended = loop.ids[:, 0].int(), loop.done.int()
+        self.lengths, self.steps = full(length), full(1)
+        self.out = loop.out.int()
+        group, norm, product = whole.group, whole.norm, whole.head.product
+        weights = [w.of(layer) for layer, spec in zip(group.layers, group.specs)
+                   for w in spec.weights]
+        draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
+        self.arguments = (
+            self.ids, self.lengths, self.steps, self.ended, self.out, full(length + loop.count),
+            loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
+            whole.angles_of(caches[0].shape[2]), None, weights, caches, norm.weight,
+            getattr(norm, "bias", None), product.weight, product.bias, *draw,
+            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False)
+
+    def advance(self) -> None:
+        call(OPS.decode, *self.arguments)
+
+
 class Loop:
     """The steps of some sequences, and their state on the device."""
 
     def __init__(self, head: Head, cache, ids: Tensor, count: int, stop: tuple[int, ...], pad: int,
-                 draw: dict[str, Tensor]):
+                 draw: dict[str, Tensor], whole: Whole | None = None):
         batch, device = ids.shape[0], ids.device
+        self.whole, self.state = whole, None
         self.head, self.cache, self.count, self.draw = head, cache, count, draw
         self.ids = ids.new_zeros(batch, 1)
         self.out = ids.new_full((batch, count), pad)
@@ -100,6 +226,8 @@ class Loop:
 
     def advance(self, ids: Tensor) -> None:
         """One run of the decoder, and the next id of each sequence."""
+        if self.state is not None:
+            return self.state.advance()
         hidden = self.head.decoder(input_ids=ids, past_key_values=self.cache,
                                    use_cache=True).last_hidden_state[:, -1]
         draw = {**self.draw, "steps": self.steps} if self.draw else {}
@@ -115,6 +243,10 @@ class Loop:
     def run(self, ids: Tensor) -> Tensor:
         """The new ids of all sequences, up to the step in which the last one stopped."""
         self.advance(ids)
+        if self.whole is not None and self.count > 1:
+            # The last id has no key.
+            caches = self.whole.caches_of(self.cache, ids.shape[0], ids.shape[1] + self.count - 1)
+            self.state = caches and _State(self.whole, caches, self, ids.shape[1])
         if self.count > 1:
             self.advance(self.ids)  # as it is: it makes the plans that a capture has to find
         replay = self._capture() if self.count > 2 else None
@@ -127,6 +259,8 @@ class Loop:
                 if seen is not None and seen.all():
                     break
                 seen, ready = self._look()
+        if self.state is not None:
+            self.out = self.state.out.long()
         if not self.stop.numel():
             return self.out
         stopped = (self.out[..., None] == self.stop).any(-1)
@@ -135,7 +269,7 @@ class Loop:
 
     def _capture(self):
         """A function that runs a step: the replay of a graph where there are any."""
-        if not self.ids.is_cuda or _tensors_of(self.cache) is None:
+        if not self.ids.is_cuda or self.state is None and _tensors_of(self.cache) is None:
             return lambda: self.advance(self.ids)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -144,13 +278,38 @@ class Loop:
 
     def _look(self) -> tuple[Tensor, "torch.cuda.Event | None"]:
         """The sequences that are finished now; the host has them when the event is over."""
-        if not self.done.is_cuda:
-            return self.done.clone(), None
-        seen = torch.empty(self.done.shape, dtype=torch.bool, pin_memory=True)
-        seen.copy_(self.done, non_blocking=True)
+        done = self.done if self.state is None else self.state.ended
+        if not done.is_cuda:
+            return done.clone(), None
+        seen = torch.empty(done.shape, dtype=done.dtype, pin_memory=True)
+        seen.copy_(done, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         return seen, event
+
+
+def _whole_or_none(head: Head) -> Whole | None:
+    """None for a model whose steps are its decoder and the head."""
+    try:
+        return whole_of(head)
+    except Exception:
+        return None
+
+
+def _draws(ids: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None,
+           min_p: float | None = None, seeds: Tensor | int | None = None) -> dict[str, Tensor]:
+    """The arguments of `head` by which each of the sequences draws."""
+    of = lambda value, dtype: torch.full((ids.shape[0],), value, dtype=dtype, device=ids.device)
+    if seeds is None:
+        seeds = torch.randint(2**62, (ids.shape[0],))
+    draw = {"temperature": of(temperature, torch.float32),
+            "seeds": of(seeds, torch.int64) if isinstance(seeds, int) else
+            seeds.to(ids.device, torch.int64)}
+    if any(v is not None for v in (top_k, top_p, min_p)):
+        draw |= {"top_k": of(top_k or 0, torch.int32),
+                 "top_p": of(1.0 if top_p is None else top_p, torch.float32),
+                 "min_p": of(min_p or 0.0, torch.float32)}
+    return draw
 
 
 def _stops(model: nn.Module, stop) -> tuple[int, ...]:
@@ -201,42 +360,33 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
     ids = ids.to(torch.long)
     cache = StaticCache(config=model.config.get_text_config(),
                         max_cache_len=ids.shape[1] + max_new_tokens)
-    draw = {}
-    if temperature is not None:
-        of = lambda value, dtype: torch.full((ids.shape[0],), value, dtype=dtype, device=ids.device)
-        if seeds is None:
-            seeds = torch.randint(2**62, (ids.shape[0],))
-        draw = {"temperature": of(temperature, torch.float32),
-                "seeds": of(seeds, torch.int64) if isinstance(seeds, int) else
-                seeds.to(ids.device, torch.int64)}
-        if any(v is not None for v in (top_k, top_p, min_p)):
-            draw |= {"top_k": of(top_k or 0, torch.int32),
-                     "top_p": of(1.0 if top_p is None else top_p, torch.float32),
-                     "min_p": of(min_p or 0.0, torch.float32)}
-    loop = Loop(head, cache, ids, max_new_tokens, stop, pad, draw)
+    draw = {} if temperature is None else _draws(ids, temperature, top_k, top_p, min_p, seeds)
+    loop = Loop(head, cache, ids, max_new_tokens, stop, pad, draw, _whole_or_none(head))
     return torch.cat((ids, loop.run(ids)), -1)
 
 
 # transformers' generate()
 
 def patch_greedy(model: nn.Module) -> str:
-    """Makes generate() run the steps of a greedy search by Loop."""
+    """Makes generate() run the steps of a greedy search, and of sampling, by Loop."""
     if "custom_generate" not in inspect.signature(type(model).generate).parameters:
         raise Unfit("this transformers takes no function for the steps of generate()")
     head_of(model)
     model.__dict__["generate"] = types.MethodType(_generate, model)
-    return "greedy steps by layer and head, with a static cache and no logits processors"
+    return ("greedy and sampled steps by decode, or by layer and head, with a static cache and no "
+            "logits processors but temperature, top_k, top_p and min_p")
 
 
 @undoable
 def _generate(self, *arguments, **options):
-    if options.get("custom_generate") is None and _is_greedy(self, arguments, options):
-        options["custom_generate"] = _greedy_steps
+    if options.get("custom_generate") is None and _has_plain_steps(self, arguments, options):
+        options["custom_generate"] = _plain_steps
     return type(self).generate(self, *arguments, **options)
 
 
-def _is_greedy(model: nn.Module, arguments: tuple, options: dict) -> bool:
-    """Whether this call of generate() is a greedy search of one process, with nobody to stream to."""
+def _has_plain_steps(model: nn.Module, arguments: tuple, options: dict) -> bool:
+    """Whether this call of generate() is a greedy search or sampling, in one process, with nobody to
+    stream to. Speculative decoding is neither."""
     from transformers.generation.configuration_utils import GenerationMode
 
     signature = inspect.signature(type(model).generate)
@@ -249,23 +399,45 @@ def _is_greedy(model: nn.Module, arguments: tuple, options: dict) -> bool:
         return False
     # generate() hands none of these to a function in the place of its own.
     left_out = [given.get("streamer"), given.get("synced_gpus"), options.get("tokenizer")]
-    return (mode is GenerationMode.GREEDY_SEARCH and not any(v is not None for v in left_out)
+    return (mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE) and not any(v is not None for v in left_out)
             and not (torch.distributed.is_available() and torch.distributed.is_initialized()))
 
 
-def _greedy_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, generation_config,
-                  **model_kwargs):
+def _plain_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, generation_config,
+                 **model_kwargs):
     """As transformers' _sample(), which runs the calls that Loop cannot."""
-    loop = None if len(logits_processor) else _loop_of(
-        self, input_ids, stopping_criteria, generation_config, model_kwargs)
+    draw = _draw_of(logits_processor, generation_config)
+    loop = None if draw is None else _loop_of(
+        self, input_ids, stopping_criteria, generation_config, model_kwargs, draw)
     if loop is None:
         return type(self)._sample(self, input_ids, logits_processor, stopping_criteria,
                                   generation_config, **model_kwargs)
     return torch.cat((input_ids, loop.run(input_ids)), -1)
 
 
-def _loop_of(model, ids: Tensor, criteria, config, options: dict) -> Loop | None:
-    """The steps of a greedy search, or None if they need more than ids, lengths and a static cache."""
+def _draw_of(processors, config) -> dict[str, float] | None:
+    """The arguments of a draw, none for a greedy search. None for processors that `head` does not
+    know, or in another order than it computes them."""
+    if not config.do_sample:
+        return None if len(processors) else {}
+    found: dict[str, float] = {}
+    names = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k",
+             "TopPLogitsWarper": "top_p", "MinPLogitsWarper": "min_p"}
+    order = list(names.values())
+    for processor in processors:
+        kind = type(processor)
+        name = names.get(kind.__name__)
+        if name is None or kind.__module__ != "transformers.generation.logits_process" \
+                or any(order.index(other) >= order.index(name) for other in found) \
+                or getattr(processor, "min_tokens_to_keep", 1) != 1 \
+                or getattr(processor, "filter_value", -float("inf")) != -float("inf"):
+            return None
+        found[name] = getattr(processor, name)
+    return {"temperature": 1.0, **found}
+
+
+def _loop_of(model, ids: Tensor, criteria, config, options: dict, draw: dict) -> Loop | None:
+    """The steps of a search, or None if they need more than ids, lengths and a static cache."""
     from transformers import EosTokenCriteria, MaxLengthCriteria
 
     cache, mask = options.get("past_key_values"), options.get("attention_mask")
@@ -295,4 +467,5 @@ def _loop_of(model, ids: Tensor, criteria, config, options: dict) -> Loop | None
     pad = config._pad_token_tensor
     if count < 1 or stop and pad is None:
         return None
-    return Loop(head, cache, ids, count, tuple(stop), 0 if pad is None else int(pad), {})
+    return Loop(head, cache, ids, count, tuple(stop), 0 if pad is None else int(pad),
+                _draws(ids, **draw) if draw else {}, _whole_or_none(head))

@@ -1,0 +1,181 @@
+"""The loss of causal language models in training, without their logits.
+
+The model's own forward runs with a head that gives hidden states as they are, and a loss function that
+makes the loss from these and the head's weights. Logits are computed where somebody reads them.
+"""
+import functools
+import types
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import ops
+from .decoding import _Given
+from .recognise import Numbers, Unfit, are_plain, has_kernels, is_close, undoable, view_of, watched
+
+
+class _Hidden(nn.Module):
+    """In the place of a head: its input."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def _loss(head: nn.Linear, logits: Tensor, labels: Tensor, vocab_size: int,
+          num_items_in_batch: Tensor | None = None, ignore_index: int = -100,
+          shift_labels: Tensor | None = None, **_) -> Tensor:
+    """transformers' ForCausalLMLoss, where `logits` are the hidden states."""
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    hidden = logits.flatten(0, -2)
+    return ops.linear_cross_entropy(
+        hidden, head.weight, shift_labels.reshape(-1).to(hidden.device), head.bias,
+        items=num_items_in_batch, ignore_index=ignore_index)
+
+
+def _head_name(model: nn.Module) -> str:
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for name, part in model._modules.items():
+        if part is head and part is not None:
+            return name
+    return ""
+
+
+def _has_whole_vectors(head: nn.Linear) -> bool:
+    return not head.weight.is_cuda or not (head.in_features % 8 or head.out_features % 8)
+
+
+def _is_fast(head: nn.Linear) -> bool:
+    """Whether products are those of the tensor cores."""
+    if not head.weight.is_cuda:
+        return True
+    dtype = (torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda")
+             else head.weight.dtype)
+    return dtype in (torch.bfloat16, torch.float16) and _has_whole_vectors(head)
+
+
+def _is_transformers_loss(model: nn.Module) -> bool:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    return model.loss_function is ForCausalLMLoss
+
+
+def patch_loss(model: nn.Module) -> str | None:
+    """Computes the loss of a model in the place of its head and loss function."""
+    if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) or not hasattr(
+            model, "loss_function"):
+        return None
+    name = _head_name(model)
+    head = model._modules.get(name)
+    if type(head) is not nn.Linear:
+        raise Unfit("the loss stays the model's: its head is no linear layer")
+    if not _is_transformers_loss(model):
+        raise Unfit("the loss stays the model's: its loss_function is not transformers' ForCausalLMLoss")
+    if "forward" in model.__dict__ or watched(model, head):
+        raise Unfit("the loss stays the model's: it or its head has hooks or a forward of its own")
+    if not are_plain(head.weight, head.bias) or not has_kernels(head.weight):
+        raise Unfit(f"the loss stays the model's: no kernels for a head of {head.weight.dtype} on "
+                    f"{head.weight.device.type}")
+    if not _has_whole_vectors(head):
+        raise Unfit(f"the loss stays the model's: rows of {head.in_features} features or "
+                    f"{head.out_features} logits are no multiples of 8, for which the kernels of a GPU "
+                    "are slow")
+    _expect_known_forward(model, name, head)
+    model.__dict__["_fftune_head"] = name
+    # torch.compile cannot trace how a view is made; this one is of the model as it is now.
+    model.__dict__["_fftune_view"] = _view(model, name, head)
+    model.__dict__["_fftune_view"].training = True
+    model.__dict__["forward"] = types.MethodType(_forward, model)
+    return f"loss of {type(model).__name__} by linear-cross-entropy, in training"
+
+
+@torch.no_grad()
+def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
+    """That the model's logits are the head's, and its loss is that of the logits and labels alone, on
+    random hidden states."""
+    base = model.base_model_prefix
+    if base not in model._modules:
+        raise Unfit(f"the loss stays the model's: it has no decoder {base!r}")
+    numbers = Numbers(11)
+    hidden = numbers(2, 5, head.in_features, like=head.weight)
+    labels = (numbers(2, 5).abs() * 1000).long() % head.out_features
+    labels[0, 1] = -100
+    labels = labels.to(head.weight.device)
+    given = {(base,): _Given(hidden)}
+    run = lambda own: own(input_ids=labels.clamp(min=0), labels=labels, use_cache=False)
+    theirs, ours = run(view_of(model, given)), run(_view(model, name, head, given))
+    if not torch.equal(ours.logits, hidden):
+        raise Unfit("the loss stays the model's: its logits are not those of its head alone")
+    if not is_close(theirs.loss, ours.loss, 64 * torch.finfo(head.weight.dtype).eps):
+        raise Unfit("the loss stays the model's: it is not that of the logits and labels")
+
+
+def _view(model: nn.Module, name: str, head: nn.Linear, parts: dict = {}) -> nn.Module:
+    view = view_of(model, {**parts, (name,): _Hidden()})
+    for name in ("forward", "_fftune_view"):
+        view.__dict__.pop(name, None)
+    view.__dict__["_loss_function"] = functools.partial(_loss, head)
+    return view
+
+
+@undoable
+def _forward(self, *arguments, **options):
+    head = self._modules.get(self.__dict__["_fftune_head"])
+    if not _serves(self, head, options):
+        return type(self).forward(self, *arguments, **options)
+    view = (self._fftune_view if torch.compiler.is_compiling() else
+            _view(self, self.__dict__["_fftune_head"], head))
+    outputs = type(self).forward(view, *arguments, **options)
+    return _with_logits(outputs, head)
+
+
+def _serves(model: nn.Module, head, options: dict) -> bool:
+    """Whether this call trains, and nobody but the loss has to see the logits."""
+    return (model.training and torch.is_grad_enabled() and options.get("labels") is not None
+            and options.get("return_dict") is not False and model.config.return_dict
+            and type(head) is nn.Linear and are_plain(head.weight, head.bias)
+            and has_kernels(head.weight) and _is_fast(head) and not watched(head)
+            and (torch.compiler.is_compiling() or _is_transformers_loss(model)))
+
+
+def _with_logits(outputs, head: nn.Linear):
+    hidden = outputs.logits
+    values = {name: value for name, value in outputs.items() if name != "logits"}
+    if torch.compiler.is_compiling():
+        return type(outputs)(**values)
+    made = _lazy(type(outputs))(**values)
+    device = hidden.device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    object.__setattr__(made, "_fftune_hidden", (hidden, head, cast))
+    return made
+
+
+@functools.cache
+def _lazy(kind: type) -> type:
+    """That kind of outputs, whose logits are computed when they are read. They are none of the keys, as
+    a value of None is none, so that whoever passes the outputs on does not compute them."""
+
+    def logits(self):
+        if self.__dict__.get("_fftune_logits") is None and "_fftune_hidden" in self.__dict__:
+            hidden, head, cast = self.__dict__["_fftune_hidden"]
+            with torch.autocast(hidden.device.type, dtype=cast, enabled=cast is not None):
+                object.__setattr__(self, "_fftune_logits", head(hidden))
+        return self.__dict__.get("_fftune_logits")
+
+    def plain(self):
+        return kind(**{**dict(self.items()), "logits": self.logits})
+
+    def getitem(self, key):
+        if key == "logits":
+            return self.logits
+        if key == 0 and self.loss is not None:
+            return self.loss
+        return kind.__getitem__(self, key) if isinstance(key, str) else plain(self).to_tuple()[key]
+
+    return type(kind.__name__, (kind,), {
+        "__module__": kind.__module__, "__doc__": kind.__doc__, "__getitem__": getitem,
+        "__reduce__": lambda self: plain(self).__reduce__(),
+        "to_tuple": lambda self: plain(self).to_tuple(),
+        "logits": property(logits, lambda self, value: object.__setattr__(
+            self, "_fftune_logits", value))})

@@ -1,0 +1,262 @@
+"""cross_entropy and linear_cross_entropy beside PyTorch's, and the loss of patched models."""
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fftune
+from fftune import ops
+from models import make
+
+SIZES = [(1, 1, 1), (5, 3, 2), (33, 24, 70), (70, 40, 1001)]
+
+
+def error(ours, theirs):
+    ours, theirs = ours.double(), theirs.double()
+    return ((ours - theirs).norm() / (theirs.norm() + 1e-30)).item()
+
+
+def labels_of(rows, vocab):
+    labels = torch.randint(0, vocab, (rows,))
+    if rows > 1:
+        labels[::4] = -100
+    return labels
+
+
+@pytest.mark.parametrize("rules", [{}, {"label_smoothing": 0.1}, {"weighs": True},
+                                   {"label_smoothing": 0.2, "weighs": True}], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_beside_pytorch(sizes, reduction, rules):
+    torch.manual_seed(0)
+    rows, d, vocab = sizes
+    rules = dict(rules)
+    weights = torch.rand(vocab) + 0.5 if rules.pop("weighs", False) else None
+    labels = labels_of(rows, vocab)
+    x, w = torch.randn(rows, d), torch.randn(vocab, d) * 2 / d**0.5
+    leaves = [t.double().requires_grad_() for t in (x, w)]
+    theirs = F.cross_entropy(leaves[0] @ leaves[1].T, labels, reduction=reduction,
+                             weight=None if weights is None else weights.double(), **rules)
+    seed = torch.rand(theirs.shape) + 0.5
+    right = torch.autograd.grad(theirs, leaves, seed.double())
+    for options in ({}, {"recompute": True}, {"workspace": 0.0}):
+        own = [t.clone().requires_grad_() for t in (x, w)]
+        ours = ops.linear_cross_entropy(*own, labels, reduction=reduction, class_weights=weights,
+                                        **rules, **options)
+        assert ours.shape == theirs.shape and ours.dtype == torch.float32
+        assert error(ours, theirs) < 2e-6
+        for mine, other in zip(torch.autograd.grad(ours, own, seed), right):
+            assert error(mine, other) < 2e-5
+    logits = (x @ w.T).requires_grad_()
+    loss = ops.cross_entropy(logits, labels, reduction=reduction, class_weights=weights, **rules)
+    assert error(loss, theirs) < 2e-6
+    wide = logits.detach().double().requires_grad_()
+    other, = torch.autograd.grad(
+        F.cross_entropy(wide, labels, reduction=reduction,
+                        weight=None if weights is None else weights.double(), **rules), wide,
+        seed.double())
+    assert error(torch.autograd.grad(loss, logits, seed)[0], other) < 2e-6
+
+
+def test_nan_and_infinities_are_those_of_pytorch():
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[0.0, 1, 2], [inf, 0, 1], [-inf, 0, 1], [-inf, 0, 1], [nan, 0, 1],
+                           [-inf, -inf, -inf], [nan, inf, 0]])
+    labels = torch.tensor([0, 1, 0, 2, 1, 1, -100])
+    for dtype in (torch.float32, torch.bfloat16):
+        own, theirs = (logits.to(dtype).requires_grad_() for _ in range(2))
+        ours = ops.cross_entropy(own, labels, reduction="none")
+        right = F.cross_entropy(theirs.float(), labels, reduction="none")
+        assert torch.allclose(ours, right, equal_nan=True)
+        mine, = torch.autograd.grad(ours, own, torch.ones(7))
+        other, = torch.autograd.grad(right, theirs, torch.ones(7))
+        assert torch.allclose(mine[:6].float(), other[:6].float(), atol=1e-2, equal_nan=True)
+        assert not mine[6].any()  # of an ignored row 0, where PyTorch multiplies NaN by 0
+    nothing = ops.cross_entropy(logits[:2], torch.full((2,), -100))
+    assert nothing.isnan()  # 0 / 0, as PyTorch's
+    assert ops.cross_entropy(logits[:1], torch.tensor([7]), reduction="none").isnan().all()
+
+
+def test_results_of_rows():
+    torch.manual_seed(1)
+    logits, labels = torch.randn(2, 6, 40) * 3, labels_of(12, 40).view(2, 6)
+    counts = labels != -100
+    loss, lse, logprob, entropy = ops.cross_entropy(logits, labels, reduction="none", lse=True,
+                                                    logprobs=True, entropy=True)
+    log_p = logits.double().log_softmax(-1)
+    zero = torch.zeros((), dtype=torch.double)
+    right = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].where(counts, zero)
+    assert error(lse, logits.double().logsumexp(-1).where(counts, zero)) < 1e-6
+    assert error(logprob, right) < 1e-6 and torch.equal(loss, -logprob)
+    assert error(entropy, -(log_p.exp() * log_p).sum(-1).where(counts, zero)) < 1e-6
+    x, w = torch.randn(2, 6, 16), torch.randn(40, 16)
+    total, entropy = ops.linear_cross_entropy(x, w, labels, entropy=True)
+    log_p = (x @ w.T).double().log_softmax(-1)
+    assert total.dim() == 0
+    assert error(entropy, -(log_p.exp() * log_p).sum(-1).where(counts, zero)) < 1e-6
+
+
+def test_items_and_ignored_rows():
+    torch.manual_seed(2)
+    x, w, labels = torch.randn(20, 16), torch.randn(50, 16), labels_of(20, 50)
+    x.requires_grad_(), w.requires_grad_()
+    right = F.cross_entropy(x @ w.T, labels, reduction="sum") / 33
+    for items in (33, torch.tensor(33), torch.tensor([33.0])):
+        assert error(ops.linear_cross_entropy(x, w, labels, items=items), right) < 1e-6
+    skipped = ops.linear_cross_entropy(x, w, labels, items=33, skip_ignored=True)
+    assert error(skipped, right) < 1e-6
+    for mine, other in zip(torch.autograd.grad(skipped, (x, w)),
+                           torch.autograd.grad(right, (x, w))):
+        assert error(mine, other) < 1e-5
+    with pytest.raises(fftune.Error, match="items with reduction='sum'"):
+        ops.linear_cross_entropy(x, w, labels, items=3, reduction="sum")
+    with pytest.raises(fftune.Error, match="skip_ignored with results for each row"):
+        ops.linear_cross_entropy(x, w, labels, lse=True, skip_ignored=True)
+    with pytest.raises(fftune.Error, match="give none, sum or mean"):
+        ops.cross_entropy(x, labels, reduction="average")
+
+
+def test_a_second_backward_pass():
+    x, w, labels = torch.randn(6, 8), torch.randn(12, 8, requires_grad=True), labels_of(6, 12)
+    for recompute in (False, True):
+        loss = 3 * ops.linear_cross_entropy(x, w, labels, recompute=recompute)
+        w.grad = None
+        loss.backward(retain_graph=True)
+        first = w.grad.clone()
+        loss.backward()
+        assert error(w.grad, 2 * first) < 1e-6
+
+
+def test_compiled_and_accumulated():
+    torch.manual_seed(3)
+    head = fftune.nn.LinearCrossEntropy(24, 70, bias=True)
+    plain = torch.nn.Linear(24, 70)
+    plain.load_state_dict(head.state_dict())
+    compiled = torch.compile(lambda x, labels, items: head(x, labels, items=items), fullgraph=True)
+    for _ in range(3):  # micro-batches, divided by the whole batch's items
+        x, labels = torch.randn(4, 9, 24), labels_of(36, 70).view(4, 9)
+        compiled(x, labels, torch.tensor(81)).backward()
+        (F.cross_entropy(plain(x).flatten(0, 1), labels.flatten(), reduction="sum") / 81).backward()
+    for mine, other in zip(head.parameters(), plain.parameters()):
+        assert error(mine.grad, other.grad) < 1e-5
+
+
+def test_frozen_weights():
+    x, w, labels = torch.randn(6, 8, requires_grad=True), torch.randn(12, 8), labels_of(6, 12)
+    for recompute in (False, True):
+        x.grad = None
+        ops.linear_cross_entropy(x, w, labels, recompute=recompute).backward()
+        right, = torch.autograd.grad(F.cross_entropy(x @ w.T, labels), x)
+        assert error(x.grad, right) < 1e-5
+
+
+TRAINED = pytest.mark.parametrize("name", ["llama", "qwen3", "phi", "gpt2", "mixtral"])
+
+
+def batch_of():
+    torch.manual_seed(5)
+    ids = torch.randint(3, 96, (2, 12))
+    labels = ids.clone()
+    labels[:, :3] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def trained(model, **options):
+    model.train()
+    outputs = model(**batch_of(), use_cache=False, **options)
+    outputs.loss.backward()
+    return outputs, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@TRAINED
+@pytest.mark.parametrize("options", [{}, {"num_items_in_batch": torch.tensor(40)}], ids=str)
+def test_a_patched_model_has_its_loss_gradients_and_logits(name, options):
+    model = make(name)
+    other = copy.deepcopy(model)
+    report = fftune.patch(other)
+    assert any("by linear-cross-entropy" in words for _, words in report.replaced)
+    theirs, right = trained(model, **options)
+    ours, gradients = trained(other, **options)
+    assert error(ours.loss, theirs.loss) < 1e-5
+    for parameter, gradient in right.items():
+        assert error(gradients[parameter], gradient) < 2e-4, parameter
+    assert "logits" not in dict(ours) and isinstance(ours, type(theirs))
+    assert error(ours.logits, theirs.logits) < 1e-4
+    assert ours["logits"] is ours.logits and torch.equal(ours[1], ours.logits)
+    assert torch.equal(ours[0], ours.loss)
+    assert len(ours.to_tuple()) == len(theirs.to_tuple())
+    assert torch.equal(pickle.loads(pickle.dumps(ours)).logits, ours.logits)
+
+
+def test_logits_that_are_read_have_gradients():
+    model = make("llama")
+    fftune.patch(model)
+    model.train()
+    outputs = model(**batch_of(), use_cache=False)
+    outputs.logits.square().mean().backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_calls_that_do_not_train_are_the_model_s_own():
+    model = make("llama")
+    fftune.patch(model)
+    outputs = model(**batch_of())
+    assert "logits" in dict(outputs)  # in evaluation
+    model.train()
+    with torch.no_grad():
+        assert "logits" in dict(model(**batch_of()))
+    assert "logits" in dict(model(input_ids=batch_of()["input_ids"]))
+    assert isinstance(model(**batch_of(), return_dict=False), tuple)
+    fftune.unpatch(model)
+    assert "logits" in dict(model(**batch_of())) and "_fftune_head" not in model.__dict__
+    fftune.patch(model, loss=False)
+    assert "forward" not in model.__dict__
+
+
+def test_models_whose_loss_is_another_s_are_left_alone():
+    model = make("llama")
+    model.loss_function = lambda logits, labels, **_: logits.sum()
+    report = fftune.patch(model)
+    assert any("loss_function is not transformers'" in words for _, words in report.left)
+    model = make("llama")
+    fftune.patch(model)
+    model.train()
+    model.loss_function = lambda logits, labels, **_: logits.sum()
+    assert model(**batch_of()).loss.item() == pytest.approx(model(**batch_of()).logits.sum().item())
+    for name, words in (("gemma2", "not those of its head alone"),
+                        ("cohere", "not those of its head alone")):
+        report = fftune.patch(make(name))
+        assert any(words in reason for _, reason in report.left), name
+    model = make("llama")
+    model.lm_head.register_forward_hook(lambda *_: None)
+    assert any("hooks" in words for _, words in fftune.patch(model).left)
+
+
+def test_a_patched_model_compiles():
+    model = make("llama")
+    other = copy.deepcopy(model)
+    fftune.patch(other)
+    theirs, right = trained(model)
+    compiled = torch.compile(other, fullgraph=True)
+    other.train()
+    outputs = compiled(**batch_of(), use_cache=False)
+    assert outputs.logits is None
+    outputs.loss.backward()
+    assert error(outputs.loss, theirs.loss) < 1e-5
+    assert error(other.lm_head.weight.grad, right["lm_head.weight"]) < 2e-4
+
+
+def test_autocast_and_checkpoints():
+    model = make("llama")
+    other = copy.deepcopy(model)
+    fftune.patch(other)
+    for one in (model, other):
+        one.gradient_checkpointing_enable()
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, right = trained(model)
+        ours, gradients = trained(other)
+    assert ours.logits.dtype == torch.bfloat16
+    assert error(ours.loss, theirs.loss) < 1e-2
+    assert error(gradients["lm_head.weight"], right["lm_head.weight"]) < 5e-2
