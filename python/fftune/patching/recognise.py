@@ -159,6 +159,9 @@ def view_of(module: nn.Module, parts: dict[tuple[str, ...], object]) -> nn.Modul
     view = object.__new__(type(module))
     view.__dict__.update(module.__dict__)
     view.__dict__["_modules"] = dict(module._modules)
+    forward = module.__dict__.get("forward")
+    if getattr(forward, "__self__", None) is module:
+        view.__dict__["forward"] = types.MethodType(forward.__func__, view)
     for name in dict.fromkeys(path[0] for path in parts):
         inner = {path[1:]: part for path, part in parts.items() if path[0] == name}
         part = inner[()] if () in inner else view_of(module._modules[name], inner)
