@@ -56,7 +56,7 @@ def cross_entropy(
     reduction: Literal['none', 'sum', 'mean']='mean',
     items: Tensor | float | None=None,
     class_weights: Tensor | None=None,
-    ignore_index: int=-100,
+    ignore_index: int | float=-100,
     label_smoothing: float=0.0,
     z_loss: float=0.0,
     softcap: float=0.0,
@@ -86,7 +86,7 @@ def linear_cross_entropy(
     reduction: Literal['none', 'sum', 'mean']='mean',
     items: Tensor | float | None=None,
     class_weights: Tensor | None=None,
-    ignore_index: int=-100,
+    ignore_index: int | float=-100,
     label_smoothing: float=0.0,
     z_loss: float=0.0,
     softcap: float=0.0,
@@ -104,9 +104,9 @@ def linear_cross_entropy(
     chunks, whose logits take at most `workspace` MiB.
 
     Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
-    by the loss's own: a second backward pass through one loss is an error. With `recompute`, and with
-    reduction="none", the backward pass computes the logits again instead, from the log-sum-exp: a
-    third more work, and no gradient lies in memory before. `skip_ignored`: rows whose label is
+    by the loss's own. With `recompute`, and with reduction="none", the backward pass computes the
+    logits again instead, from the log-sum-exp: a third more work, and no gradient lies in memory
+    before. `skip_ignored`: rows whose label is
     `ignore_index` are left out of the work, for which the host waits until it knows their number.
     """
 
