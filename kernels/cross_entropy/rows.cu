@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
         }
       }
       own.move(most);
-      // Of -infinity alone there is no power, and no difference.
+      // A row of -infinity alone has no powers, and no differences.
       if (most != lowest_score()) {
 #pragma unroll
         for (int e = 0; e < count; ++e) own.add(z[e]);

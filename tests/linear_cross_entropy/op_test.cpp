@@ -64,7 +64,7 @@ Options random_options(Draw& draw, const std::string& pass) {
 
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const std::string pass = draw.of({"fwd", "bwd"});
-  // Of one id the loss is 0, to which no error can be relative.
+  // The loss of a single id is 0, to which no error can be relative.
   auto [m, vocab] = draw.matrix(most_elements, 3000);
   vocab = std::max<std::int64_t>(vocab, 2);
   std::int64_t d = draw.size(7);
