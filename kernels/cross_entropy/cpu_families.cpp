@@ -71,7 +71,7 @@ class Work {
     const float shift = most == lowest ? 0 : most;
     const float sum = vector_.exponentials(powers, shift, count_);
     const float lse = shift + std::log(sum);
-    const float logprob = z[label] - lse;
+    const float logprob = (z[label] - shift) - std::log(sum);
     float loss = -(1 - form_.smoothing) * weight(label) * logprob;
     if (form_.z_loss > 0) loss += form_.z_loss * lse * lse;
     if (form_.smoothing > 0) {

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
       float most = own.most;
 #pragma unroll
       for (int e = 0; e < count; ++e) {
-        z[e] = capped_logit<form.caps>(z[e], softcap) * log2_of_e;
+        z[e] = __fmul_rn(capped_logit<form.caps>(z[e], softcap), log2_of_e);
         most = fmaxf(most, z[e]);
         if constexpr (form.smooths) {
           const float weight = form.weighs ? class_weights[column + e] : 1.0f;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
         }
       }
       own.move(most);
-      // Of -infinity alone there is no power, and no difference.
+      // A row of -infinity alone has no powers, and no differences.
       if (most != lowest_score()) {
 #pragma unroll
         for (int e = 0; e < count; ++e) own.add(z[e]);
@@ -151,12 +151,14 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     }
   }
   const sums_of all = reduction::apply(own, shared);
-  float lse;
+  float lse, lse_in_twos;
   if constexpr (form.loss) {
     const float distance = log2f(all.powers);  // of lse from the largest logit
-    lse = (all.most + distance) * log_of_2;
+    lse_in_twos = all.most + distance;
+    lse = lse_in_twos * log_of_2;
     if (threadIdx.x == 0) {
-      const float logprob = label_logit - lse;
+      // By its distance from the largest logit, which loses nothing where it is that one.
+      const float logprob = ((__fmul_rn(label_logit, log2_of_e) - all.most) - distance) * log_of_2;
       float loss = -(1.0f - smoothing) * label_weight * logprob;
       if (z_loss > 0) loss += z_loss * lse * lse;
       if constexpr (form.smooths) {
@@ -172,6 +174,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     }
   } else {
     lse = lses[row];
+    lse_in_twos = lse * log2_of_e;
   }
   if constexpr (form.gradient) {
     float upstream = dloss == nullptr ? 1.0f : dloss[row * dloss_stride];
@@ -182,7 +185,6 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     if (z_loss > 0) of_power += 2.0f * z_loss * lse;
     if constexpr (form.smooths)
       of_power += share * (form.weighs ? all.weights : static_cast<float>(vocab));
-    const float lse_in_twos = lse * log2_of_e;
     T* const gradient = dlogits + row * vocab;
 #pragma unroll unrolled
     for (int column = first; column < vocab; column += step) {

@@ -120,6 +120,9 @@ class LinearCrossEntropy final : public Op {
                    .reduction_length = vocab,
                    .flops = 4 * static_cast<double>(m) * static_cast<double>(vocab)};
     if (form.loss.reduction != cross_entropy::Reduction::none) loss.reduction_length += m;
+    // A rounded logit changes its probability by more than a rounding, and few are large in a row.
+    loss.inner_roundings = 1;
+    loss.inner_values = static_cast<double>(m);
     for (const char* name : {"class_weights", "items"})
       if (find_tensor(tensors, name)) loss.inputs.emplace_back(name);
     for (const char* name : {"dloss", "lse"})

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from .._checks import flag, named
-from .._custom import OPS, _dispatch_modes, call, gradient, wants_gradient
+from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
 
@@ -30,6 +30,7 @@ for _end, _labels, _fixed in (("", _LABELS, _MEAN), ("_rows", _ROW_LABELS, _NONE
     declare(f"linear_cross_entropy{_end}_frozen_backward", "linear-cross-entropy", _back, "dx",
             back=True, fixed={**_fixed, "frozen": "yes"})
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 # Whether a backward pass leaves the graph for another one.
 _is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
@@ -71,10 +72,11 @@ _differentiate_again("_rows", 5)
 def _differentiate_scaled(name: str) -> None:
     """The gradient of an op that has computed gradients for a loss whose own is 1."""
     def save(ctx, inputs, output):
-        gradients = output[4:]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*gradients)
+        ctx.count = len(output) - 4
+        # The inputs too, so that a second derivative is seen to be one.
+        ctx.save_for_backward(*output[4:], *inputs[:3])
 
     @gradient(name, save)
     def _(ctx, dloss, *_):
@@ -83,9 +85,11 @@ def _differentiate_scaled(name: str) -> None:
             return (None,) * len(needs)
         # In place where nobody comes again, as that of w is as large as w. In float32 before the one
         # rounding: dloss is no scalar, which would be rounded first.
-        keeps = _is_kept() or _dispatch_modes()
+        saved = ctx.saved_tensors[:ctx.count]
+        keeps = (_is_kept() or _dispatch_modes() or _functorch_level() is not None
+                 or any(map(_is_wrapped, saved)))
         made = [None if not needs[i] else (g * dloss).to(g.dtype) if keeps else g.mul_(dloss)
-                for i, g in enumerate(ctx.saved_tensors)]
+                for i, g in enumerate(saved)]
         return *made, *(None,) * (len(needs) - len(made))
 
 
