@@ -140,7 +140,7 @@ class CpuAdvance final : public StageFamily {
       ids[i] = chosen[i];
       lengths[i] = std::max(lengths[i], 0) + 1;
       if (steps[i] >= 0 && steps[i] < of.room) out[i * of.room + steps[i]] = chosen[i];
-      ++steps[i];
+      steps[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(steps[i]) + 1);
       ended[i] = lengths[i] >= of.cache || lengths[i] + 1 >= limits[i] ? 2 : 0;
       if (stop != nullptr && std::find(stop, stop + of.stops, chosen[i]) != stop + of.stops)
         ended[i] = 1;

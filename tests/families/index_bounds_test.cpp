@@ -28,7 +28,7 @@ using Sizes = std::map<std::string, std::int64_t>;
 using Options = std::map<std::string, std::string>;
 
 bool is_index(const TensorSpec& spec) {
-  return spec.role == Role::input &&
+  return (spec.role == Role::input || spec.role == Role::updated) &&
          (spec.dtype == DType::i32 || spec.dtype == DType::i64 || spec.dtype == DType::u8);
 }
 
@@ -111,6 +111,13 @@ std::vector<Form> forms() {
                     {"dim", 64},
                     {"page", 16}},
                    {}});
+  for (const char* choose : {"argmax", "sample", "filtered"})
+    for (const std::int64_t page : {0, 16}) {
+      Sizes sizes{{"batch", 3}, {"cache", 40}, {"d", 64},     {"h", 96},   {"heads", 4},
+                  {"dim", 16},  {"room", 7},   {"vocab", 50}, {"stops", 2}};
+      if (page > 0) sizes["page"] = page;
+      forms.push_back({"decode", "fwd", std::move(sizes), {{"choose", choose}}});
+    }
   for (const char* pass : {"fwd", "bwd"})
     for (const char* layout : {"thd", "bshd"})
       forms.push_back({"rope",

@@ -27,11 +27,25 @@ inline std::vector<Options> forms_of(const Op& op, const std::string& pass) {
   return forms;
 }
 
+/// Whether it is of an op made of ops, of which no tensor has all extents, and has few elements.
+inline bool is_small_whole(const Op& op, const Problem& problem) {
+  std::int64_t elements = 0;
+  for (const TensorSpec& tensor : op.tensors(problem)) elements += tensor.elements();
+  return !op.parts(problem).empty() && elements <= 1 << 20;
+}
+
+/// Whether it is made of ops that are made of ops: forms of those are tried by themselves.
+inline bool is_nested(const Op& op, const Problem& problem) {
+  const auto parts = op.parts(problem);
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const OpPart& part) { return !part.op->parts(part.problem).empty(); });
+}
+
 /// The first small problem of this pass, dtype and form that the family does not refuse.
 inline std::optional<Problem> small_problem(const Op& op, const Family& family,
                                             const std::string& pass, DType dtype,
                                             const Options& options, const DeviceFacts& facts) {
-  constexpr double most_elements = 1 << 25;
+  constexpr double most_elements = 1 << 25;  // of a tensor with all extents
   for (const std::int64_t tokens : {33, 5, 128, 1})
     for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
       Problem problem;
@@ -48,12 +62,12 @@ inline std::optional<Problem> small_problem(const Op& op, const Family& family,
         product *= static_cast<double>(problem.sizes[size.name]);
         if (size.name != op.token_size()) next += extent;
       }
-      if (product > most_elements) continue;  // of a tensor with all of them
       try {
         problem = canonical(op, problem, facts.kind);
       } catch (const Error&) {
         continue;  // extents that do not go together
       }
+      if (product > most_elements && !is_small_whole(op, problem)) continue;
       if (!family.refusal(problem, facts)) return problem;
     }
   return std::nullopt;

@@ -102,7 +102,7 @@ std::vector<Case> cases_of(Backend& backend, const Op& op, const std::string& pa
       const auto problem = small_problem(op, *family, pass, dtype, form, facts);
       if (!problem) continue;
       // Every form of an op's parts is tried by itself.
-      if (!form.empty() && !op.parts(*problem).empty()) continue;
+      if (is_nested(op, *problem) || (!form.empty() && !op.parts(*problem).empty())) continue;
       auto known = std::find_if(cases.begin(), cases.end(),
                                 [&](const Case& other) { return other.problem == *problem; });
       if (known == cases.end()) known = cases.insert(known, {*problem, {}});
