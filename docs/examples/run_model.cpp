@@ -341,7 +341,7 @@ Ids parse_ids(const std::string& text) {
   return ids;
 }
 
-/// Whole runs, of which the last is timed: the first makes caches and clocks warm.
+/// Whole runs. The last one is timed: the first makes caches and clocks warm.
 void benchmark(Model& model, int prompt, int tokens) {
   using Clock = std::chrono::steady_clock;
   Ids ids;

@@ -11,9 +11,9 @@
 //   entropy  lse - Σ p_j·z_j
 //
 // A row with the label `ignore-index` has zeros everywhere. A label that is no id makes its row
-// NaN. With reduction=sum the loss is the sum of the rows', with mean that sum divided by items[0]:
-// the number of labels that count, or the sum of their class weights, or that of a whole batch, of
-// which the rows are a part.
+// NaN. With reduction=sum the loss is the sum of the rows'. With mean that sum is divided by
+// items[0]: the number of labels that count, or the sum of their class weights. The rows may be a
+// part of a batch; items[0] is then that of the whole batch.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ class CrossEntropy final : public Op {
              .default_on_cuda = {1024, 8192},
              .default_on_cpu = {16, 128}},
             {.name = "vocab",
-             .help = "ids, of which a label is one",
+             .help = "ids; a label is one of them",
              .max = most_ids,
              .example = 32000}};
   }

@@ -16,7 +16,7 @@
 
 namespace fftune {
 
-// What a kernel computes.
+// The results of a kernel.
 struct cross_entropy_form {
   bool loss = false;      // loss and lse of each row; else lse is read
   bool gradient = false;  // dlogits
@@ -29,7 +29,7 @@ struct cross_entropy_form {
 constexpr float log2_of_e = 1.44269504088896341f;
 constexpr float log_of_2 = 0.693147180559945309f;
 
-// Sums over a row, of powers relative to `most`. What the form does not need is not computed.
+// Sums over a row, of powers relative to `most`. Only results that the form needs are computed.
 template <cross_entropy_form form>
 struct cross_entropy_sums {
   float most, powers;

@@ -1,4 +1,4 @@
-// What a GEMM kernel is given. Its form: the parts of a GemmProblem that kernels are specialised
+// The inputs of a GEMM kernel. Its form: the parts of a GemmProblem that kernels are specialised
 // for, one template argument, which the host prints (launch.hpp). Its parameters: one struct,
 // passed by value, whose fields the host writes by their offsets. Included by host and device code.
 #pragma once

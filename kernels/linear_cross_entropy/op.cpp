@@ -22,7 +22,7 @@ class LinearCrossEntropy final : public Op {
     return {{.name = "m", .help = "tokens", .default_on_cuda = {8192}, .default_on_cpu = {16, 128}},
             {.name = "d", .help = "features of a token"},
             {.name = "vocab",
-             .help = "ids, of which a label is one",
+             .help = "ids; a label is one of them",
              .max = cross_entropy::most_ids,
              .example = 32000}};
   }

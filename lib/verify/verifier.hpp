@@ -54,8 +54,8 @@ class Verifier {
   std::unique_ptr<State> state_;
 };
 
-/// By how much errors of sums may exceed their usual size relative to the norm of an output with
-/// so many distinct elements: a few of them may cancel to almost nothing together.
+/// The factor by which errors of sums may exceed their usual size, for an output with
+/// this many distinct elements: a few of them may cancel to almost nothing together.
 constexpr double cancellation(std::int64_t elements) {
   return 1 + 64 / static_cast<double>(elements);
 }

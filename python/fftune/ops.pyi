@@ -150,7 +150,7 @@ def decode(
     and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
     `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
     that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
-    step t goes to column t. Of a sequence that has ended only its row of `ids` is written: it becomes
+    step t goes to column t. For a sequence that has ended only its row of `ids` is written: it becomes
     `pad`.
 
     `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the

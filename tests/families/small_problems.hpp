@@ -27,7 +27,7 @@ inline std::vector<Options> forms_of(const Op& op, const std::string& pass) {
   return forms;
 }
 
-/// Whether it is of an op made of ops, of which no tensor has all extents, and has few elements.
+/// Whether its op is made of ops, and its tensors together have few elements.
 inline bool is_small_whole(const Op& op, const Problem& problem) {
   std::int64_t elements = 0;
   for (const TensorSpec& tensor : op.tensors(problem)) elements += tensor.elements();

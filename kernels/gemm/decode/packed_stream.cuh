@@ -50,7 +50,7 @@ struct packed_stream {
   static constexpr int blocks_of_scale = unroll > scales_of_run ? unroll / scales_of_run : 1;
   static constexpr int scales_of_block = unroll < scales_of_run ? scales_of_run / unroll : 1;
   using codes = packed_codes<T, format.code>;
-  // Of both rows.
+  // For both rows.
   using both_scales = typename choose_type<format.scale_bytes() == 1, u16, u32>::type;
   using accumulators = float[operands][tiles][n_fragments][4];
 

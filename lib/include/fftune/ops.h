@@ -1359,7 +1359,7 @@
 /* cross-entropy: loss of logits and labels: log-sum-exp minus the label's logit; and its gradient
  *
  *   m                1 to 2147483647                          tokens (any number)
- *   vocab            1 to 524288                              ids, of which a label is one
+ *   vocab            1 to 524288                              ids; a label is one of them
  *   reduction        none, sum, mean                          a loss for each token, their sum, or
  *                                                             the sum divided by a number of items
  *   class-weights    no, yes                                  whether each id has a weight in the
@@ -1412,7 +1412,7 @@
  *
  *   m                1 to 2147483647                          tokens (any number)
  *   d                1 to 2147483647                          features of a token
- *   vocab            1 to 524288                              ids, of which a label is one
+ *   vocab            1 to 524288                              ids; a label is one of them
  *   reduction        none, sum, mean                          a loss for each token, their sum, or
  *                                                             the sum divided by a number of items
  *   class-weights    no, yes                                  whether each id has a weight in the

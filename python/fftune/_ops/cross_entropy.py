@@ -98,7 +98,7 @@ _differentiate_scaled("linear_cross_entropy_gradients_frozen")
 
 
 def _items(label: str, items, labels, class_weights, ignore_index, reduction) -> Tensor:
-    """What the sum of the losses is divided by, as a tensor of one number."""
+    """The divisor of the sum of the losses, as a tensor of one number."""
     if not isinstance(labels, Tensor):
         raise Error(f"{label}: labels is {named(labels)}: give a tensor of int64")
     if isinstance(items, Tensor):

@@ -21,7 +21,7 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
           **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "weights", "caches")},
-          # Of the layers and the head: _values() checks them one by one.
+          # Inputs of the layers and the head: _values() checks them one by one.
           "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
           "w_head": Kind(KINDS["data"], "[vocab, features]"),
@@ -46,7 +46,7 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         expect("decode", name, head[name], (batch,), kind)
     if not batch:
         return None
-    # What the layers are given is made within the plan.
+    # The plan makes the inputs of the layers.
     rows = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
@@ -136,7 +136,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
     and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
     `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
     that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
-    step t goes to column t. Of a sequence that has ended only its row of `ids` is written: it becomes
+    step t goes to column t. For a sequence that has ended only its row of `ids` is written: it becomes
     `pad`.
 
     `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
