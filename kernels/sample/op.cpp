@@ -51,8 +51,11 @@ bool is_better(double value, double than) {
   return value > than || (std::isnan(value) && !std::isnan(than));
 }
 
-/// Leaves -infinity where the filter leaves an id out.
-void keep(std::span<double> logits, const Row& row) {
+/// Leaves -infinity where the filter leaves an id out; see IdChoice::score about `slack`. Two
+/// logits may come nearer by twice the slack: probabilities grow by `share`, and their sum may
+/// shrink by it.
+void keep(std::span<double> logits, const Row& row, double slack) {
+  const double share = std::exp(2 * slack / row.temperature);
   std::vector<double> sorted(logits.begin(), logits.end());
   std::sort(sorted.begin(), sorted.end(), is_better);
   std::size_t end = sorted.size();             // of those that stay
@@ -70,20 +73,21 @@ void keep(std::span<double> logits, const Row& row) {
     for (std::size_t i = 0; i < end; ++i) total += probability(sorted[i]);
     std::size_t count = 0;
     do better += probability(sorted[count++]);
-    while (count < end && better < row.top_p * total);
+    while (count < end && better < row.top_p * share * share * total);
     end = whole(count);
   }
-  const double least = sorted[end - 1];
+  const double least = sorted[end - 1] - 2 * slack;
   for (double& logit : logits)
-    if (logit < least || probability(logit) < std::min(row.min_p, 1.0)) logit = -infinity;
+    if (logit < least || probability(logit) * share < std::min(row.min_p, 1.0)) logit = -infinity;
 }
 
-/// Makes scores of logits. Returns the score's derivative by a logit.
-double score(std::span<double> logits, const std::vector<double>& parameters, const Form& form) {
+/// IdChoice::score.
+double score(std::span<double> logits, const std::vector<double>& parameters, const Form& form,
+             double slack = 0) {
   cap(logits, form.softcap);
   const Row row = row_of(parameters);
   if (!form.draws || !(row.temperature > 0)) return 1;
-  if (form.filters) keep(logits, row);
+  if (form.filters) keep(logits, row, slack);
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const u32 word =
         noise_words(row.seed, static_cast<int>(row.step), static_cast<i64>(i / 4)).word[i % 4];
@@ -154,9 +158,8 @@ class Sample final : public Op {
     }
     TensorSpec ids{"ids", DType::i32, {m}, Role::output};
     ids.choice = {"logits", parameter_names(form),
-                  [form](std::span<double> row, const std::vector<double>& parameters) {
-                    return score(row, parameters, form);
-                  }};
+                  [form](std::span<double> row, const std::vector<double>& parameters,
+                         double slack) { return score(row, parameters, form, slack); }};
     tensors.push_back(std::move(ids));
     tensors.push_back({"logit", DType::f32, {m}, Role::output, 1});
     tensors.back().of_choice = "ids";

@@ -83,8 +83,10 @@ struct IdChoice {
   std::string from;             // the tensor [rows, ids] that scores are made of; empty: no ids
   std::vector<std::string> by;  // inputs [rows] that decide about a row's scores
   /// Makes the scores of a row of `from`, with the row's value of each in `by`. Returns by how much
-  /// a score grows with its element.
-  std::function<double(std::span<double> row, const std::vector<double>& by)> score;
+  /// a score grows with its element. An id that a filter leaves out has -infinity. With `slack`
+  /// above 0 that are only ids that it leaves out whatever errors of at most `slack` the elements
+  /// have; below 0, all ids that it leaves out with some such errors.
+  std::function<double(std::span<double> row, const std::vector<double>& by, double slack)> score;
 };
 
 struct TensorSpec {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.hpp"
@@ -285,20 +286,29 @@ void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
           by.back().push_back(value.front());
       }
     }
-    std::vector<double> own = scores[source], parameters;
+    // The id has to be a possible one, with a score near that of the best of those that are sure.
+    const std::vector<double>& given = scores[source];
+    std::vector<double> own = given, sure = given, parameters;
     if (!(id >= 0 && id < static_cast<double>(own.size()))) continue;
     for (const auto& values : by) parameters.push_back(values[source]);
-    const auto bound = [&](double i) {
-      return relative_bound * std::abs(scores[source][static_cast<std::size_t>(i)]) +
-             absolute_bound;
+    const auto bound = [&](std::size_t i) {
+      return relative_bound * std::abs(given[i]) + absolute_bound;
     };
-    double allowed = spec.choice.score(own, parameters) * (bound(id) + bound(best));
-    const double score = own[static_cast<std::size_t>(id)],
-                 best_score = own[static_cast<std::size_t>(best)];
+    double slack = 0;
+    for (std::size_t i = 0; i < given.size(); ++i) slack = std::max(slack, bound(i));
+    const double growth = spec.choice.score(own, parameters, slack);
+    spec.choice.score(sure, parameters, -slack);
+    const auto rival =
+        static_cast<std::size_t>(std::max_element(sure.begin(), sure.end()) - sure.begin());
+    double allowed = growth * (bound(static_cast<std::size_t>(id)) + bound(rival));
+    const double score = own[static_cast<std::size_t>(id)], best_score = sure[rival];
     // Scores that are not the elements themselves are computed in fp32.
     constexpr double score_roundoff = 0x1p-21;
-    if (own != scores[source]) allowed += score_roundoff * (std::abs(score) + std::abs(best_score));
-    if (!(score + allowed >= best_score)) continue;
+    if (own != given) allowed += score_roundoff * (std::abs(score) + std::abs(best_score));
+    const bool is_known = !std::isnan(given[static_cast<std::size_t>(best)]);
+    if (!is_known || score == -std::numeric_limits<double>::infinity() ||
+        !(score + allowed >= best_score))
+      continue;
     take_reference(row);
     accepted.push_back(row);
   }

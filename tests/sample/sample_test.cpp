@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -287,4 +288,44 @@ TEST_CASE("sample: logarithm, exponential and tanh are within a few units of the
   CHECK(off(exponential_variate<float>(0), 0x1p-33) < 1e-6);
   CHECK(off(exponential_variate<float>(1u << 31), std::log(2.0)) < 1e-6);
   CHECK(off(exponential_variate<float>(~0u), 16.6355323) < 1e-6);
+}
+
+TEST_CASE("an id that rounded logits choose is possible, and near the best that is sure") {
+  const Problem problem = problem_of(DeviceKind::cpu, DType::f32, 1, 200, {{"choose", "filtered"}});
+  IdChoice choice;
+  for (const TensorSpec& tensor : sample_op().tensors(problem))
+    if (tensor.name == "ids") choice = tensor.choice;
+  std::mt19937_64 random(11);
+  const auto uniform = [&](double least, double most) {
+    return std::uniform_real_distribution<double>(least, most)(random);
+  };
+  const auto best_of = [](const std::vector<double>& scores) {
+    return std::max_element(scores.begin(), scores.end()) - scores.begin();
+  };
+  int others = 0, left_out = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const double slack = std::exp(uniform(-7, -1));
+    const std::vector<double> row{uniform(0.3, 2), uniform(0, 100), 1, std::floor(uniform(0, 20)),
+                                  uniform(0, 1),   uniform(0, 0.3)};
+    std::vector<double> logits(200), rounded;
+    for (double& logit : logits) logit = uniform(-3, 3);
+    for (const double logit : logits) rounded.push_back(logit + uniform(-slack, slack));
+    std::vector<double> exact = logits, possible = logits, sure = logits;
+    const double growth = choice.score(exact, row, 0);
+    choice.score(rounded, row, 0);
+    choice.score(possible, row, slack);
+    choice.score(sure, row, -slack);
+    const auto id = best_of(rounded);
+    others += id != best_of(exact);
+    INFO("slack " << slack << ", id " << id);
+    REQUIRE(std::isfinite(possible[static_cast<std::size_t>(id)]));
+    REQUIRE(possible[static_cast<std::size_t>(id)] + 2 * growth * slack >=
+            sure[static_cast<std::size_t>(best_of(sure))]);
+    for (std::size_t j = 0; j < exact.size(); ++j) {
+      if (std::isfinite(sure[j])) REQUIRE(std::isfinite(exact[j]));
+      left_out += !std::isfinite(possible[j]);
+    }
+  }
+  CHECK(others > 100);     // errors do change ids,
+  CHECK(left_out > 4000);  // and filters still leave ids out
 }
