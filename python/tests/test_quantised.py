@@ -250,7 +250,7 @@ def test_awq_with_a_bias_and_a_row_as_the_group():
 # whole models
 
 SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, eos_token_id=None)
 
 
 def llama(kind="Llama", dtype=torch.float32, device="cpu", **options):
