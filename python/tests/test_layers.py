@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 
 import fftune
 from fftune import ops, reference
+from fftune.patching import decoding as patched_decoding
 from fftune.patching import layers as patched_layers
 from models import _SIZES, LAYERED, inputs, make
 from test_ops import OPCHECK, error
@@ -296,14 +297,20 @@ GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Records every run of the op: the tokens of a sequence, and the layers."""
+    """Records every run of the op, also within `decode`: the tokens of a sequence, and the layers."""
     seen, original = [], patched_layers.call
 
     def call(op, *arguments):
         seen.append((arguments[0].shape[1], len(arguments[7]) // 2))
         return original(op, *arguments)
 
+    def step(op, *arguments):
+        if op.label == "decode":
+            seen.append((1, len(arguments[11]) // 2))
+        return original(op, *arguments)
+
     monkeypatch.setattr(patched_layers, "call", call)
+    monkeypatch.setattr(patched_decoding, "call", step)
     return seen
 
 

@@ -34,9 +34,12 @@ inline bool is_small_whole(const Op& op, const Problem& problem) {
   return !op.parts(problem).empty() && elements <= 1 << 20;
 }
 
-/// Whether it is made of ops that are made of ops: forms of those are tried by themselves.
-inline bool is_nested(const Op& op, const Problem& problem) {
-  const auto parts = op.parts(problem);
+/// Whether the op is made of ops that are made of ops: forms of those are tried by themselves.
+inline bool is_nested(const Op& op) {
+  Problem problem{std::string(op.name()), op.passes().front(), DType::f32, {}, {}};
+  for (const SizeField& size : op.sizes())
+    if (!size.rare) problem.sizes[size.name] = size.example;
+  const auto parts = op.parts(canonical(op, problem, DeviceKind::cpu));
   return std::any_of(parts.begin(), parts.end(),
                      [](const OpPart& part) { return !part.op->parts(part.problem).empty(); });
 }

@@ -102,7 +102,7 @@ std::vector<Case> cases_of(Backend& backend, const Op& op, const std::string& pa
       const auto problem = small_problem(op, *family, pass, dtype, form, facts);
       if (!problem) continue;
       // Every form of an op's parts is tried by itself.
-      if (is_nested(op, *problem) || (!form.empty() && !op.parts(*problem).empty())) continue;
+      if (!form.empty() && !op.parts(*problem).empty()) continue;
       auto known = std::find_if(cases.begin(), cases.end(),
                                 [&](const Case& other) { return other.problem == *problem; });
       if (known == cases.end()) known = cases.insert(known, {*problem, {}});
@@ -151,12 +151,16 @@ void verify_special_values(Backend& backend, const Op& op) {
         }
 }
 
+constexpr const char* by_themselves = "its parts, which are made of ops, are tried by themselves";
+
 void verify_special_values_on_cpu(const Op& op) {
+  if (is_nested(op)) FFTUNE_SKIP(by_themselves);
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
   verify_special_values(*backend, op);
 }
 
 void verify_special_values_on_gpu(const Op& op) {
+  if (is_nested(op)) FFTUNE_SKIP(by_themselves);
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   verify_special_values(*backend, op);
