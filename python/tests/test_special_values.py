@@ -22,7 +22,7 @@ FIRST_ONLY = ("masked_ffn_preact", "moe_ffn_preact")
 FACTORS = {"linear_packed": (2,)}
 # Arguments that the reference does not read, or reads other elements of than the kernels.
 UNREAD = {"moe_ffn_backward": (1, 4, 5, 6, 7), "moe_ffn_backward-oai": (1, 4, 5, 6, 9),
-          "qkv-table": (10,),
+          "qkv-table": (10,), "qkv_packed-table": (8,),
           # A sequence without keys has zeros, whatever the sinks are.
           "attention-pages-outside": (11,)}
 
