@@ -123,6 +123,12 @@ Problem unrepeated(const Op& op, const Problem& problem) {
   return repetition ? std::move(repetition->one) : problem;
 }
 
+bool has_nested_parts(const Op& op, const Problem& problem) {
+  const auto parts = op.parts(problem);
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const OpPart& part) { return !part.op->parts(part.problem).empty(); });
+}
+
 std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
   auto fields = op.options();
   std::erase_if(fields,

@@ -270,6 +270,8 @@ class Op {
 
 /// The problem that variants, recipes and records are of: Repetition::one, or the problem itself.
 Problem unrepeated(const Op& op, const Problem& problem);
+/// Whether the problem is made of parts that are made of parts. These are tried by themselves.
+bool has_nested_parts(const Op& op, const Problem& problem);
 
 /// The options of a pass.
 std::vector<OptionField> options_of(const Op& op, std::string_view pass);

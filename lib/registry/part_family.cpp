@@ -123,62 +123,66 @@ std::vector<std::string> PartFamily::stages() const {
   return names;
 }
 
-std::optional<OpPart> PartFamily::part_of(const Problem& problem) const {
-  auto parts = whole_().parts(problem);
-  const auto own = std::find_if(parts.begin(), parts.end(),
-                                [&](const OpPart& part) { return part.name == part_; });
-  if (own == parts.end()) return std::nullopt;
-  return std::move(*own);
+std::shared_ptr<const PartFamily::Part> PartFamily::part_of(const Problem& problem) const {
+  return part_of_last_.of(problem, [&]() -> Part {
+    auto parts = whole_().parts(problem);
+    const auto own = std::find_if(parts.begin(), parts.end(),
+                                  [&](const OpPart& part) { return part.name == part_; });
+    if (own == parts.end()) return std::nullopt;
+    return std::move(*own);
+  });
 }
 
-Problem PartFamily::problem_of(const Problem& problem) const {
-  auto part = part_of(problem);
+const OpPart& PartFamily::existing(const Part& part, const Problem& problem) const {
   if (!part)
     throw Error(ErrorKind::internal, fmt::format("{} has no part '{}'", problem.text(), part_));
-  return std::move(part->problem);
+  return *part;
 }
 
 std::optional<std::string> PartFamily::refusal(const Problem& problem,
                                                const DeviceFacts& facts) const {
-  const auto part = part_of(problem);
-  if (!part) return fmt::format("the problem has no {}", part_);
-  const auto stages = part->op->stages(unrepeated(*part->op, part->problem));
+  const auto found = part_of(problem);
+  if (!*found) return fmt::format("the problem has no {}", part_);
+  const OpPart& part = **found;
+  const auto stages = part.op->stages(unrepeated(*part.op, part.problem));
   for (const std::string& stage : family_.stages())
     if (std::none_of(stages.begin(), stages.end(),
                      [&](const StageSpec& spec) { return spec.name == stage; }))
-      return fmt::format("the problem has no stage {}", part->stage(stage));
-  return family_.refusal(part->problem, facts);
+      return fmt::format("the problem has no stage {}", part.stage(stage));
+  return family_.refusal(part.problem, facts);
 }
 
 Space PartFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  return family_.space(problem_of(problem), facts);
+  return family_.space(existing(*part_of(problem), problem).problem, facts);
 }
 
 Config PartFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  return family_.default_config(problem_of(problem), facts);
+  return family_.default_config(existing(*part_of(problem), problem).problem, facts);
 }
 
 std::optional<double> PartFamily::estimate(const Problem& problem, const DeviceFacts& facts,
                                            const Config& config) const {
-  return family_.estimate(problem_of(problem), facts, config);
+  return family_.estimate(existing(*part_of(problem), problem).problem, facts, config);
 }
 
 bool PartFamily::is_preferred(const Problem& problem, const DeviceFacts& facts) const {
-  return family_.is_preferred(problem_of(problem), facts);
+  return family_.is_preferred(existing(*part_of(problem), problem).problem, facts);
 }
 
 Program PartFamily::program(const Problem& problem, const DeviceFacts& facts,
                             const Config& config) const {
-  const Problem own = covers_repetition() ? problem : unrepeated(whole_(), problem);
-  const auto part = part_of(own);
-  if (!part)
-    throw Error(ErrorKind::internal, fmt::format("{} has no part '{}'", problem.text(), part_));
-  const auto tensors = whole_().tensors(own);
-  std::vector<std::size_t> places;
-  for (const TensorSpec& tensor : part->op->tensors(part->problem))
-    places.push_back(tensor_index(tensors, part->tensor(tensor.name)));
+  const auto placed = placed_last_.of(problem, [&] {
+    const Problem own = covers_repetition() ? problem : unrepeated(whole_(), problem);
+    Placed found{existing(*part_of(own), own), {}};
+    const auto tensors = whole_().tensors(own);
+    for (const TensorSpec& tensor : found.part.op->tensors(found.part.problem))
+      found.places.push_back(tensor_index(tensors, found.part.tensor(tensor.name)));
+    found.tensors = tensors.size();
+    return found;
+  });
   Program program;
-  append_moved(program, family_.program(part->problem, facts, config), places, tensors.size());
+  append_moved(program, family_.program(placed->part.problem, facts, config), placed->places,
+               placed->tensors);
   return program;
 }
 

@@ -1,6 +1,9 @@
 // A family of one op that serves stages of another, which has the former as a part.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +14,29 @@
 #include "registry/op.hpp"
 
 namespace fftune {
+
+/// The value of the problem that was asked for last. A search and a compilation ask for every
+/// configuration of a problem in turn. Any number of threads may ask.
+template <typename Value>
+class OfLastProblem {
+ public:
+  std::shared_ptr<const Value> of(const Problem& problem, const std::function<Value()>& make) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (value_ && problem_ == problem) return value_;
+    }
+    auto value = std::make_shared<const Value>(make());
+    const std::lock_guard lock(mutex_);
+    problem_ = problem;
+    value_ = value;
+    return value;
+  }
+
+ private:
+  std::mutex mutex_;
+  Problem problem_;
+  std::shared_ptr<const Value> value_;
+};
 
 class PartFamily : public Family {
  public:
@@ -33,13 +59,25 @@ class PartFamily : public Family {
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
 
  private:
-  std::optional<OpPart> part_of(const Problem&) const;
-  Problem problem_of(const Problem&) const;
+  /// The part in a program: its tensors are those with these numbers among the whole's.
+  struct Placed {
+    OpPart part;
+    std::vector<std::size_t> places;
+    std::size_t tensors = 0;
+  };
+
+  /// None: the problem has no such part.
+  using Part = std::optional<OpPart>;
+
+  std::shared_ptr<const Part> part_of(const Problem&) const;
+  const OpPart& existing(const Part&, const Problem&) const;
 
   const Op& (*whole_)();
   std::string part_;
   std::string name_;
   const Family& family_;
+  mutable OfLastProblem<Part> part_of_last_;
+  mutable OfLastProblem<Placed> placed_last_;
 };
 
 /// The name of a part's family in the whole: "qkv.product_sm90".

@@ -75,12 +75,12 @@ def _types_of(words: str) -> frozenset[type]:
 
 
 def define(schema: str, label: str, kinds: Mapping[str, Kind], *, casts: bool = False,
-           keeps: tuple[int, ...] = (), by_row: bool = False):
+           keeps: tuple[int, ...] = (), rows: tuple[int, ...] = ()):
     """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
     FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `label` is the op of the
     library as errors call it, and `kinds` has those of its tensors by name. `casts`: under autocast its
-    tensors of floating point take the type of autocast, but those at the places `keeps`. `by_row`:
-    tensors [...] or [..., features] have any leading dimensions, which all results begin with."""
+    tensors of floating point take the type of autocast, but those at the places `keeps`. Those at
+    the places `rows` have any leading dimensions, which all results begin with."""
     def decorate(kernel):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -99,23 +99,20 @@ def define(schema: str, label: str, kinds: Mapping[str, Kind], *, casts: bool = 
         if casts:
             for device, key in _AUTOCAST_KEYS.items():
                 _library.impl(name, _autocast(name, device, key, keeps), key)
-        torch.library.register_vmap(f"fftune::{name}", _vmap_rule(op, by_row), lib=_library)
+        torch.library.register_vmap(f"fftune::{name}", _vmap_rule(op, frozenset(rows)), lib=_library)
         return kernel
     return decorate
 
 
-def _vmap_rule(op: Op, by_row: bool) -> Callable:
+def _vmap_rule(op: Op, of_rows: frozenset[int]) -> Callable:
     """How the op runs on tensors with one more dimension, each at a place of its own (None for a
     tensor without): at once where that is one more of the rows', else one call after the other."""
-    of_rows = frozenset(i for i, a in enumerate(op.overload._schema.arguments) if by_row
-                        and a.name in op.kinds and op.kinds[a.name].shape.startswith("[..."))
-
     def rule(info, places, *arguments):
         if op.writes:
             raise Error(f"{op.name}: it writes to its arguments, for which vmap has no rule: call "
                         "it once with all rows")
         batched = [i for i, place in enumerate(places) if _is_batched(place)]
-        if by_row and of_rows.issuperset(batched):
+        if of_rows.issuperset(batched) and of_rows:
             folded = list(arguments)
             for i in of_rows:
                 if isinstance(folded[i], Tensor):

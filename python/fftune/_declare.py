@@ -253,7 +253,7 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
             words: Mapping[str, dict] = {}, loose: Sequence[str] = (),
             shapes: Mapping[str, str] = {}, names: Mapping[str, str] = {},
             keeps: Sequence[str] = (), returns: str = "", kernel: Callable | None = None,
-            gradient: str = "", **rules) -> DerivedForm:
+            gradient: str = "", by_row: bool = False, **rules) -> DerivedForm:
     """Declares torch.ops.fftune.<name>, a form of the library's op `of`, which errors call `label`.
 
     `check(**arguments)` raises Error for what does not go together in Python's words. `fill(fields,
@@ -267,7 +267,8 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
     results that are not there, if `returns` is "Tensor[]". `kernel(form, *arguments)` runs the op
     where that does not follow: the library's other buffers have a "-" in front of their names.
     `gradient` is the op that computes it: its arguments are results' gradients (dy of y),
-    arguments, and results, by name; its results are the gradients of arguments. The other rules
+    arguments, and results, by name; its results are the gradients of arguments. `by_row`: all
+    results have the leading dimensions of the tensors that begin with the tokens. The other rules
     are those of `_custom.define`. Returns what `run_into` takes.
     """
     # Tensors have their own extents, whatever strides the library takes of them.
@@ -306,7 +307,8 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
         return compiled()[1](*arguments)
 
     define(_schema(name, declared, returns), label, {a.name: a.kind for a in declared if a.kind},
-           keeps=tuple(i for i, a in enumerate(declared) if a.name in keeps), **rules)(first_call)
+           keeps=tuple(i for i, a in enumerate(declared) if a.name in keeps),
+           rows=tuple(i for i, a in enumerate(declared) if by_row and a.leads), **rules)(first_call)
     fake(name)(fake_call)
     _forms[name] = form
     if gradient:

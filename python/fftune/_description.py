@@ -105,6 +105,7 @@ class Argument:
     optional: bool = False
     written: bool = False
     hidden: bool = False  # from the schema
+    leads: bool = False  # with the tokens, whichever of its layouts it has
 
     @property
     def adds(self) -> bool:
@@ -133,9 +134,13 @@ def _argument(text: str, about: Description, shapes: Mapping[str, str],
                  FP8 if "T" in dtypes and about.fixed["dtype"] == "fp8" else
                  DATA if "T" in dtypes else _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
     ranks = {len(v.shape) for v in variants}
-    shape = shapes.get(name) or ("[...]" if len(ranks) > 1 else about.words(variants[0].shape))
+    leads = all(about.leads(v.shape) for v in variants)
+    if name in shapes:
+        shape, leads = shapes[name], shapes[name].startswith("[...")
+    else:
+        shape = "[...]" if len(ranks) > 1 else about.words(variants[0].shape)
     return Argument(name, shown, libraries, "Tensor", Kind(types, shape), kind or "", bool(optional),
-                    bool(written), bool(hidden))
+                    bool(written), bool(hidden), leads)
 
 
 def arguments_of(text: str, about: Description, shapes: Mapping[str, str] = {},

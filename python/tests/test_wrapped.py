@@ -1,6 +1,7 @@
 """patch() on models with wrappers, adapters, hooks, parametrisations and weights that are elsewhere: all of
 them are called, before patch() and after it, and nothing of a user's model is run by patch()."""
 import copy
+import inspect
 import threading
 
 import pytest
@@ -161,6 +162,20 @@ def test_nothing_of_the_model_is_run_or_changed(name, whole_layers, monkeypatch)
     for name, parameter in model.named_parameters():
         kept, _, value = weights[name]
         assert parameter is kept and torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *MIXTURES])
+def test_forwards_have_the_signatures_of_their_classes(name):
+    """generate() and Trainer choose arguments by them."""
+    from models import make
+
+    model = make(name)
+    signatures = lambda: [inspect.signature(module.forward) for module in model.modules()]
+    right = signatures()
+    for options in dict(projections=True, attention=True), dict(attention=True, whole_layers=True):
+        assert fftune.patch(model, **options).replaced
+        assert signatures() == right
+        fftune.unpatch(model)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "phi", "gpt2", "mixtral", "deepseek"])

@@ -39,9 +39,7 @@ inline bool is_nested(const Op& op) {
   Problem problem{std::string(op.name()), op.passes().front(), DType::f32, {}, {}};
   for (const SizeField& size : op.sizes())
     if (!size.rare) problem.sizes[size.name] = size.example;
-  const auto parts = op.parts(canonical(op, problem, DeviceKind::cpu));
-  return std::any_of(parts.begin(), parts.end(),
-                     [](const OpPart& part) { return !part.op->parts(part.problem).empty(); });
+  return has_nested_parts(op, canonical(op, problem, DeviceKind::cpu));
 }
 
 /// The first small problem of this pass, dtype and form that the family does not refuse.

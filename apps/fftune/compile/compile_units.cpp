@@ -78,13 +78,6 @@ std::vector<std::map<std::string, std::string>> forms_of(
   return forms;
 }
 
-/// Whether its op is made of ops that are made of ops: their rare forms are compiled by themselves.
-bool is_nested(const Op& op, const Problem& problem) {
-  const auto parts = op.parts(problem);
-  return std::any_of(parts.begin(), parts.end(),
-                     [](const OpPart& part) { return !part.op->parts(part.problem).empty(); });
-}
-
 /// Every pass in every form and dtype that the op has together. Throws what is wrong with the first
 /// if it has none.
 std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen) {
@@ -100,7 +93,6 @@ std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen
   for (const std::string& pass : op.passes())
     for (const auto& form : forms_of(op, pass, chosen.options))
       for (const std::string& dtype : dtypes) try {
-          if (form != chosen.options && !problems.empty() && is_nested(op, problems.front())) break;
           const ProblemOptions options{chosen.sizes, form, dtype, pass};
           for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
             problems.push_back(std::move(problem));
@@ -131,7 +123,7 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
                                        const std::string& family, const ProblemOptions& chosen,
                                        std::size_t sample) {
   const std::vector<Problem> problems = example_problems(op, chosen);
-  const bool nested = is_nested(op, problems.front());
+  const bool nested = has_nested_parts(op, problems.front());
   std::vector<CompileUnit> all;
   const auto take = [&](Units& units) {
     for (CompileUnit& unit : units.take(sample)) all.push_back(std::move(unit));

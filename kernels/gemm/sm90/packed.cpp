@@ -13,7 +13,7 @@
 #include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
-#include "kernels/gemm/sm90/packed_params.cuh"
+#include "kernels/gemm/sm90/packed_config.cuh"
 
 namespace fftune {
 namespace {

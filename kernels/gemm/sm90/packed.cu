@@ -28,7 +28,7 @@
 #include "common/vectors.cuh"
 #include "gemm/decode/store_pair.cuh"
 #include "gemm/packed/codes.cuh"
-#include "gemm/sm90/packed_params.cuh"
+#include "gemm/sm90/packed_config.cuh"
 
 namespace fftune {
 

@@ -1,9 +1,10 @@
-// The tile configuration of the sm_90a kernel for packed weights, and its shared memory. Included
-// by host and device code.
+// The tile configuration of the sm_90a kernel for packed weights, its shared memory, and its
+// parameters. Included by host and device code.
 #pragma once
 
 #include "gemm/form.cuh"
 #include "gemm/packed/layout.cuh"
+#include "gemm/packed/params.cuh"
 
 namespace fftune {
 
@@ -98,6 +99,14 @@ struct sm90_packed_config {
     const int fit = (launch_registers() * threads() - producer_registers * 128) / mma_threads();
     return fit < 240 ? fit / 8 * 8 : 240;
   }
+};
+
+struct sm90_packed_params {
+  packed_params packed;
+  tensor_map tokens;     // A in boxes of [tokens, 64]
+  tensor_map codes[2];   // [tiles of 16 rows, blocks of 512 bytes] in words, without the header
+  tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
+  tensor_map zeros[2];
 };
 
 }  // namespace fftune

@@ -10,7 +10,6 @@ shape, [batch, heads, tokens, features], but lies in memory as [batch, tokens, h
 """
 import inspect
 import operator
-import types
 from collections import OrderedDict
 
 import torch
@@ -21,7 +20,7 @@ from .._ops.layer import has_layout
 from . import attention as attentions
 from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
-from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, try_to,
+from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, method_of, try_to,
                         undoable, watched)
 from .rotary import angles_of, rotation_of
 
@@ -264,10 +263,10 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             names = tuple(_parameters_of(layer)[2:])
             inner = getattr(layer.__dict__.get("forward"), "__func__", None)
             layer.__dict__["_fftune_layers"] = (inner, names, group, layer is group.layers[0])
-            layer.__dict__["forward"] = types.MethodType(_layer_forward, layer)
+            layer.__dict__["forward"] = method_of(layer, _layer_forward)
     inner = getattr(decoder.__dict__.get("forward"), "__func__", None)
     decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner)
-    decoder.__dict__["forward"] = types.MethodType(_decoder_forward, decoder)
+    decoder.__dict__["forward"] = method_of(decoder, _decoder_forward)
     return (f"{len(layers)} layers of {type(decoder).__name__} by layer in calls of at most "
             f"{MOST_TOKENS} tokens with a static cache")
 

@@ -4,7 +4,6 @@ The model's own forward runs with a head that gives hidden states as they are, a
 makes the loss from these and the head's weights. Logits are computed where somebody reads them.
 """
 import functools
-import types
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .decoding import _Given
-from .recognise import Numbers, Unfit, are_plain, has_kernels, is_close, undoable, view_of, watched
+from .recognise import Numbers, Unfit, are_plain, has_kernels, method_of, undoable, view_of, watched
 
 
 class _Hidden(nn.Module):
@@ -86,29 +85,41 @@ def patch_loss(model: nn.Module) -> str | None:
     # torch.compile cannot trace how a view is made; this one is of the model as it is now.
     model.__dict__["_fftune_view"] = _view(model, name, head)
     model.__dict__["_fftune_view"].training = True
-    model.__dict__["forward"] = types.MethodType(_forward, model)
+    model.__dict__["forward"] = method_of(model, _forward)
     return f"loss of {type(model).__name__} by linear-cross-entropy, in training"
 
 
 @torch.no_grad()
 def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
-    """That the model's logits are the head's, and its loss is that of the logits and labels alone, on
-    random hidden states."""
+    """That the model gives its head's logits, and the loss function's loss of these and the labels, as
+    they are. Stand-ins of its decoder, head and loss function show what it passes on."""
     base = model.base_model_prefix
     if base not in model._modules:
         raise Unfit(f"the loss stays the model's: it has no decoder {base!r}")
     numbers = Numbers(11)
-    hidden = numbers(2, 5, head.in_features, like=head.weight)
-    labels = (numbers(2, 5).abs() * 1000).long() % head.out_features
-    labels[0, 1] = -100
-    labels = labels.to(head.weight.device)
-    given = {(base,): _Given(hidden)}
-    run = lambda own: own(input_ids=labels.clamp(min=0), labels=labels, use_cache=False)
-    theirs, ours = run(view_of(model, given)), run(_view(model, name, head, given))
-    if not torch.equal(ours.logits, hidden):
+    hidden, loss = numbers(2, 5, head.in_features, like=head.weight), numbers(1).squeeze()
+    labels = (numbers(2, 5).abs() * 1000).long().to(head.weight.device) % head.out_features
+    given = []
+
+    def loss_function(logits, labels, vocab_size, **options):
+        given.append(dict(options, logits=logits, labels=labels, vocab_size=vocab_size))
+        return loss
+
+    view = view_of(model, {(base,): _Given(hidden), (name,): _Hidden()})
+    view.__dict__["_loss_function"] = loss_function
+    outputs = view(input_ids=labels, labels=labels, use_cache=False)
+    if not _is_same(outputs.logits, hidden):
         raise Unfit("the loss stays the model's: its logits are not those of its head alone")
-    if not is_close(theirs.loss, ours.loss, 64 * torch.finfo(head.weight.dtype).eps):
+    right = {"logits": hidden, "labels": labels, "vocab_size": head.out_features}
+    if outputs.loss is not loss or len(given) != 1 or given[0].keys() != right.keys() or not all(
+            _is_same(given[0][key], value) for key, value in right.items()):
         raise Unfit("the loss stays the model's: it is not that of the logits and labels")
+
+
+def _is_same(one, other) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
 
 
 def _view(model: nn.Module, name: str, head: nn.Linear, parts: dict = {}) -> nn.Module:

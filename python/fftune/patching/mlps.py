@@ -9,8 +9,9 @@ from .. import ops
 from .quantised import has_codes, is_quantised, ordered, packed_of
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, drops, expect_configured_activation,
-                        expect_no_hooks, expect_plain, has_kernels, identify, kind_of, original,
-                        parts_watched, remembered, replace_forward, stand_in, undoable, view_of)
+                        expect_no_hooks, expect_plain, has_kernels, identify, is_patched, kind_of,
+                        original, parts_watched, remembered, replace_forward, stand_in, undoable,
+                        view_of)
 
 
 def required_arguments(module: nn.Module) -> int:
@@ -58,9 +59,7 @@ class GatedMLP:
 
 def gated_of(mlp: nn.Module) -> GatedMLP | None:
     """The form that patch_gated_mlp() found."""
-    forward = mlp.__dict__.get("forward")
-    return mlp.__dict__["_fftune"][0] if getattr(forward, "__func__", None) is gated_mlp_forward \
-        else None
+    return mlp.__dict__["_fftune"][0] if is_patched(mlp, gated_mlp_forward) else None
 
 
 def patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | None:

@@ -67,8 +67,20 @@ def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
     """`forward` becomes a method of this instance; its settings are module._fftune."""
     module._fftune = settings
     module.__dict__["_fftune_parts"] = tuple((name, type(part)) for name, part in _parts(module))
-    method = types.MethodType(forward, module)
-    module.__dict__["forward"] = method
+    module.__dict__["forward"] = method_of(module, forward)
+
+
+def method_of(module: nn.Module, forward: types.FunctionType) -> types.MethodType:
+    """`forward` as a method that has the signature of the class's forward: generate(), Trainer and
+    others choose a call's arguments by it."""
+    forward = getattr(forward, "_fftune_forward", forward)
+    # A copy of the function, as another call in between would take time.
+    function = types.FunctionType(forward.__code__, forward.__globals__, forward.__name__,
+                                  forward.__defaults__, forward.__closure__)
+    function.__kwdefaults__ = forward.__kwdefaults__
+    function.__signature__ = inspect.signature(type(module).forward)
+    function._fftune_forward = forward
+    return types.MethodType(undoable(function), module)
 
 
 def undoable(function):
@@ -78,8 +90,8 @@ def undoable(function):
 
 
 def is_patched(module: nn.Module | None, forward) -> bool:
-    method = getattr(module, "__dict__", {}).get("forward")
-    return getattr(method, "__func__", None) is forward
+    function = getattr(getattr(module, "__dict__", {}).get("forward"), "__func__", None)
+    return getattr(function, "_fftune_forward", None) is forward
 
 
 def original(module: nn.Module, *arguments, **options):
