@@ -322,6 +322,21 @@ void compare_with_parts(Backend& backend, const Problem& problem) {
   if (batch > 1 && ended[1] == 2) CHECK(counts[1] == 4);
 }
 
+/// Two models in every use, alone and in three layers.
+void compare_models_with_parts(Backend& backend) {
+  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
+    for (const Use& use : uses()) {
+      Sizes sizes = use.sizes;
+      Options options = use.options;
+      options.erase("embed-scale");
+      for (const std::int64_t layers : {0, 3}) {
+        if (layers > 0) sizes["layers"] = layers;
+        compare_with_parts(backend, problem_of(small_models()[model], backend.facts().kind,
+                                               DType::bf16, sizes, options));
+      }
+    }
+}
+
 }  // namespace
 
 TEST_CASE("decode's buffers are in the order that the API promises") {
@@ -385,17 +400,7 @@ TEST_CASE("decode: stages and plans of every small model are right on the CPU") 
 
 TEST_CASE("decode: n runs are n times embedding, layers, head and the host's steps, on the CPU") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
-  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
-    for (const Use& use : uses()) {
-      Sizes sizes = use.sizes;
-      Options options = use.options;
-      options.erase("embed-scale");
-      for (const std::int64_t layers : {0, 3}) {
-        if (layers > 0) sizes["layers"] = layers;
-        compare_with_parts(*backend, problem_of(small_models()[model], DeviceKind::cpu, DType::bf16,
-                                                sizes, options));
-      }
-    }
+  compare_models_with_parts(*backend);
 }
 
 TEST_CASE("decode: the same seeds give the same ids, others give others") {
@@ -464,16 +469,8 @@ TEST_CASE("decode: a record of its head serves it, and every stage has a variant
   };
   CHECK(chosen().recipe == default_recipe(decode_op(), problem, facts));
   const Problem head = decode_op().parts(problem).back().problem;
-  PresetRecord record = example::record(head);
-  const StageRecord any_stage = record.stages.front();
-  record.stages.clear();
-  for (const Variant& variant : fallback_recipe(head_op(), head, facts)) {
-    const Family& family = family_of(head_op(), variant.family);
-    StageRecord& stage = record.stages.emplace_back(any_stage);
-    stage.stages = family.stages();
-    stage.variant = variant;
-    stage.source_hash = builtin_catalog().sources->hash(family.sources());
-  }
+  const PresetRecord record =
+      example::record(builtin_catalog(), head_op(), head, fallback_recipe(head_op(), head, facts));
   merge_preset_records(folder.path(), preset_device(facts), "head", {record});
   const Choice choice = chosen();
   CAPTURE(choice.reason, recipe_text(choice.recipe));
@@ -494,15 +491,5 @@ TEST_CASE("decode: n runs are n times embedding, layers, head and the host's ste
           "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
-    for (const Use& use : uses()) {
-      Sizes sizes = use.sizes;
-      Options options = use.options;
-      options.erase("embed-scale");
-      for (const std::int64_t layers : {0, 3}) {
-        if (layers > 0) sizes["layers"] = layers;
-        compare_with_parts(*backend, problem_of(small_models()[model], DeviceKind::cuda,
-                                                DType::bf16, sizes, options));
-      }
-    }
+  compare_models_with_parts(*backend);
 }
