@@ -24,30 +24,48 @@ def attention(
     scale: float=0.0,
     return_lse: bool=False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q kᵀ + bias) v over the keys that each query may see.
+    """Softmax attention: ``softmax(scale · q kᵀ + bias) v`` over the visible keys of each query.
 
-    q [batch, tokens, heads, features]; k, v [batch, keys, kv heads, features], kv heads a divisor
-    of heads; or all [tokens, heads, features] of sequences that begin at `offsets` [sequences + 1],
-    their keys at `kv_offsets` if those are others. They may be parts of one row, as of a product
-    that makes all three. -> as q; with return_lse also the logarithm of the sum of exponentials,
-    float32 [batch, heads, tokens].
+    Heads share keys and values as in grouped-query attention: `heads` is a multiple of `kv_heads`. The
+    last query of a sequence is aligned with its last key. A query without a visible key gives zeros.
+    Masked pairs do not exist: NaN and infinities of keys that no query sees have no effect.
 
-    The last query stands at the last key. `causal`: a query sees no key after its own place.
-    `window`: it sees that many keys to the left, its own included. `mask` [batch, 1 or heads,
-    tokens, keys] of bool, or the result of pack_mask for it: it sees the keys that are set.
-    `lengths` [batch]: how many keys of each sequence count. `bias` [1 or batch, 1 or heads, tokens,
-    keys] has no gradient. `softcap`: scores become softcap * tanh(score / softcap) before bias is
-    added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
-    of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
-    gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
-    other keys are read. Keys and values of a head may be side by side there, parts of one tensor [..., 2
-    features]. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
-    Gradients have the same bits in each run under torch.use_deterministic_algorithms.
+    Args:
+        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
+            after the other. q, k and v may be views of one packed row, as a joint projection makes them.
+        k, v: [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads, features]; with `pages`
+            [pages, page_size, kv_heads, features]. Keys and values of a head may be neighbours in one
+            tensor [..., 2 · features].
+        mask: bool [batch, 1 or heads, tokens, keys], True where a query sees a key; or the result of
+            `pack_mask` for such a mask.
+        causal: a query sees no key behind its own position.
+        window: a query sees this many keys up to its own position, its own included; 0 for all.
+        bias: [1 or batch, 1 or heads, tokens, keys], added to the scores; it has no gradient.
+        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
+        kv_offsets: the same for keys, if they differ.
+        lengths: int32 [batch], the number of keys of each sequence.
+        sinks: [heads], a logit per head that joins each softmax without a value, as in gpt-oss.
+        pages: int32 [batch, pages per sequence], a paged cache without gradients. A page id out of range
+            stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
+        softcap: if not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
+        scale: factor of the scores; 0 for ``1 / sqrt(features)``.
+        return_lse: return the log-sum-exp of the scores too.
+
+    Returns:
+        A tensor like q; with `return_lse` also float32 [batch, heads, tokens]. Gradients have the same
+        bits in every run under ``torch.use_deterministic_algorithms(True)``.
     """
 
 def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
-    for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
+    """Packs a boolean mask into the form that `attention` reads fastest, once for many layers.
+
+    Args:
+        mask: bool [batch, 1 or heads, queries, keys].
+
+    Returns:
+        (bits, flags): the mask with 32 pairs per int32, and in uint8 which tiles of 64 × 64 pairs
+        are empty, full or mixed.
+    """
 
 def cross_entropy(
     logits: Tensor,
@@ -64,17 +82,28 @@ def cross_entropy(
     logprobs: bool=False,
     entropy: bool=False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
+    """Cross-entropy of logits and labels, as ``torch.nn.functional.cross_entropy``, in float32.
 
-    `reduction`: "none" gives a loss for each row, "sum" their sum, and "mean" that sum divided by
-    `items`: by default the number of labels that count, or the sum of their `class_weights` [vocab]
-    (float32). Rows whose label is `ignore_index` have a loss of 0 and no gradient; a label that is no
-    id makes its row NaN. `z_loss` times the squared log-sum-exp is added to each row's loss.
-    `softcap`: logits are softcap · tanh(logits / softcap).
+    Args:
+        logits: [..., vocab].
+        labels: int64 [...]. A label outside of the vocabulary makes its row's loss NaN.
+        reduction: "none" for a loss per row, "sum" for their sum, "mean" for the sum divided by `items`.
+        items: divisor of "mean". By default the number of rows that count, or the sum of their class
+            weights.
+        class_weights: float32 [vocab].
+        ignore_index: rows with this label have loss 0 and no gradient.
+        label_smoothing: share of the uniform distribution in the target, in [0, 1].
+        z_loss: factor of the squared log-sum-exp that is added to each row's loss (`PaLM
+            <https://arxiv.org/abs/2204.02311>`_).
+        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
+        lse: also return the log-sum-exp of each row.
+        logprobs: also return the log-probability of each row's label.
+        entropy: also return the entropy of each row's distribution.
 
-    `lse`, `logprobs` and `entropy` add results [...], in this order: the log-sum-exp of each row, the
-    log-probability of its label and the entropy of its distribution. These have no gradients: that of
-    a log-probability is the negative one of a loss with reduction="none".
+    Returns:
+        The loss, float32, a scalar or [...]; with `lse`, `logprobs` or `entropy` a tuple of the loss and
+        these, float32 [...] each, in this order and without gradients. The gradient of a log-probability
+        is the negative one of a loss with ``reduction="none"``.
     """
 
 def linear_cross_entropy(
@@ -97,17 +126,27 @@ def linear_cross_entropy(
     recompute: bool=False,
     skip_ignored: bool=False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """`cross_entropy` of the logits x·wᵀ (+ bias), which never lie in memory together.
+    """`cross_entropy` of the logits ``x wᵀ + bias``, without all logits in memory.
 
-    x [..., d]; w [vocab, d]; bias [vocab]; labels [...]; the other arguments and the results are those
-    of `cross_entropy`. Logits are rounded to x's type, as a linear layer's are. Rows are computed in
-    chunks, whose logits take at most `workspace` MiB.
+    Rows are computed in chunks. Logits are rounded to x's element type, as those of a linear layer are.
+    The forward pass computes the gradients of x, w and bias too, and the backward pass multiplies them
+    by the gradient of the loss. With `recompute`, and with ``reduction="none"``, the backward pass
+    computes the logits again instead, from the log-sum-exp: a third more work, and no gradients in memory
+    in between.
 
-    Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
-    by the loss's own. With `recompute`, and with reduction="none", the backward pass computes the
-    logits again instead, from the log-sum-exp: a third more work, and no gradient lies in memory
-    before. `skip_ignored`: rows whose label is
-    `ignore_index` are left out of the work, for which the host waits until it knows their number.
+    Args:
+        x: hidden states, [..., d].
+        w: weight of the head, [vocab, d].
+        labels: int64 [...].
+        bias: [vocab].
+        reduction, items, class_weights, ignore_index, label_smoothing, z_loss, softcap, lse, logprobs,
+            entropy: as in `cross_entropy`.
+        workspace: most MiB that a chunk's logits take.
+        recompute: compute the logits again in the backward pass.
+        skip_ignored: leave out rows whose label is `ignore_index`. The host waits for their number.
+
+    Returns:
+        As `cross_entropy`.
     """
 
 def decode(
@@ -141,25 +180,39 @@ def decode(
     logprobs: bool=False,
     options: Mapping | None=None,
 ) -> tuple[Tensor, ...]:
-    """(chosen, logit), or (chosen, logit, logprob) with `logprobs`: one token of a language model for
-    each of some sequences: embedding, layers, head, and the next id; the state of the sequences is
-    updated in place. So n tokens are n calls, or n replays of a CUDA graph of one call, with no work of
-    the host in between.
+    """One token of a language model per sequence: embedding, layers, head and the next id, in one plan.
 
-    The state, int32 [batch]: `ids`, the last id of each sequence, whose key is not in the cache yet,
-    and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
-    `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
-    that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
-    step t goes to column t. For a sequence that has ended only its row of `ids` is written: it becomes
-    `pad`.
+    The state of the sequences advances on the device, so n tokens are n calls, or n replays of a CUDA graph
+    of one call, without work on the host in between. All layers are of one kind. No gradients.
 
-    `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
-    embedding's rows. `weights`, `caches`, `heads`, `kv_heads`, `pages` and `angles` are those of
-    `layer`, and `options` has the others of its arguments by name: act, convention, eps and so on;
-    convention and eps are those of `final_norm` [d] too, which is a layer normalisation with
-    `final_norm_bias`. Positions are the places in the cache. `head_bias` [vocab]; `temperature`,
-    `seeds`, `top_k`, `top_p` and `min_p` are those of `sample`, and `logit_softcap` is its softcap. The
-    results are int32, float32 and float32 [batch], also for sequences that have ended. No gradients.
+    Args:
+        ids: int32 [batch], updated: the last id of each sequence, whose key is not in the cache yet;
+            then the next id.
+        lengths: int32 [batch], updated: keys in the cache.
+        steps: int32 [batch], updated: number of ids chosen.
+        ended: int32 [batch], updated: 0 while a sequence goes on, 1 if it ended with an id of `stop`, 2 if
+            it reached its limit or the cache is full. An ended sequence keeps its state and caches; its
+            entry of `ids` becomes `pad`.
+        out: int32 [batch, room], updated: the id of step t is written to column t.
+        embedding: [vocab, d].
+        weights, caches, heads, kv_heads, pages, angles: as in `layer`. Positions are those in the cache.
+        final_norm: [d], weight of the final RMSNorm; with `final_norm_bias` of a layer normalisation.
+        w_head: [vocab, d]; it may be the embedding.
+        limits: int32 [batch], most ids of each sequence, its prompt included.
+        stop: int32 [n], ids that end a sequence.
+        final_norm_bias: [d].
+        head_bias: [vocab].
+        temperature, seeds, top_k, top_p, min_p: as in `sample`.
+        embed_scale: factor of the embedding's rows.
+        logit_softcap: `softcap` of `sample`.
+        pad: id of sequences that have ended.
+        logprobs: also return log-probabilities.
+        options: the other arguments of `layer` by name: act, convention, eps and so on. convention and
+            eps are those of `final_norm` too.
+
+    Returns:
+        (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
+        [batch].
     """
 
 def act_mul(
@@ -168,12 +221,30 @@ def act_mul(
     *,
     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu',
 ) -> Tensor:
-    """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
-    [..., h]. act: silu, gelu, gelu-tanh or relu."""
+    """``act(gate) * up``, the activation of a gated MLP.
+
+    Args:
+        gate: [..., h]; without `up` [..., 2h], with gate in the first half of each row and up in the
+            second.
+        up: [..., h].
+        act: "silu", "gelu" (with erf), "gelu-tanh" or "relu".
+
+    Returns:
+        [..., h].
+    """
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor:
-    """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
-    float32. -> [..., h]"""
+    """``gelu(x + bias)``.
+
+    Args:
+        x: [..., h].
+        bias: [h], of x's element type or float32.
+        approximate: "none" for gelu with erf, "tanh" for its approximation, as in
+            ``torch.nn.functional.gelu``.
+
+    Returns:
+        [..., h].
+    """
 
 def ffn(
     x: Tensor,
@@ -186,12 +257,24 @@ def ffn(
     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
     recompute: bool=False,
 ) -> Tensor:
-    """(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ (+ bias) (+ residual).
+    """Gated MLP: ``(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ + bias + residual``.
 
-    x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
-    act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
-    two products before the activation, [..., h] each, are kept. With three PackedWeights of the same
-    format, whose scales are of the type of x, the gradients are those of x, bias and residual.
+    The GLU variants of Shazeer, `GLU Variants Improve Transformer
+    <https://arxiv.org/abs/2002.05202>`_; with ``act="silu"`` the MLP of Llama.
+
+    Args:
+        x: input, [..., d].
+        w_gate, w_up: weights of the first products, [h, d]. Three ``PackedWeight`` of one format may
+            stand for the three weights; their scales have x's element type.
+        w_down: weight of the last product, [d, h].
+        bias: [d].
+        residual: [..., d].
+        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
+        recompute: save only the inputs for the backward pass, and compute both first products again
+            there. By default these products, [..., h] each, are saved too.
+
+    Returns:
+        [..., d]. With dense weights all inputs have gradients; with packed weights x, bias and residual.
     """
 
 def ffn_backward(
@@ -206,11 +289,21 @@ def ffn_backward(
     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
     into: Sequence[Tensor] | None=None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dw_gate, dw_up, dw_down) of `ffn`. dy, x [..., d]; gate, up [..., h]: the products
-    before the activation, or None to compute them again.
+    """Gradients of `ffn` without bias and residual, for autograd functions of your own.
 
-    With `into`, three tensors like the weights, the gradients of the weights are added to those in
-    place, and given as those: what gradient accumulation over several batches needs.
+    Args:
+        dy: gradient of the result, [..., d].
+        x: input of the forward pass, [..., d].
+        gate, up: the products before the activation, ``x w_gateᵀ`` and ``x w_upᵀ``, [..., h]; None to
+            compute them again.
+        w_gate, w_up: [h, d].
+        w_down: [d, h].
+        act: as in `ffn`.
+        into: three tensors with the shapes of the weights. The gradients of the weights are added to
+            them in place, as gradient accumulation needs, and these tensors are returned.
+
+    Returns:
+        (dx, dw_gate, dw_up, dw_down).
     """
 
 def ffn_block(
@@ -226,11 +319,23 @@ def ffn_block(
     eps: float=1e-06,
     recompute: bool=False,
 ) -> Tensor:
-    """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
+    """MLP block of a pre-norm layer: ``s + ffn(rmsnorm(s))`` with ``s = x + residual``.
 
-    x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
-    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
-    saves only its inputs.
+    Without gradients one plan runs all of it. With gradients it runs `add_rmsnorm` and `ffn`, or with
+    `recompute` the one plan.
+
+    Args:
+        x: input, [..., d].
+        residual: [..., d], or None for ``s = x``.
+        w_norm: weight of the norm, [d].
+        w_gate, w_up: [h, d].
+        w_down: [d, h].
+        act: as in `ffn`.
+        convention, eps: as in `rmsnorm`.
+        recompute: save only the inputs for the backward pass.
+
+    Returns:
+        [..., d].
     """
 
 def ffn_fp8(
@@ -246,12 +351,29 @@ def ffn_fp8(
     *,
     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
 ) -> Tensor:
-    """`ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+    """`ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
 
-    With `hidden_scale` [1], which is the scale of the product in the middle, all scales are [1].
-    Without, one is for 128 elements of a row of x, [..., ⌈d/128⌉], or 128 x 128 of a weight,
-    [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
-    quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
+    Scales are float32 and of one of two kinds:
+
+    * per tensor, if `hidden_scale` is given: every scale is [1];
+    * per block: x_scale [..., ⌈d / 128⌉] has one scale per 128 elements of a row of x, and a weight's
+      scale [⌈rows / 128⌉, ⌈columns / 128⌉] one per 128 × 128 elements. The scales of the activation
+      between the products are computed.
+
+    Args:
+        x: [..., d], float8_e4m3fn.
+        w_gate, w_up: [h, d], float8_e4m3fn.
+        w_down: [d, h], float8_e4m3fn.
+        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
+        hidden_scale: scale of the activation between the products, [1].
+        act: as in `ffn`.
+
+    Returns:
+        [..., d], bfloat16.
+
+    See also:
+        ``fftune.reference.quantise`` and ``quantise_weight``, which quantise tensors, and
+        ``fftune.nn.GatedMLP.to_fp8``, which quantises a module.
     """
 
 def mlp(
@@ -264,10 +386,21 @@ def mlp(
     *,
     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='gelu',
 ) -> Tensor:
-    """act(x w_upᵀ (+ b_up)) w_downᵀ (+ b_down) (+ residual): the network without a gate.
+    """MLP without a gate: ``act(x w_upᵀ + b_up) w_downᵀ + b_down + residual``.
 
-    x [..., d]; w_up [h, d]; w_down [d, h]; b_up [h]; b_down [d]; residual [..., d]. -> [..., d].
-    act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
+    The backward pass saves only the inputs.
+
+    Args:
+        x: input, [..., d].
+        w_up: [h, d].
+        w_down: [d, h].
+        b_up: [h].
+        b_down: [d].
+        residual: [..., d].
+        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
+
+    Returns:
+        [..., d].
     """
 
 def head(
@@ -289,13 +422,22 @@ def head(
     logits: Literal['same', 'f32']='same',
     logprobs: bool=False,
 ) -> tuple[Tensor, ...]:
-    """The next ids of hidden states x [..., d]: `sample` of the logits norm(x)·wᵀ (+ bias), with its
-    arguments and results.
+    """Next ids of hidden states: final norm, logits ``norm(x) wᵀ + bias``, and their choice by `sample`.
 
-    `w` [vocab, d]; `norm` [d]: the weights of a final RMSNorm with `eps` and `convention`, as
-    `rmsnorm` has them; with `norm_bias` [d] of a layer normalisation; without `norm` there is none.
-    Logits are rounded to x's type before ids are chosen, or with logits="f32" not. For up to 16
-    tokens without top_k, top_p and min_p no logit reaches memory.
+    For up to 16 tokens without top_k, top_p and min_p no logits are written to memory.
+
+    Args:
+        x: hidden states, [..., d].
+        w: weight of the head, [vocab, d].
+        norm: weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
+        norm_bias: [d].
+        bias: [vocab].
+        eps, convention: of the norm, as in `rmsnorm`.
+        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: as in `sample`.
+        logits: "same" rounds logits to x's element type before the choice, "f32" does not.
+
+    Returns:
+        As `sample`.
     """
 
 def head_logits(
@@ -309,7 +451,15 @@ def head_logits(
     convention: Literal['llama', 'gemma', 't5']='llama',
     logits: Literal['same', 'f32']='same',
 ) -> Tensor:
-    """The logits of `head`, [..., vocab], of x's type or with logits="f32" in float32."""
+    """The logits of `head`.
+
+    Args:
+        x, w, norm, norm_bias, bias, eps, convention: as in `head`.
+        logits: "same" for logits of x's element type, "f32" for float32.
+
+    Returns:
+        [..., vocab].
+    """
 
 def sample(
     logits: Tensor,
@@ -323,17 +473,30 @@ def sample(
     softcap: float=0.0,
     logprobs: bool=False,
 ) -> tuple[Tensor, ...]:
-    """(ids, logit), or (ids, logit, logprob) with `logprobs`: the next id of each row of `logits`
-    [..., vocab], its logit, and the log-probability that log_softmax gives it.
+    """Next id of each row of logits: the best, or a sample of ``softmax(logits / temperature)``.
 
-    Without `temperature`, the id of the largest logit; of equal ones the first. With it, a sample of
-    softmax(logits / temperature), or the best id in rows where it is not above 0. `top_k`,
-    `top_p` and `min_p` filter the ids first, as transformers' processors do in that order, but ids of
-    equal logits stay together. All of these are numbers, or tensors [...].
+    The same logits, seeds and steps give the same ids in every run and on every device. A sequence has
+    one seed and counts its steps. `temperature`, `top_k`, `top_p`, `min_p`, `seeds` and `steps` are
+    numbers for all rows, or tensors [...].
 
-    The same `seeds` (int64) and `steps` (int32) draw the same ids in every run and on every device.
-    A sequence has one seed and counts its steps. `softcap`: logits are softcap · tanh(logits /
-    softcap). Returns int32 and float32 [...].
+    Args:
+        logits: [..., vocab].
+        temperature: None, or 0 and less in a row, for the id of the largest logit, the first of equal
+            ones.
+        seeds: int64.
+        steps: int32, the number of ids drawn with a seed before.
+        top_k: keep the ids of the k largest logits. The filters are applied in the order top_k, top_p,
+            min_p, as in transformers, but ids of equal logits are kept or dropped together.
+        top_p: keep the most probable ids whose probabilities add up to this (`nucleus sampling
+            <https://arxiv.org/abs/1904.09751>`_).
+        min_p: keep ids with at least this share of the best id's probability
+            (`min-p <https://arxiv.org/abs/2407.01082>`_).
+        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
+        logprobs: also return log-probabilities.
+
+    Returns:
+        (ids, logit), int32 and float32 [...]; with `logprobs` also the log-probability of the id by
+        ``log_softmax(logits)``, float32 [...].
     """
 
 def layer(
@@ -371,51 +534,68 @@ def layer(
     multiplier: float=1.0,
     wide_logits: bool=False,
 ) -> Tensor:
-    """Transformer layers, one after the other, for new tokens of sequences with a cache: norm, q, k
-    and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
-    experts.
+    """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
-    `x` [batch, tokens, d]. `weights`: the tensors of each layer by name. All layers have attn_norm [d],
-    w_q [heads * dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d], w_gate, w_up
-    [h, d], w_down [d, h]. Some have attn_norm_bias, ffn_norm_bias (then the norms are layer
-    normalisation), b_q, b_k, b_v, b_o, b_up, b_down, and the norms of heads q_norm, k_norm [dim]. The
-    norms attn_post_norm, ffn_post_norm apply to the summands of the residual. Without w_gate the
-    network is act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as attention,
-    beside it, and with `parallel` and ffn_norm it takes x by that norm. Without attn_norm and ffn_norm
-    there are only the norms of the summands. `constants` names weights and biases of norms that the
-    layers do not have: they are 1 and 0.
+    A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
+    mixture of experts, each with its residual. The weights present in `weights` decide about its form. No
+    gradients.
 
-    The tensors w_qkv [(heads + 2 kv_heads) dim, d] and b_qkv may stand for w_q, w_k and w_v: all rows
-    of q, then of k, then of v. With `grouped` they have the rows of the heads of q that share a head of
-    k, then of that head of k, then of v. The norms q_norm [heads * dim] and k_norm [kv_heads * dim] are
-    over all heads together; with q_norm_bias and k_norm_bias heads have layer normalisation; with
-    `norm_last` norms are behind RoPE. `multiplier` is a factor of the summands of the residual, or
-    residual_scale [d] float32 one for each feature.
+    **Weights.** All layers have the same names:
 
-    With w_router [experts, d] it is a mixture of experts: a token chooses `top_k` of them, by `score`,
-    `order` and `renormalise` as in moe_route. The experts are w_gate, w_up [experts, h, d], w_down
-    [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as in
-    moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`, `top_groups`
-    and `group_score`, `route_scale` (its scale), and `wide_logits` (float32, as if x and w_router
-    were). Its biases are b_gate, b_up [experts, h] or b_gate_up, and b_down [experts, d]. A network of
-    all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
-    weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
-    head has a logit that joins the softmax.
+    * attention: w_q [heads · dim, d], w_k and w_v [kv_heads · dim, d], w_o [d, heads · dim], and biases
+      b_q, b_k, b_v, b_o. w_qkv [(heads + 2 · kv_heads) · dim, d] and b_qkv can replace the three: all
+      rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. sinks
+      [heads]: a logit per head that joins the softmax.
+    * norms before: attn_norm and ffn_norm [d], with attn_norm_bias and ffn_norm_bias as layer
+      normalisations. Without ffn_norm the MLP takes the same normalised input as attention, in parallel;
+      with `parallel` it takes the layer's input, normalised by ffn_norm. Without both only the norms
+      behind remain.
+    * norms behind: attn_post_norm and ffn_post_norm [d], of what is added to the residual.
+    * norms of q and k: q_norm and k_norm, [dim] per head, or [heads · dim] and [kv_heads · dim] over all
+      heads; with q_norm_bias and k_norm_bias as layer normalisations.
+    * MLP: w_gate and w_up [h, d], w_down [d, h], biases b_up and b_down; without w_gate it is
+      ``act(x w_upᵀ) w_downᵀ``.
+    * mixture of experts: w_router [experts, d]; w_gate and w_up [experts, h, d], or w_gate_up
+      [experts, 2h, d] in the order of `packing`; w_down [experts, d, h]. Optional: b_router, choice_bias
+      [experts] (the bias of `moe_route`), b_gate and b_up [experts, h] or b_gate_up, b_down [experts, d].
+      A shared MLP beside the experts: w_shared_gate and w_shared_up [n, d], w_shared_down [d, n],
+      weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
+    * residual_scale: float32 [d], a factor per feature of what is added to the residual.
 
-    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
-    the layers are then those with w_qkv, a gate, and no mixture of experts.
+    w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv, a
+    gate and no experts.
 
-    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
-    torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
-    [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
-    [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the
-    places in front of `lengths` if left out. With `pages` [batch, n] int32 the caches are contiguous
-    [pages, page, kv_heads, dim], with pages of 16 to 256 keys, a power of two: key t of sequence i is
-    in page pages[i, t // page] at row t % page, and one outside of the cache is zeros. Slots are rows
-    of all pages; a token whose slot is no row is written nowhere. `angles` [rows, rotary] float32: for RoPE, with `rotation`
-    and the columns as in ops.rope, found by positions [batch, tokens] int32, which are the places if
-    left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
-    [batch, tokens, d]. No gradients.
+    Args:
+        x: hidden states of the new tokens, [batch, tokens, d].
+        weights: one mapping from names to tensors per layer.
+        caches: one (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
+            order [batch, cache, kv_heads, dim]; with `pages` contiguous
+            [pages, page_size, kv_heads, dim], page_size a power of two from 16 to 256.
+        lengths: int32 [batch], the number of keys of each sequence, the new tokens included, which are
+            its last.
+        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
+        slots: int32 [batch, tokens], the cache row for each new key and value:
+            ``sequence · cache + position``, or with pages ``page · page_size + row``. By default the last
+            rows of `lengths`. A slot out of range writes nothing.
+        pages: int32 [batch, n], key t of sequence i is in page ``pages[i, t // page_size]``. A page id
+            out of range stands for a page of zeros.
+        positions: int32 [batch, tokens], rows of `angles`; by default the positions in the cache.
+        angles: float32 [rows, rotary], angles of RoPE as in `rope`. None: no RoPE.
+        act, packing: as in `moe_ffn`.
+        convention, eps: of the norms, as in `rmsnorm`.
+        softcap, scale: as in `attention`.
+        rope_scale, rotation: `scale` and `rotation` of `rope`.
+        top_k, score, order, renormalise, groups, top_groups, group_score: as in `moe_route`.
+        route_scale: `scale` of `moe_route`.
+        parallel: see the norms before.
+        constants: names of norm weights and biases that the layers lack: weights of 1, biases of 0.
+        grouped: see w_qkv.
+        norm_last: norms of q and k are applied after RoPE.
+        multiplier: factor of what is added to the residual.
+        wide_logits: compute router logits as if x and w_router were float32.
+
+    Returns:
+        [batch, tokens, d].
     """
 
 def add_layernorm(
@@ -426,11 +606,27 @@ def add_layernorm(
     *,
     eps: float=1e-05,
 ) -> tuple[Tensor, Tensor]:
-    """(layernorm(s), s) of s = x + residual. x, residual [..., d]; w, b [d]. -> two of [..., d]"""
+    """``s = x + residual`` and its layer normalisation, in one kernel.
+
+    Args:
+        x, residual: [..., d].
+        w, b, eps: as in `layernorm`.
+
+    Returns:
+        (layernorm(s), s), [..., d] each.
+    """
 
 def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the last dimension. x [..., d]; w, b [d]. ->
-    [..., d]"""
+    """``(x - mean(x)) / sqrt(var(x) + eps) * w + b`` over the last dimension, with the biased variance.
+
+    Args:
+        x: input, [..., d].
+        w, b: [d].
+        eps: added to the variance.
+
+    Returns:
+        [..., d].
+    """
 
 def linear(
     x: Tensor,
@@ -438,10 +634,17 @@ def linear(
     bias: Tensor | None=None,
     residual: Tensor | None=None,
 ) -> Tensor:
-    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]
+    """``x wᵀ + bias + residual``.
 
-    With a PackedWeight, whose scales are of the type of x, the gradients are those of x, bias and
-    residual.
+    Args:
+        x: input, [..., k].
+        w: weight, [n, k], dense or a ``PackedWeight`` whose scales have x's element type.
+        bias: [n].
+        residual: [..., n].
+
+    Returns:
+        [..., n]. With a dense weight all inputs have gradients; with a packed weight x, bias and
+        residual.
     """
 
 def linear_backward(
@@ -452,10 +655,18 @@ def linear_backward(
     bias: bool=False,
     into: Sequence[Tensor] | None=None,
 ) -> tuple[Tensor, ...]:
-    """(dx, dw) of `linear`, or (dx, dw, dbias) with `bias`. dy [..., n]; x [..., k]; w [n, k].
+    """Gradients of `linear`, for autograd functions of your own.
 
-    With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
-    those in place, and given as those.
+    Args:
+        dy: gradient of the result, [..., n].
+        x: input of the forward pass, [..., k].
+        w: weight, [n, k].
+        bias: whether to compute the gradient of a bias.
+        into: (dw,), or (dw, dbias) with `bias`: gradients of earlier passes. The new gradients are added
+            to them in place, and these tensors are returned.
+
+    Returns:
+        (dx, dw), or (dx, dw, dbias) with `bias`.
     """
 
 def masked_ffn(
@@ -472,10 +683,17 @@ def masked_ffn(
     recompute: bool=False,
     pattern: str | None=None,
 ) -> Tensor:
-    """`ffn` with the first three weights where mask_i, else with the others.
+    """`ffn` with the first three weights where ``mask_i``, else with the other three.
 
-    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]. pattern: as of
-    `masked_linear`.
+    Args:
+        x: input, [..., d].
+        mask, pattern: as in `masked_linear`.
+        w_gate_true, w_up_true, w_gate_false, w_up_false: [h, d].
+        w_down_true, w_down_false: [d, h].
+        act, recompute: as in `ffn`.
+
+    Returns:
+        [..., d].
     """
 
 def masked_ffn_backward(
@@ -489,10 +707,18 @@ def masked_ffn_backward(
     into: Sequence[Tensor] | None=None,
     pattern: str | None=None,
 ) -> tuple[Tensor, ...]:
-    """dx and the gradients of the six weights of `masked_ffn`, which are given in its order.
+    """Gradients of `masked_ffn`, for autograd functions of your own.
 
-    gate, up: what torch.ops.fftune.masked_ffn_preact gave, or None to compute them again. into:
-    six tensors like the weights, to which their gradients are added.
+    Args:
+        dy: gradient of the result, [..., d].
+        x, mask, pattern, act: as in `masked_ffn`.
+        gate, up: results of ``torch.ops.fftune.masked_ffn_preact``; None to compute them again.
+        weights: the six weights in the order of `masked_ffn`.
+        into: six tensors with the shapes of the weights. The gradients of the weights are added to them
+            in place, and these tensors are returned.
+
+    Returns:
+        dx, then the gradients of the six weights.
     """
 
 def masked_linear(
@@ -503,13 +729,18 @@ def masked_linear(
     *,
     pattern: str | None=None,
 ) -> Tensor:
-    """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
+    """``x_i w_trueᵀ`` where ``mask_i``, else ``x_i w_falseᵀ``.
 
-    `x` [..., k]; `mask` [...] of bool, or of bytes that are not 0 if it is set; `w_true`, `w_false`
-    [n, k]. Returns [..., n]. `pattern`: the distribution of masks, which helps to choose kernels;
-    any mask gives right results. The pattern "block:0.33" (the default) is one run of a third of
-    the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
-    even:SHARE.
+    Args:
+        x: input, [..., k].
+        mask: bool [...], or bytes that are not 0 where it is set.
+        w_true, w_false: [n, k].
+        pattern: expected distribution of the mask, by which kernels are chosen; results do not depend
+            on it. "block:SHARE" is one run of this share of the tokens, "random:SHARE" scattered tokens;
+            also "all", "none", "tail:SHARE" and "even:SHARE". The default is "block:0.33".
+
+    Returns:
+        [..., n].
     """
 
 def masked_linear_backward(
@@ -522,8 +753,17 @@ def masked_linear_backward(
     into: Sequence[Tensor] | None=None,
     pattern: str | None=None,
 ) -> tuple[Tensor, ...]:
-    """(dx, dw_true, dw_false) of `masked_linear`; with `into`, two tensors like the weights, the
-    gradients of the weights are added to those, and given as those."""
+    """Gradients of `masked_linear`, for autograd functions of your own.
+
+    Args:
+        dy: gradient of the result, [..., n].
+        x, mask, w_true, w_false, pattern: as in `masked_linear`.
+        into: two tensors with the shapes of the weights. The gradients of the weights are added to them
+            in place, and these tensors are returned.
+
+    Returns:
+        (dx, dw_true, dw_false).
+    """
 
 def masked_softmax(
     x: Tensor,
@@ -532,11 +772,17 @@ def masked_softmax(
     causal: bool=False,
     scale: float=1.0,
 ) -> Tensor:
-    """softmax(scale * x) over the last dimension, of the columns that each row may see.
+    """``softmax(scale · x)`` over the last dimension, of the visible columns of each row.
 
-    `x` [batch, heads, queries, keys]; `mask` [batch, 1 or heads, queries, keys] of bool, or causal:
-    the last row stands at the last column. Returns a tensor like x. Masked elements are 0, and so
-    is a row without allowed elements.
+    Args:
+        x: scores, [batch, heads, queries, keys].
+        mask: bool [batch, 1 or heads, queries, keys], True where a column is visible.
+        causal: instead of a mask, each row sees no column behind its own; the last row is aligned with
+            the last column.
+        scale: factor of the scores.
+
+    Returns:
+        A tensor like x. Masked elements are 0, and so is a row without visible columns.
     """
 
 def moe_ffn(
@@ -555,20 +801,29 @@ def moe_ffn(
     recompute: bool=False,
     routing: str | None=None,
 ) -> Tensor:
-    """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
+    """Mixture of experts: ``Σ_j weights_j · ffn_{ids_j}(x)`` over the choices j of each token.
 
-    `x` [..., d]; `ids` [..., k] of integers: the experts that a token chose, each once; one outside
-    of [0, experts) is not here and adds nothing. `weights` [..., k] of any floating type, float32 in
-    the kernels. `w_gate`, `w_up` [experts, h, d]; `w_down` [experts, d, h]. Returns [..., d].
-    Without w_up, w_gate [experts, 2h, d] holds both: per expert all gate rows, then all up rows;
-    with packing="interleaved" they alternate. Then there may be biases [experts, 2h], in the same
-    order, and [experts, d]. `weigh="before"`: a token is multiplied by its weights before the
-    experts' first product. `act="swiglu-oai"` is gpt-oss' clamped activation. `shared`: this many of
-    the experts, the last ones, process every token, with weight 1.
+    x, weights, the experts and their biases have gradients.
 
-    x, weights (for the router), the experts and their biases have gradients. act and recompute: as
-    of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
-    default) or "zipf:1"; any choice is right.
+    Args:
+        x: input, [..., d].
+        ids: integers [..., k], the experts that a token chose, each once. An id outside of
+            [0, experts) adds nothing.
+        weights: [..., k] of any floating-point type; kernels use float32.
+        w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
+            the order of `packing`.
+        w_down: [experts, d, h].
+        biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone.
+        act: as in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
+        packing: "halves" for all rows of gate, then all of up; "interleaved" for alternating rows.
+        weigh: "after" the experts, or "before": x is multiplied by the weight (Llama 4).
+        shared: the last `shared` experts process every token, with weight 1.
+        recompute: as in `ffn`.
+        routing: expected distribution of the choices, by which kernels are chosen; results do not depend
+            on it: "uniform", the default, or "zipf:EXPONENT".
+
+    Returns:
+        [..., d].
     """
 
 def moe_ffn_backward(
@@ -586,10 +841,19 @@ def moe_ffn_backward(
     into: Sequence[Tensor] | None=None,
     routing: str | None=None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns (dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared
-    experts, with gate and up apart; d_weights is float32. `dy` [..., d]; `gate`, `up` [tokens * k,
-    h]: results of torch.ops.fftune.moe_ffn_preact, or None to compute them again. `into`: three
-    tensors like the experts' weights, to which their gradients are added."""
+    """Gradients of `moe_ffn` without biases and shared experts, for autograd functions of your own.
+
+    Args:
+        dy: gradient of the result, [..., d].
+        x, ids, weights, w_gate, w_up, w_down, act, routing: as in `moe_ffn`, with w_gate and w_up apart.
+        gate, up: [tokens · k, h], results of ``torch.ops.fftune.moe_ffn_preact``; None to compute them
+            again.
+        into: three tensors with the shapes of the experts' weights. The gradients of the weights are
+            added to them in place, and these tensors are returned.
+
+    Returns:
+        (dx, d_weights, dw_gate, dw_up, dw_down); d_weights is float32.
+    """
 
 def moe_ffn_fp8(
     x: Tensor,
@@ -609,14 +873,25 @@ def moe_ffn_fp8(
     shared: int=0,
     routing: str | None=None,
 ) -> Tensor:
-    """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+    """`moe_ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
 
-    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds.
-    Tensor scales: x_scale [1], weights' [E] (for gate and up in one tensor [E, 2]), and
-    hidden_scale [1], the scale of the product in the middle, which is given for this kind alone.
-    Token and row scales: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]),
-    w_down_scale [E, d]. Scales of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉,
-    ⌈columns/128⌉].
+    Scales are float32. E counts all experts, shared ones included. The kinds are:
+
+    * per tensor: x_scale [1], weights' scales [E] ([E, 2] for gate and up in one tensor), and
+      `hidden_scale` [1], which is given for this kind alone;
+    * per token and row: x_scale [..., 1], w_gate_scale and w_up_scale [E, h] (or [E, 2h]),
+      w_down_scale [E, d];
+    * per block of 128: x_scale [..., ⌈d / 128⌉], weights' scales [E, ⌈rows / 128⌉, ⌈columns / 128⌉].
+
+    Args:
+        x: [..., d], float8_e4m3fn.
+        ids, weights, act, packing, shared, routing: as in `moe_ffn`.
+        w_gate, w_up, w_down: shapes as in `moe_ffn`, float8_e4m3fn.
+        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
+        hidden_scale: scale of the activation between the products, [1].
+
+    Returns:
+        [..., d], bfloat16.
     """
 
 def moe_route(
@@ -632,15 +907,24 @@ def moe_route(
     renormalise: bool=False,
     scale: float=1.0,
 ) -> tuple[Tensor, Tensor]:
-    """(ids, weights): the `top_k` experts that each token chooses, the best first, and their
-    weights, as `moe_ffn` takes them.
+    """The router of a mixture: the `top_k` experts of each token, and their weights.
 
-    `logits` [..., experts]. Returns int32 [..., top_k] and float32 [..., top_k]; the weights have
-    gradients to the logits. `score`: "softmax" of all logits, or with order="after" of those chosen
-    alone; or "sigmoid". `bias` [experts]: is added to the scores for the choice alone (DeepSeek).
-    With `groups` groups of neighbours only the best `top_groups` take part, by their best expert or
-    with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
-    `scale`, which otherwise only multiplies them.
+    Args:
+        logits: [..., experts].
+        top_k: number of experts per token.
+        bias: [experts], added to the scores for the choice alone, as in `DeepSeek-V3
+            <https://arxiv.org/abs/2412.19437>`_.
+        score: "softmax" or "sigmoid" of the logits.
+        order: "before": the softmax is that of all logits; "after": of the chosen ones alone.
+        groups, top_groups: if not 0, experts are divided into `groups` groups of neighbours, and only
+            those of the best `top_groups` groups can be chosen.
+        group_score: a group's score, "max" of its experts' scores or "top2" for the sum of the best two.
+        renormalise: divide a token's weights by their sum.
+        scale: factor of the weights.
+
+    Returns:
+        (ids, weights): int32 and float32 [..., top_k], the best first, as `moe_ffn` takes them. The
+        weights have gradients to the logits.
     """
 
 def ngram_block(
@@ -653,12 +937,19 @@ def ngram_block(
     prefix: Tensor | None=None,
     prefix_lengths: Tensor | None=None,
 ) -> Tensor:
-    """Sets, in place, the logits to -inf of tokens that would repeat an n-gram of their row.
+    """Sets logits to -inf, in place, of tokens that would repeat an n-gram of their row.
 
-    `ids` [rows, length] of int32 or int64: the generated ids. `logits` [rows, vocabulary]; `n` one
-    for all rows or [rows]; `padding`: an id that never matches; `lengths` [rows]: how many ids of
-    each row count. `prefix` [rows / beams, length]: ids in front of theirs that neighbouring rows
-    share, with prefix_lengths. Returns int32 [rows]: how many ids of each row are no tokens.
+    Args:
+        ids: int32 or int64 [rows, length], the generated ids.
+        logits: [rows, vocabulary], updated in place.
+        n: length of the n-grams, an int for all rows or a tensor [rows].
+        padding: an id that matches nothing.
+        lengths: [rows], the number of ids of each row that count.
+        prefix: [rows / beams, length], ids in front of `ids` that neighbouring rows share.
+        prefix_lengths: [rows / beams], the number of prefix ids that count.
+
+    Returns:
+        int32 [rows]: how many ids of each row are outside of the vocabulary.
     """
 
 def pack_weight(
@@ -669,15 +960,24 @@ def pack_weight(
     k: int | None=None,
     group: int=128,
 ) -> PackedWeight:
-    """The weight in the order in which kernels read it: exact, and PackedWeight.unpack() is the
-    inverse.
+    """Packs a weight of 4 bits into the layout that kernels read.
 
-    `codes` uint8 [n, ceil(k / 2)]: two neighbouring elements of a row in a byte, the first in its
-    low bits. `scale` [n, groups of k]; `zero` uint8 of the same shape. k is even unless given.
+    The packing is exact: ``PackedWeight.unpack()`` returns the same codes, scales and zero points.
+
+    Args:
+        codes: uint8 [n, ⌈k / 2⌉]. A byte has two neighbouring elements of a row, the first in its low
+            four bits.
+        scale: [n, ⌈k / group⌉], or [n, 1] with ``group=0``.
+        zero: zero points, uint8 with the shape of scale. None: the zero point is 8.
+        k: elements of a row; twice the bytes of a row by default.
+        group: elements of a row that share a scale: 128, 64, 32, or 0 for the whole row.
+
+    Returns:
+        A ``PackedWeight``.
     """
 
 def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(codes, scale, zero) as `pack_weight` took them."""
+    """(codes, scale, zero): the arguments of `pack_weight`, exactly."""
 
 def qkv(
     x: Tensor,
@@ -704,19 +1004,31 @@ def qkv(
     caches: tuple[Tensor, Tensor] | None=None,
     slots: Tensor | None=None,
 ) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-    """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
+    """Queries, keys and values of attention: ``x wᵀ + bias``, head norms and RoPE in one kernel.
 
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
-    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
-    and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
-    options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
-    position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
+    With gradients the call runs `linear`, `rmsnorm` and `rope`; writing to caches has no gradients.
 
-    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, or parts of one
-    contiguous tensor [..., kv_heads, 2 dim] that has each head's keys and values side by side. Keys and values
-    are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
-    that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
-    `rope`; writing to caches has none.
+    Args:
+        x: input, [..., d].
+        w: weight [(heads + 2 · kv_heads) · dim, d] with the rows of q, then k, then v; dense or a
+            ``PackedWeight``. Or a tuple of three dense weights.
+        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
+        bias: [(heads + 2 · kv_heads) · dim], or a tuple of three.
+        norms: (q_norm, k_norm), weights [dim] of an RMSNorm over each head of q and k.
+        eps: of these norms.
+        positions: int32 or int64 [...], the position of each token. Without it there is no RoPE.
+        angles: float32 [rows, rotary], looked up by position, the same for both features of a pair.
+            Without it angles are computed.
+        rotation, rotary, rule, base, factor, context, low, high, beta_fast, beta_slow, scale: as in
+            `rope`.
+        caches: (k_cache, v_cache), [..., kv_heads, dim] with any leading dimensions, contiguous, or both
+            views of one contiguous [..., kv_heads, 2 · dim]. k and v are written there in place.
+        slots: int32 or int64 [...], with caches: the row of all leading dimensions that a token's k and v
+            are written to. A negative slot writes nothing.
+
+    Returns:
+        (q, k, v), q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them; with
+        caches q alone.
     """
 
 def add_rmsnorm(
@@ -728,7 +1040,15 @@ def add_rmsnorm(
     convention: Literal['llama', 'gemma', 't5']='llama',
     save_rstd: bool=False,
 ) -> tuple[Tensor, Tensor]:
-    """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
+    """``s = x + residual`` and its RMSNorm, in one kernel.
+
+    Args:
+        x, residual: [..., d].
+        w, eps, convention, save_rstd: as in `rmsnorm`.
+
+    Returns:
+        (rmsnorm(s), s), [..., d] each.
+    """
 
 def rmsnorm(
     x: Tensor,
@@ -738,12 +1058,21 @@ def rmsnorm(
     convention: Literal['llama', 'gemma', 't5']='llama',
     save_rstd: bool=False,
 ) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
+    """``x / sqrt(mean(x²) + eps) * w``, with the mean over the last dimension.
 
-    `x` [..., d]; `w` [d], of x's type or float32. Returns [..., d]. `convention`: "llama" rounds to
-    x's type before it multiplies with w; "t5" rounds once, at the end; "gemma" does so too, and
-    multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
-    backward pass, which computes it again otherwise.
+    Zhang and Sennrich, `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_.
+
+    Args:
+        x: input, [..., d].
+        w: weight, [d], of x's element type or float32.
+        eps: added to the mean of squares.
+        convention: "llama" rounds the normalised value to x's element type before the product with w;
+            "t5" rounds once, after it; "gemma" rounds once and multiplies by ``1 + w``.
+        save_rstd: save ``1 / sqrt(mean(x²) + eps)`` of each row for the backward pass, instead of
+            computing it again there.
+
+    Returns:
+        [..., d].
     """
 
 def rmsnorm_quantised(
@@ -755,10 +1084,18 @@ def rmsnorm_quantised(
     convention: Literal['llama', 'gemma', 't5']='llama',
     dtype: torch.dtype=torch.float8_e4m3fn,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """rmsnorm quantised with a scale for each token: (q, scale), or (q, scale, s) with a residual.
+    """RMSNorm whose result is quantised with one scale per row. No gradients.
 
-    x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
-    norm is q * scale. No gradients.
+    Args:
+        x: [..., d].
+        w: [d].
+        residual: [..., d]; if given, the norm is that of ``s = x + residual``.
+        eps, convention: as in `rmsnorm`.
+        dtype: torch.float8_e4m3fn or torch.int8.
+
+    Returns:
+        (q, scale), or (q, scale, s) with a residual. q [..., d] has element type `dtype`, scale [...] is
+        float32, and the norm is ``q * scale``.
     """
 
 def rope(
@@ -780,15 +1117,31 @@ def rope(
     beta_slow: float=1.0,
     scale: float=0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotary position embedding: x cos f + rotated(x) sin f, of q, or of q and k at once.
+    """Rotary position embedding: ``x cos f + rotated(x) sin f``.
 
-    q [batch, tokens, heads, features], k the same with its own number of heads; or both [tokens,
-    heads, features] of sequences that begin at `offsets` [sequences + 1]. They may be views: the
-    kernels take their strides. Results are contiguous.
+    Su et al., `RoFormer <https://arxiv.org/abs/2104.09864>`_. Strides are taken as they are: q and k
+    may be views. Results are contiguous.
 
-    angles [positions, rotary] of float32: f of every token's position in its sequence. Without it,
-    f is position times a frequency, by rule "base" (the default), "llama3" or "yarn". `starts`
-    [batch]: the position of each sequence's first token. `rotary`: features to rotate, 0 for all.
-    `rotation`: "halves" (Llama) or "interleaved" (GPT-J). `scale`: factor of sines and cosines, 0
-    for the rule's own.
+    Args:
+        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
+            after the other.
+        k: the same with its own number of heads.
+        angles: float32 [positions, rotary], the angle f of each position and feature. Without it f is
+            position × frequency, with frequencies by `rule`.
+        starts: int32 [batch], the position of each sequence's first token; 0 by default.
+        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
+        rotation: "halves" pairs feature i with i + rotary / 2 (Llama); "interleaved" pairs neighbours
+            (GPT-J).
+        rotary: number of features to rotate, the first ones; 0 for all.
+        rule: "base" for frequencies ``base^(-2i / rotary)``, "llama3" for those of Llama 3.1, "yarn" for
+            `YaRN <https://arxiv.org/abs/2309.00071>`_.
+        base: base of the frequencies.
+        factor, context: of "llama3" and "yarn": the factor by which the context is extended, and the
+            context length before.
+        low, high: of "llama3": its low and high frequency factors.
+        beta_fast, beta_slow: of "yarn".
+        scale: factor of sines and cosines; 0 for the rule's own.
+
+    Returns:
+        q rotated, or (q, k) with k.
     """
