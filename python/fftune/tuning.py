@@ -227,8 +227,8 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     if module is None:
         return subprocess.run([str(tool_path()), "check"], env=tool_environment()).returncode == 0
     expect_module("check", module)
-    eager = unpatch(_twin(module))
-    ours = _twin(module)
+    eager = unpatch(_copied(module))
+    ours = _copied(module)
     replaced = patch(ours)
     exact = unpatch(copy.deepcopy(module)).double()
     with torch.no_grad():
@@ -240,7 +240,7 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     return CheckReport(*errors, *times, good, str(replaced))
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module) -> nn.Module:
     """A module with the same weights, not copies of them."""
     return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
 
