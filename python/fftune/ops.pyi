@@ -6,1142 +6,192 @@ from torch import Tensor
 
 from ._ops.packed import PackedWeight as PackedWeight
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | tuple[Tensor, Tensor] | None=None,
-    *,
-    causal: bool=False,
-    window: int=0,
-    bias: Tensor | None=None,
-    offsets: Tensor | None=None,
-    kv_offsets: Tensor | None=None,
-    lengths: Tensor | None=None,
-    sinks: Tensor | None=None,
-    pages: Tensor | None=None,
-    softcap: float=0.0,
-    scale: float=0.0,
-    return_lse: bool=False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Softmax attention: ``softmax(scale · q kᵀ + bias) v`` over the visible keys of each query.
-
-    Heads share keys and values as in grouped-query attention: `heads` is a multiple of `kv_heads`. The
-    last query of a sequence is aligned with its last key. A query without a visible key gives zeros.
-    Masked pairs do not exist: NaN and infinities of keys that no query sees have no effect.
-
-    Args:
-        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
-            after the other. q, k and v may be views of one packed row, as a joint projection makes them.
-        k, v: [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads, features]; with `pages`
-            [pages, page_size, kv_heads, features]. Keys and values of a head may be neighbours in one
-            tensor [..., 2 · features].
-        mask: bool [batch, 1 or heads, tokens, keys], True where a query sees a key; or the result of
-            `pack_mask` for such a mask.
-        causal: a query sees no key behind its own position.
-        window: a query sees this many keys up to its own position, its own included; 0 for all.
-        bias: [1 or batch, 1 or heads, tokens, keys], added to the scores; it has no gradient.
-        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
-        kv_offsets: the same for keys, if they differ.
-        lengths: int32 [batch], the number of keys of each sequence.
-        sinks: [heads], a logit per head that joins each softmax without a value, as in gpt-oss.
-        pages: int32 [batch, pages per sequence], a paged cache without gradients. A page id out of range
-            stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
-        softcap: if not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
-        scale: factor of the scores; 0 for ``1 / sqrt(features)``.
-        return_lse: return the log-sum-exp of the scores too.
-
-    Returns:
-        A tensor like q; with `return_lse` also float32 [batch, heads, tokens]. Gradients have the same
-        bits in every run under ``torch.use_deterministic_algorithms(True)``.
-    """
-
-def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Packs a boolean mask into the form that `attention` reads fastest, once for many layers.
-
-    Args:
-        mask: bool [batch, 1 or heads, queries, keys].
-
-    Returns:
-        (bits, flags): the mask with 32 pairs per int32, and in uint8 which tiles of 64 × 64 pairs
-        are empty, full or mixed.
-    """
-
-def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    reduction: Literal['none', 'sum', 'mean']='mean',
-    items: Tensor | float | None=None,
-    class_weights: Tensor | None=None,
-    ignore_index: int | float=-100,
-    label_smoothing: float=0.0,
-    z_loss: float=0.0,
-    softcap: float=0.0,
-    lse: bool=False,
-    logprobs: bool=False,
-    entropy: bool=False,
-) -> Tensor | tuple[Tensor, ...]:
-    """Cross-entropy of logits and labels, as ``torch.nn.functional.cross_entropy``, in float32.
-
-    Args:
-        logits: [..., vocab].
-        labels: int64 [...]. A label outside of the vocabulary makes its row's loss NaN.
-        reduction: "none" for a loss per row, "sum" for their sum, "mean" for the sum divided by `items`.
-        items: divisor of "mean". By default the number of rows that count, or the sum of their class
-            weights.
-        class_weights: float32 [vocab].
-        ignore_index: rows with this label have loss 0 and no gradient.
-        label_smoothing: share of the uniform distribution in the target, in [0, 1].
-        z_loss: factor of the squared log-sum-exp that is added to each row's loss (`PaLM
-            <https://arxiv.org/abs/2204.02311>`_).
-        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
-        lse: also return the log-sum-exp of each row.
-        logprobs: also return the log-probability of each row's label.
-        entropy: also return the entropy of each row's distribution.
-
-    Returns:
-        The loss, float32, a scalar or [...]; with `lse`, `logprobs` or `entropy` a tuple of the loss and
-        these, float32 [...] each, in this order and without gradients. The gradient of a log-probability
-        is the negative one of a loss with ``reduction="none"``.
-    """
-
-def linear_cross_entropy(
-    x: Tensor,
-    w: Tensor,
-    labels: Tensor,
-    bias: Tensor | None=None,
-    *,
-    reduction: Literal['none', 'sum', 'mean']='mean',
-    items: Tensor | float | None=None,
-    class_weights: Tensor | None=None,
-    ignore_index: int | float=-100,
-    label_smoothing: float=0.0,
-    z_loss: float=0.0,
-    softcap: float=0.0,
-    lse: bool=False,
-    logprobs: bool=False,
-    entropy: bool=False,
-    workspace: float=512,
-    recompute: bool=False,
-    skip_ignored: bool=False,
-) -> Tensor | tuple[Tensor, ...]:
-    """`cross_entropy` of the logits ``x wᵀ + bias``, without all logits in memory.
-
-    Rows are computed in chunks. Logits are rounded to x's element type, as those of a linear layer are.
-    The forward pass computes the gradients of x, w and bias too, and the backward pass multiplies them
-    by the gradient of the loss. With `recompute`, and with ``reduction="none"``, the backward pass
-    computes the logits again instead, from the log-sum-exp: a third more work, and no gradients in memory
-    in between.
-
-    Args:
-        x: hidden states, [..., d].
-        w: weight of the head, [vocab, d].
-        labels: int64 [...].
-        bias: [vocab].
-        reduction, items, class_weights, ignore_index, label_smoothing, z_loss, softcap, lse, logprobs,
-            entropy: as in `cross_entropy`.
-        workspace: most MiB that a chunk's logits take.
-        recompute: compute the logits again in the backward pass.
-        skip_ignored: leave out rows whose label is `ignore_index`. The host waits for their number.
-
-    Returns:
-        As `cross_entropy`.
-    """
-
-def decode(
-    ids: Tensor,
-    lengths: Tensor,
-    steps: Tensor,
-    ended: Tensor,
-    out: Tensor,
-    embedding: Tensor,
-    weights: Sequence[Mapping[str, Tensor]],
-    caches: Sequence[tuple[Tensor, Tensor]],
-    final_norm: Tensor,
-    w_head: Tensor,
-    heads: int,
-    kv_heads: int | None=None,
-    *,
-    limits: Tensor | None=None,
-    stop: Tensor | None=None,
-    pages: Tensor | None=None,
-    angles: Tensor | None=None,
-    final_norm_bias: Tensor | None=None,
-    head_bias: Tensor | None=None,
-    temperature: Tensor | float | None=None,
-    seeds: Tensor | int | None=None,
-    top_k: Tensor | int | None=None,
-    top_p: Tensor | float | None=None,
-    min_p: Tensor | float | None=None,
-    embed_scale: float=1.0,
-    logit_softcap: float=0.0,
-    pad: int=0,
-    logprobs: bool=False,
-    options: Mapping | None=None,
-) -> tuple[Tensor, ...]:
-    """One token of a language model per sequence: embedding, layers, head and the next id, in one plan.
-
-    The state of the sequences advances on the device, so n tokens are n calls, or n replays of a CUDA graph
-    of one call, without work on the host in between. All layers are of one kind. No gradients.
-
-    Args:
-        ids: int32 [batch], updated: the last id of each sequence, whose key is not in the cache yet;
-            then the next id.
-        lengths: int32 [batch], updated: keys in the cache.
-        steps: int32 [batch], updated: number of ids chosen.
-        ended: int32 [batch], updated: 0 while a sequence goes on, 1 if it ended with an id of `stop`, 2 if
-            it reached its limit or the cache is full. An ended sequence keeps its state and caches; its
-            entry of `ids` becomes `pad`.
-        out: int32 [batch, room], updated: the id of step t is written to column t.
-        embedding: [vocab, d].
-        weights, caches, heads, kv_heads, pages, angles: as in `layer`. Positions are those in the cache.
-        final_norm: [d], weight of the final RMSNorm; with `final_norm_bias` of a layer normalisation.
-        w_head: [vocab, d]; it may be the embedding.
-        limits: int32 [batch], most ids of each sequence, its prompt included.
-        stop: int32 [n], ids that end a sequence.
-        final_norm_bias: [d].
-        head_bias: [vocab].
-        temperature, seeds, top_k, top_p, min_p: as in `sample`.
-        embed_scale: factor of the embedding's rows.
-        logit_softcap: `softcap` of `sample`.
-        pad: id of sequences that have ended.
-        logprobs: also return log-probabilities.
-        options: the other arguments of `layer` by name: act, convention, eps and so on. convention and
-            eps are those of `final_norm` too.
-
-    Returns:
-        (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
-        [batch].
-    """
-
-def act_mul(
-    gate: Tensor,
-    up: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu',
-) -> Tensor:
-    """``act(gate) * up``, the activation of a gated MLP.
-
-    Args:
-        gate: [..., h]; without `up` [..., 2h], with gate in the first half of each row and up in the
-            second.
-        up: [..., h].
-        act: "silu", "gelu" (with erf), "gelu-tanh" or "relu".
-
-    Returns:
-        [..., h].
-    """
-
-def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor:
-    """``gelu(x + bias)``.
-
-    Args:
-        x: [..., h].
-        bias: [h], of x's element type or float32.
-        approximate: "none" for gelu with erf, "tanh" for its approximation, as in
-            ``torch.nn.functional.gelu``.
-
-    Returns:
-        [..., h].
-    """
-
-def ffn(
-    x: Tensor,
-    w_gate: Tensor | PackedWeight,
-    w_up: Tensor | PackedWeight,
-    w_down: Tensor | PackedWeight,
-    bias: Tensor | None=None,
-    residual: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    recompute: bool=False,
-) -> Tensor:
-    """Gated MLP: ``(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ + bias + residual``.
-
-    The GLU variants of Shazeer, `GLU Variants Improve Transformer
-    <https://arxiv.org/abs/2002.05202>`_; with ``act="silu"`` the MLP of Llama.
-
-    Args:
-        x: input, [..., d].
-        w_gate, w_up: weights of the first products, [h, d]. Three ``PackedWeight`` of one format may
-            stand for the three weights; their scales have x's element type.
-        w_down: weight of the last product, [d, h].
-        bias: [d].
-        residual: [..., d].
-        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
-        recompute: save only the inputs for the backward pass, and compute both first products again
-            there. By default these products, [..., h] each, are saved too.
-
-    Returns:
-        [..., d]. With dense weights all inputs have gradients; with packed weights x, bias and residual.
-    """
-
-def ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    into: Sequence[Tensor] | None=None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `ffn` without bias and residual, for autograd functions of your own.
-
-    Args:
-        dy: gradient of the result, [..., d].
-        x: input of the forward pass, [..., d].
-        gate, up: the products before the activation, ``x w_gateᵀ`` and ``x w_upᵀ``, [..., h]; None to
-            compute them again.
-        w_gate, w_up: [h, d].
-        w_down: [d, h].
-        act: as in `ffn`.
-        into: three tensors with the shapes of the weights. The gradients of the weights are added to
-            them in place, as gradient accumulation needs, and these tensors are returned.
-
-    Returns:
-        (dx, dw_gate, dw_up, dw_down).
-    """
-
-def ffn_block(
-    x: Tensor,
-    residual: Tensor | None,
-    w_norm: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    eps: float=1e-06,
-    recompute: bool=False,
-) -> Tensor:
-    """MLP block of a pre-norm layer: ``s + ffn(rmsnorm(s))`` with ``s = x + residual``.
-
-    Without gradients one plan runs all of it. With gradients it runs `add_rmsnorm` and `ffn`, or with
-    `recompute` the one plan.
-
-    Args:
-        x: input, [..., d].
-        residual: [..., d], or None for ``s = x``.
-        w_norm: weight of the norm, [d].
-        w_gate, w_up: [h, d].
-        w_down: [d, h].
-        act: as in `ffn`.
-        convention, eps: as in `rmsnorm`.
-        recompute: save only the inputs for the backward pass.
-
-    Returns:
-        [..., d].
-    """
-
-def ffn_fp8(
-    x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    x_scale: Tensor,
-    w_gate_scale: Tensor,
-    w_up_scale: Tensor,
-    w_down_scale: Tensor,
-    hidden_scale: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-) -> Tensor:
-    """`ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
-
-    Scales are float32 and of one of two kinds:
-
-    * per tensor, if `hidden_scale` is given: every scale is [1];
-    * per block: x_scale [..., ⌈d / 128⌉] has one scale per 128 elements of a row of x, and a weight's
-      scale [⌈rows / 128⌉, ⌈columns / 128⌉] one per 128 × 128 elements. The scales of the activation
-      between the products are computed.
-
-    Args:
-        x: [..., d], float8_e4m3fn.
-        w_gate, w_up: [h, d], float8_e4m3fn.
-        w_down: [d, h], float8_e4m3fn.
-        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
-        hidden_scale: scale of the activation between the products, [1].
-        act: as in `ffn`.
-
-    Returns:
-        [..., d], bfloat16.
-
-    See also:
-        ``fftune.reference.quantise`` and ``quantise_weight``, which quantise tensors, and
-        ``fftune.nn.GatedMLP.to_fp8``, which quantises a module.
-    """
-
-def mlp(
-    x: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    b_up: Tensor | None=None,
-    b_down: Tensor | None=None,
-    residual: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='gelu',
-) -> Tensor:
-    """MLP without a gate: ``act(x w_upᵀ + b_up) w_downᵀ + b_down + residual``.
-
-    The backward pass saves only the inputs.
-
-    Args:
-        x: input, [..., d].
-        w_up: [h, d].
-        w_down: [d, h].
-        b_up: [h].
-        b_down: [d].
-        residual: [..., d].
-        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
-
-    Returns:
-        [..., d].
-    """
-
-def head(
-    x: Tensor,
-    w: Tensor,
-    norm: Tensor | None=None,
-    *,
-    norm_bias: Tensor | None=None,
-    bias: Tensor | None=None,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    temperature: Tensor | float | None=None,
-    seeds: Tensor | int | None=None,
-    steps: Tensor | int | None=None,
-    top_k: Tensor | int | None=None,
-    top_p: Tensor | float | None=None,
-    min_p: Tensor | float | None=None,
-    softcap: float=0.0,
-    logits: Literal['same', 'f32']='same',
-    logprobs: bool=False,
-) -> tuple[Tensor, ...]:
-    """Next ids of hidden states: final norm, logits ``norm(x) wᵀ + bias``, and their choice by `sample`.
-
-    For up to 16 tokens without top_k, top_p and min_p no logits are written to memory.
-
-    Args:
-        x: hidden states, [..., d].
-        w: weight of the head, [vocab, d].
-        norm: weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
-        norm_bias: [d].
-        bias: [vocab].
-        eps, convention: of the norm, as in `rmsnorm`.
-        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: as in `sample`.
-        logits: "same" rounds logits to x's element type before the choice, "f32" does not.
-
-    Returns:
-        As `sample`.
-    """
-
-def head_logits(
-    x: Tensor,
-    w: Tensor,
-    norm: Tensor | None=None,
-    *,
-    norm_bias: Tensor | None=None,
-    bias: Tensor | None=None,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    logits: Literal['same', 'f32']='same',
-) -> Tensor:
-    """The logits of `head`.
-
-    Args:
-        x, w, norm, norm_bias, bias, eps, convention: as in `head`.
-        logits: "same" for logits of x's element type, "f32" for float32.
-
-    Returns:
-        [..., vocab].
-    """
-
-def sample(
-    logits: Tensor,
-    temperature: Tensor | float | None=None,
-    *,
-    seeds: Tensor | int | None=None,
-    steps: Tensor | int | None=None,
-    top_k: Tensor | int | None=None,
-    top_p: Tensor | float | None=None,
-    min_p: Tensor | float | None=None,
-    softcap: float=0.0,
-    logprobs: bool=False,
-) -> tuple[Tensor, ...]:
-    """Next id of each row of logits: the best, or a sample of ``softmax(logits / temperature)``.
-
-    The same logits, seeds and steps give the same ids in every run and on every device. A sequence has
-    one seed and counts its steps. `temperature`, `top_k`, `top_p`, `min_p`, `seeds` and `steps` are
-    numbers for all rows, or tensors [...].
-
-    Args:
-        logits: [..., vocab].
-        temperature: None, or 0 and less in a row, for the id of the largest logit, the first of equal
-            ones.
-        seeds: int64.
-        steps: int32, the number of ids drawn with a seed before.
-        top_k: keep the ids of the k largest logits. The filters are applied in the order top_k, top_p,
-            min_p, as in transformers, but ids of equal logits are kept or dropped together.
-        top_p: keep the most probable ids whose probabilities add up to this (`nucleus sampling
-            <https://arxiv.org/abs/1904.09751>`_).
-        min_p: keep ids with at least this share of the best id's probability
-            (`min-p <https://arxiv.org/abs/2407.01082>`_).
-        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
-        logprobs: also return log-probabilities.
-
-    Returns:
-        (ids, logit), int32 and float32 [...]; with `logprobs` also the log-probability of the id by
-        ``log_softmax(logits)``, float32 [...].
-    """
-
-def layer(
-    x: Tensor,
-    weights: Sequence[Mapping[str, Tensor]],
-    caches: Sequence[tuple[Tensor, Tensor]],
-    lengths: Tensor,
-    heads: int,
-    kv_heads: int | None=None,
-    *,
-    slots: Tensor | None=None,
-    pages: Tensor | None=None,
-    positions: Tensor | None=None,
-    angles: Tensor | None=None,
-    act: str='silu',
-    convention: str='llama',
-    eps: float=1e-06,
-    softcap: float=0.0,
-    scale: float=0.0,
-    rope_scale: float=0.0,
-    top_k: int=0,
-    score: str='softmax',
-    order: str='before',
-    renormalise: bool=False,
-    packing: str='halves',
-    groups: int=0,
-    top_groups: int=0,
-    group_score: str='max',
-    route_scale: float=1.0,
-    parallel: bool=False,
-    rotation: str='halves',
-    constants: Sequence[str]=(),
-    grouped: bool=False,
-    norm_last: bool=False,
-    multiplier: float=1.0,
-    wide_logits: bool=False,
-) -> Tensor:
-    """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
-
-    A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
-    mixture of experts, each with its residual. The weights present in `weights` decide about its form. No
-    gradients.
-
-    **Weights.** All layers have the same names:
-
-    * attention: w_q [heads · dim, d], w_k and w_v [kv_heads · dim, d], w_o [d, heads · dim], and biases
-      b_q, b_k, b_v, b_o. w_qkv [(heads + 2 · kv_heads) · dim, d] and b_qkv can replace the three: all
-      rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. sinks
-      [heads]: a logit per head that joins the softmax.
-    * norms before: attn_norm and ffn_norm [d], with attn_norm_bias and ffn_norm_bias as layer
-      normalisations. Without ffn_norm the MLP takes the same normalised input as attention, in parallel;
-      with `parallel` it takes the layer's input, normalised by ffn_norm. Without both only the norms
-      behind remain.
-    * norms behind: attn_post_norm and ffn_post_norm [d], of what is added to the residual.
-    * norms of q and k: q_norm and k_norm, [dim] per head, or [heads · dim] and [kv_heads · dim] over all
-      heads; with q_norm_bias and k_norm_bias as layer normalisations.
-    * MLP: w_gate and w_up [h, d], w_down [d, h], biases b_up and b_down; without w_gate it is
-      ``act(x w_upᵀ) w_downᵀ``.
-    * mixture of experts: w_router [experts, d]; w_gate and w_up [experts, h, d], or w_gate_up
-      [experts, 2h, d] in the order of `packing`; w_down [experts, d, h]. Optional: b_router, choice_bias
-      [experts] (the bias of `moe_route`), b_gate and b_up [experts, h] or b_gate_up, b_down [experts, d].
-      A shared MLP beside the experts: w_shared_gate and w_shared_up [n, d], w_shared_down [d, n],
-      weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
-    * residual_scale: float32 [d], a factor per feature of what is added to the residual.
-
-    w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv, a
-    gate and no experts.
-
-    Args:
-        x: hidden states of the new tokens, [batch, tokens, d].
-        weights: one mapping from names to tensors per layer.
-        caches: one (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
-            order [batch, cache, kv_heads, dim]; with `pages` contiguous
-            [pages, page_size, kv_heads, dim], page_size a power of two from 16 to 256.
-        lengths: int32 [batch], the number of keys of each sequence, the new tokens included, which are
-            its last.
-        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
-        slots: int32 [batch, tokens], the cache row for each new key and value:
-            ``sequence · cache + position``, or with pages ``page · page_size + row``. By default the last
-            rows of `lengths`. A slot out of range writes nothing.
-        pages: int32 [batch, n], key t of sequence i is in page ``pages[i, t // page_size]``. A page id
-            out of range stands for a page of zeros.
-        positions: int32 [batch, tokens], rows of `angles`; by default the positions in the cache.
-        angles: float32 [rows, rotary], angles of RoPE as in `rope`. None: no RoPE.
-        act, packing: as in `moe_ffn`.
-        convention, eps: of the norms, as in `rmsnorm`.
-        softcap, scale: as in `attention`.
-        rope_scale, rotation: `scale` and `rotation` of `rope`.
-        top_k, score, order, renormalise, groups, top_groups, group_score: as in `moe_route`.
-        route_scale: `scale` of `moe_route`.
-        parallel: see the norms before.
-        constants: names of norm weights and biases that the layers lack: weights of 1, biases of 0.
-        grouped: see w_qkv.
-        norm_last: norms of q and k are applied after RoPE.
-        multiplier: factor of what is added to the residual.
-        wide_logits: compute router logits as if x and w_router were float32.
-
-    Returns:
-        [batch, tokens, d].
-    """
-
-def add_layernorm(
-    x: Tensor,
-    residual: Tensor,
-    w: Tensor,
-    b: Tensor,
-    *,
-    eps: float=1e-05,
-) -> tuple[Tensor, Tensor]:
-    """``s = x + residual`` and its layer normalisation, in one kernel.
-
-    Args:
-        x, residual: [..., d].
-        w, b, eps: as in `layernorm`.
-
-    Returns:
-        (layernorm(s), s), [..., d] each.
-    """
-
-def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05) -> Tensor:
-    """``(x - mean(x)) / sqrt(var(x) + eps) * w + b`` over the last dimension, with the biased variance.
-
-    Args:
-        x: input, [..., d].
-        w, b: [d].
-        eps: added to the variance.
-
-    Returns:
-        [..., d].
-    """
-
-def linear(
-    x: Tensor,
-    w: Tensor | PackedWeight,
-    bias: Tensor | None=None,
-    residual: Tensor | None=None,
-) -> Tensor:
-    """``x wᵀ + bias + residual``.
-
-    Args:
-        x: input, [..., k].
-        w: weight, [n, k], dense or a ``PackedWeight`` whose scales have x's element type.
-        bias: [n].
-        residual: [..., n].
-
-    Returns:
-        [..., n]. With a dense weight all inputs have gradients; with a packed weight x, bias and
-        residual.
-    """
-
-def linear_backward(
-    dy: Tensor,
-    x: Tensor,
-    w: Tensor,
-    *,
-    bias: bool=False,
-    into: Sequence[Tensor] | None=None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `linear`, for autograd functions of your own.
-
-    Args:
-        dy: gradient of the result, [..., n].
-        x: input of the forward pass, [..., k].
-        w: weight, [n, k].
-        bias: whether to compute the gradient of a bias.
-        into: (dw,), or (dw, dbias) with `bias`: gradients of earlier passes. The new gradients are added
-            to them in place, and these tensors are returned.
-
-    Returns:
-        (dx, dw), or (dx, dw, dbias) with `bias`.
-    """
-
-def masked_ffn(
-    x: Tensor,
-    mask: Tensor,
-    w_gate_true: Tensor,
-    w_up_true: Tensor,
-    w_down_true: Tensor,
-    w_gate_false: Tensor,
-    w_up_false: Tensor,
-    w_down_false: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    recompute: bool=False,
-    pattern: str | None=None,
-) -> Tensor:
-    """`ffn` with the first three weights where ``mask_i``, else with the other three.
-
-    Args:
-        x: input, [..., d].
-        mask, pattern: as in `masked_linear`.
-        w_gate_true, w_up_true, w_gate_false, w_up_false: [h, d].
-        w_down_true, w_down_false: [d, h].
-        act, recompute: as in `ffn`.
-
-    Returns:
-        [..., d].
-    """
-
-def masked_ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    mask: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    *weights: Tensor,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    into: Sequence[Tensor] | None=None,
-    pattern: str | None=None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `masked_ffn`, for autograd functions of your own.
-
-    Args:
-        dy: gradient of the result, [..., d].
-        x, mask, pattern, act: as in `masked_ffn`.
-        gate, up: results of ``torch.ops.fftune.masked_ffn_preact``; None to compute them again.
-        weights: the six weights in the order of `masked_ffn`.
-        into: six tensors with the shapes of the weights. The gradients of the weights are added to them
-            in place, and these tensors are returned.
-
-    Returns:
-        dx, then the gradients of the six weights.
-    """
-
-def masked_linear(
-    x: Tensor,
-    mask: Tensor,
-    w_true: Tensor,
-    w_false: Tensor,
-    *,
-    pattern: str | None=None,
-) -> Tensor:
-    """``x_i w_trueᵀ`` where ``mask_i``, else ``x_i w_falseᵀ``.
-
-    Args:
-        x: input, [..., k].
-        mask: bool [...], or bytes that are not 0 where it is set.
-        w_true, w_false: [n, k].
-        pattern: expected distribution of the mask, by which kernels are chosen; results do not depend
-            on it. "block:SHARE" is one run of this share of the tokens, "random:SHARE" scattered tokens;
-            also "all", "none", "tail:SHARE" and "even:SHARE". The default is "block:0.33".
-
-    Returns:
-        [..., n].
-    """
-
-def masked_linear_backward(
-    dy: Tensor,
-    x: Tensor,
-    mask: Tensor,
-    w_true: Tensor,
-    w_false: Tensor,
-    *,
-    into: Sequence[Tensor] | None=None,
-    pattern: str | None=None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `masked_linear`, for autograd functions of your own.
-
-    Args:
-        dy: gradient of the result, [..., n].
-        x, mask, w_true, w_false, pattern: as in `masked_linear`.
-        into: two tensors with the shapes of the weights. The gradients of the weights are added to them
-            in place, and these tensors are returned.
-
-    Returns:
-        (dx, dw_true, dw_false).
-    """
-
-def masked_softmax(
-    x: Tensor,
-    mask: Tensor | None=None,
-    *,
-    causal: bool=False,
-    scale: float=1.0,
-) -> Tensor:
-    """``softmax(scale · x)`` over the last dimension, of the visible columns of each row.
-
-    Args:
-        x: scores, [batch, heads, queries, keys].
-        mask: bool [batch, 1 or heads, queries, keys], True where a column is visible.
-        causal: instead of a mask, each row sees no column behind its own; the last row is aligned with
-            the last column.
-        scale: factor of the scores.
-
-    Returns:
-        A tensor like x. Masked elements are 0, and so is a row without visible columns.
-    """
-
-def moe_ffn(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor | None,
-    w_down: Tensor,
-    *,
-    biases: tuple[Tensor, Tensor] | None=None,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
-    packing: str='halves',
-    weigh: Literal['after', 'before']='after',
-    shared: int=0,
-    recompute: bool=False,
-    routing: str | None=None,
-) -> Tensor:
-    """Mixture of experts: ``Σ_j weights_j · ffn_{ids_j}(x)`` over the choices j of each token.
-
-    x, weights, the experts and their biases have gradients.
-
-    Args:
-        x: input, [..., d].
-        ids: integers [..., k], the experts that a token chose, each once. An id outside of
-            [0, experts) adds nothing.
-        weights: [..., k] of any floating-point type; kernels use float32.
-        w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
-            the order of `packing`.
-        w_down: [experts, d, h].
-        biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone.
-        act: as in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
-        packing: "halves" for all rows of gate, then all of up; "interleaved" for alternating rows.
-        weigh: "after" the experts, or "before": x is multiplied by the weight (Llama 4).
-        shared: the last `shared` experts process every token, with weight 1.
-        recompute: as in `ffn`.
-        routing: expected distribution of the choices, by which kernels are chosen; results do not depend
-            on it: "uniform", the default, or "zipf:EXPONENT".
-
-    Returns:
-        [..., d].
-    """
-
-def moe_ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
-    into: Sequence[Tensor] | None=None,
-    routing: str | None=None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `moe_ffn` without biases and shared experts, for autograd functions of your own.
-
-    Args:
-        dy: gradient of the result, [..., d].
-        x, ids, weights, w_gate, w_up, w_down, act, routing: as in `moe_ffn`, with w_gate and w_up apart.
-        gate, up: [tokens · k, h], results of ``torch.ops.fftune.moe_ffn_preact``; None to compute them
-            again.
-        into: three tensors with the shapes of the experts' weights. The gradients of the weights are
-            added to them in place, and these tensors are returned.
-
-    Returns:
-        (dx, d_weights, dw_gate, dw_up, dw_down); d_weights is float32.
-    """
-
-def moe_ffn_fp8(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor | None,
-    w_down: Tensor,
-    x_scale: Tensor,
-    w_gate_scale: Tensor,
-    w_up_scale: Tensor | None,
-    w_down_scale: Tensor,
-    hidden_scale: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
-    packing: str='halves',
-    shared: int=0,
-    routing: str | None=None,
-) -> Tensor:
-    """`moe_ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
-
-    Scales are float32. E counts all experts, shared ones included. The kinds are:
-
-    * per tensor: x_scale [1], weights' scales [E] ([E, 2] for gate and up in one tensor), and
-      `hidden_scale` [1], which is given for this kind alone;
-    * per token and row: x_scale [..., 1], w_gate_scale and w_up_scale [E, h] (or [E, 2h]),
-      w_down_scale [E, d];
-    * per block of 128: x_scale [..., ⌈d / 128⌉], weights' scales [E, ⌈rows / 128⌉, ⌈columns / 128⌉].
-
-    Args:
-        x: [..., d], float8_e4m3fn.
-        ids, weights, act, packing, shared, routing: as in `moe_ffn`.
-        w_gate, w_up, w_down: shapes as in `moe_ffn`, float8_e4m3fn.
-        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
-        hidden_scale: scale of the activation between the products, [1].
-
-    Returns:
-        [..., d], bfloat16.
-    """
-
-def moe_route(
-    logits: Tensor,
-    top_k: int,
-    *,
-    bias: Tensor | None=None,
-    score: Literal['softmax', 'sigmoid']='softmax',
-    order: Literal['before', 'after']='before',
-    groups: int=0,
-    top_groups: int=0,
-    group_score: Literal['max', 'top2']='max',
-    renormalise: bool=False,
-    scale: float=1.0,
-) -> tuple[Tensor, Tensor]:
-    """The router of a mixture: the `top_k` experts of each token, and their weights.
-
-    Args:
-        logits: [..., experts].
-        top_k: number of experts per token.
-        bias: [experts], added to the scores for the choice alone, as in `DeepSeek-V3
-            <https://arxiv.org/abs/2412.19437>`_.
-        score: "softmax" or "sigmoid" of the logits.
-        order: "before": the softmax is that of all logits; "after": of the chosen ones alone.
-        groups, top_groups: if not 0, experts are divided into `groups` groups of neighbours, and only
-            those of the best `top_groups` groups can be chosen.
-        group_score: a group's score, "max" of its experts' scores or "top2" for the sum of the best two.
-        renormalise: divide a token's weights by their sum.
-        scale: factor of the weights.
-
-    Returns:
-        (ids, weights): int32 and float32 [..., top_k], the best first, as `moe_ffn` takes them. The
-        weights have gradients to the logits.
-    """
-
-def ngram_block(
-    ids: Tensor,
-    logits: Tensor,
-    n: int | Tensor=3,
-    *,
-    padding: int=-1,
-    lengths: Tensor | None=None,
-    prefix: Tensor | None=None,
-    prefix_lengths: Tensor | None=None,
-) -> Tensor:
-    """Sets logits to -inf, in place, of tokens that would repeat an n-gram of their row.
-
-    Args:
-        ids: int32 or int64 [rows, length], the generated ids.
-        logits: [rows, vocabulary], updated in place.
-        n: length of the n-grams, an int for all rows or a tensor [rows].
-        padding: an id that matches nothing.
-        lengths: [rows], the number of ids of each row that count.
-        prefix: [rows / beams, length], ids in front of `ids` that neighbouring rows share.
-        prefix_lengths: [rows / beams], the number of prefix ids that count.
-
-    Returns:
-        int32 [rows]: how many ids of each row are outside of the vocabulary.
-    """
-
-def pack_weight(
-    codes: Tensor,
-    scale: Tensor,
-    zero: Tensor | None=None,
-    *,
-    k: int | None=None,
-    group: int=128,
-) -> PackedWeight:
-    """Packs a weight of 4 bits into the layout that kernels read.
-
-    The packing is exact: ``PackedWeight.unpack()`` returns the same codes, scales and zero points.
-
-    Args:
-        codes: uint8 [n, ⌈k / 2⌉]. A byte has two neighbouring elements of a row, the first in its low
-            four bits.
-        scale: [n, ⌈k / group⌉], or [n, 1] with ``group=0``.
-        zero: zero points, uint8 with the shape of scale. None: the zero point is 8.
-        k: elements of a row; twice the bytes of a row by default.
-        group: elements of a row that share a scale: 128, 64, 32, or 0 for the whole row.
-
-    Returns:
-        A ``PackedWeight``.
-    """
-
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(codes, scale, zero): the arguments of `pack_weight`, exactly."""
-
-def qkv(
-    x: Tensor,
-    w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight,
-    heads: int,
-    kv_heads: int | None=None,
-    *,
-    bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,
-    norms: tuple[Tensor, Tensor] | None=None,
-    eps: float=1e-06,
-    positions: Tensor | None=None,
-    angles: Tensor | None=None,
-    rotation: Literal['none', 'halves', 'interleaved']='halves',
-    rotary: int=0,
-    rule: str | None=None,
-    base: float=10000.0,
-    factor: float=1.0,
-    context: float=8192.0,
-    low: float=1.0,
-    high: float=4.0,
-    beta_fast: float=32.0,
-    beta_slow: float=1.0,
-    scale: float=0.0,
-    caches: tuple[Tensor, Tensor] | None=None,
-    slots: Tensor | None=None,
-) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-    """Queries, keys and values of attention: ``x wᵀ + bias``, head norms and RoPE in one kernel.
-
-    With gradients the call runs `linear`, `rmsnorm` and `rope`; writing to caches has no gradients.
-
-    Args:
-        x: input, [..., d].
-        w: weight [(heads + 2 · kv_heads) · dim, d] with the rows of q, then k, then v; dense or a
-            ``PackedWeight``. Or a tuple of three dense weights.
-        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
-        bias: [(heads + 2 · kv_heads) · dim], or a tuple of three.
-        norms: (q_norm, k_norm), weights [dim] of an RMSNorm over each head of q and k.
-        eps: of these norms.
-        positions: int32 or int64 [...], the position of each token. Without it there is no RoPE.
-        angles: float32 [rows, rotary], looked up by position, the same for both features of a pair.
-            Without it angles are computed.
-        rotation, rotary, rule, base, factor, context, low, high, beta_fast, beta_slow, scale: as in
-            `rope`.
-        caches: (k_cache, v_cache), [..., kv_heads, dim] with any leading dimensions, contiguous, or both
-            views of one contiguous [..., kv_heads, 2 · dim]. k and v are written there in place.
-        slots: int32 or int64 [...], with caches: the row of all leading dimensions that a token's k and v
-            are written to. A negative slot writes nothing.
-
-    Returns:
-        (q, k, v), q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them; with
-        caches q alone.
-    """
-
-def add_rmsnorm(
-    x: Tensor,
-    residual: Tensor,
-    w: Tensor,
-    *,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    save_rstd: bool=False,
-) -> tuple[Tensor, Tensor]:
-    """``s = x + residual`` and its RMSNorm, in one kernel.
-
-    Args:
-        x, residual: [..., d].
-        w, eps, convention, save_rstd: as in `rmsnorm`.
-
-    Returns:
-        (rmsnorm(s), s), [..., d] each.
-    """
-
-def rmsnorm(
-    x: Tensor,
-    w: Tensor,
-    *,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    save_rstd: bool=False,
-) -> Tensor:
-    """``x / sqrt(mean(x²) + eps) * w``, with the mean over the last dimension.
-
-    Zhang and Sennrich, `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_.
-
-    Args:
-        x: input, [..., d].
-        w: weight, [d], of x's element type or float32.
-        eps: added to the mean of squares.
-        convention: "llama" rounds the normalised value to x's element type before the product with w;
-            "t5" rounds once, after it; "gemma" rounds once and multiplies by ``1 + w``.
-        save_rstd: save ``1 / sqrt(mean(x²) + eps)`` of each row for the backward pass, instead of
-            computing it again there.
-
-    Returns:
-        [..., d].
-    """
-
-def rmsnorm_quantised(
-    x: Tensor,
-    w: Tensor,
-    residual: Tensor | None=None,
-    *,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    dtype: torch.dtype=torch.float8_e4m3fn,
-) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """RMSNorm whose result is quantised with one scale per row. No gradients.
-
-    Args:
-        x: [..., d].
-        w: [d].
-        residual: [..., d]; if given, the norm is that of ``s = x + residual``.
-        eps, convention: as in `rmsnorm`.
-        dtype: torch.float8_e4m3fn or torch.int8.
-
-    Returns:
-        (q, scale), or (q, scale, s) with a residual. q [..., d] has element type `dtype`, scale [...] is
-        float32, and the norm is ``q * scale``.
-    """
-
-def rope(
-    q: Tensor,
-    k: Tensor | None=None,
-    *,
-    angles: Tensor | None=None,
-    starts: Tensor | None=None,
-    offsets: Tensor | None=None,
-    rotation: Literal['halves', 'interleaved']='halves',
-    rotary: int=0,
-    rule: str | None=None,
-    base: float=10000.0,
-    factor: float=1.0,
-    context: float=8192.0,
-    low: float=1.0,
-    high: float=4.0,
-    beta_fast: float=32.0,
-    beta_slow: float=1.0,
-    scale: float=0.0,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotary position embedding: ``x cos f + rotated(x) sin f``.
-
-    Su et al., `RoFormer <https://arxiv.org/abs/2104.09864>`_. Strides are taken as they are: q and k
-    may be views. Results are contiguous.
-
-    Args:
-        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
-            after the other.
-        k: the same with its own number of heads.
-        angles: float32 [positions, rotary], the angle f of each position and feature. Without it f is
-            position × frequency, with frequencies by `rule`.
-        starts: int32 [batch], the position of each sequence's first token; 0 by default.
-        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
-        rotation: "halves" pairs feature i with i + rotary / 2 (Llama); "interleaved" pairs neighbours
-            (GPT-J).
-        rotary: number of features to rotate, the first ones; 0 for all.
-        rule: "base" for frequencies ``base^(-2i / rotary)``, "llama3" for those of Llama 3.1, "yarn" for
-            `YaRN <https://arxiv.org/abs/2309.00071>`_.
-        base: base of the frequencies.
-        factor, context: of "llama3" and "yarn": the factor by which the context is extended, and the
-            context length before.
-        low, high: of "llama3": its low and high frequency factors.
-        beta_fast, beta_slow: of "yarn".
-        scale: factor of sines and cosines; 0 for the rule's own.
-
-    Returns:
-        q rotated, or (q, k) with k.
-    """
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None=None, *,
+              causal: bool=False, window: int=0, bias: Tensor | None=None,
+              offsets: Tensor | None=None, kv_offsets: Tensor | None=None,
+              lengths: Tensor | None=None, sinks: Tensor | None=None, pages: Tensor | None=None,
+              softcap: float=0.0, scale: float=0.0, return_lse: bool=False
+             ) -> Tensor | tuple[Tensor, Tensor]: ...
+
+def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]: ...
+
+def cross_entropy(logits: Tensor, labels: Tensor, *,
+                  reduction: Literal['none', 'sum', 'mean']='mean',
+                  items: Tensor | float | None=None, class_weights: Tensor | None=None,
+                  ignore_index: int | float=-100, label_smoothing: float=0.0, z_loss: float=0.0,
+                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False
+                 ) -> Tensor | tuple[Tensor, ...]: ...
+
+def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None=None, *,
+                         reduction: Literal['none', 'sum', 'mean']='mean',
+                         items: Tensor | float | None=None, class_weights: Tensor | None=None,
+                         ignore_index: int | float=-100, label_smoothing: float=0.0,
+                         z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
+                         logprobs: bool=False, entropy: bool=False, workspace: float=512,
+                         recompute: bool=False, skip_ignored: bool=False
+                        ) -> Tensor | tuple[Tensor, ...]: ...
+
+def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
+           embedding: Tensor, weights: Sequence[Mapping[str, Tensor]],
+           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor, w_head: Tensor, heads: int,
+           kv_heads: int | None=None, *, limits: Tensor | None=None, stop: Tensor | None=None,
+           pages: Tensor | None=None, angles: Tensor | None=None,
+           final_norm_bias: Tensor | None=None, head_bias: Tensor | None=None,
+           temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
+           top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
+           min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
+           pad: int=0, logprobs: bool=False, options: Mapping | None=None
+          ) -> tuple[Tensor, ...]: ...
+
+def act_mul(gate: Tensor, up: Tensor | None=None, *,
+            act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...
+
+def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor: ...
+
+def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
+        w_down: Tensor | PackedWeight, bias: Tensor | None=None, residual: Tensor | None=None, *,
+        act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu', recompute: bool=False
+       ) -> Tensor: ...
+
+def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
+                 w_up: Tensor, w_down: Tensor, *,
+                 act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+                 into: Sequence[Tensor] | None=None) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
+              w_down: Tensor, *, act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+              convention: Literal['llama', 'gemma', 't5']='llama', eps: float=1e-06,
+              recompute: bool=False) -> Tensor: ...
+
+def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
+            w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
+            hidden_scale: Tensor | None=None, *,
+            act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu') -> Tensor: ...
+
+def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None=None,
+        b_down: Tensor | None=None, residual: Tensor | None=None, *,
+        act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='gelu') -> Tensor: ...
+
+def head(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
+         bias: Tensor | None=None, eps: float=1e-06,
+         convention: Literal['llama', 'gemma', 't5']='llama',
+         temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
+         steps: Tensor | int | None=None, top_k: Tensor | int | None=None,
+         top_p: Tensor | float | None=None, min_p: Tensor | float | None=None, softcap: float=0.0,
+         logits: Literal['same', 'f32']='same', logprobs: bool=False) -> tuple[Tensor, ...]: ...
+
+def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
+                bias: Tensor | None=None, eps: float=1e-06,
+                convention: Literal['llama', 'gemma', 't5']='llama',
+                logits: Literal['same', 'f32']='same') -> Tensor: ...
+
+def sample(logits: Tensor, temperature: Tensor | float | None=None, *,
+           seeds: Tensor | int | None=None, steps: Tensor | int | None=None,
+           top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
+           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False
+          ) -> tuple[Tensor, ...]: ...
+
+def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
+          caches: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, heads: int,
+          kv_heads: int | None=None, *, slots: Tensor | None=None, pages: Tensor | None=None,
+          positions: Tensor | None=None, angles: Tensor | None=None, act: str='silu',
+          convention: str='llama', eps: float=1e-06, softcap: float=0.0, scale: float=0.0,
+          rope_scale: float=0.0, top_k: int=0, score: str='softmax', order: str='before',
+          renormalise: bool=False, packing: str='halves', groups: int=0, top_groups: int=0,
+          group_score: str='max', route_scale: float=1.0, parallel: bool=False,
+          rotation: str='halves', constants: Sequence[str]=(), grouped: bool=False,
+          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False) -> Tensor: ...
+
+def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05
+                 ) -> tuple[Tensor, Tensor]: ...
+
+def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05) -> Tensor: ...
+
+def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None=None,
+           residual: Tensor | None=None) -> Tensor: ...
+
+def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool=False,
+                    into: Sequence[Tensor] | None=None) -> tuple[Tensor, ...]: ...
+
+def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor, w_down_true: Tensor,
+               w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor, *,
+               act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+               recompute: bool=False, pattern: str | None=None) -> Tensor: ...
+
+def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None, up: Tensor | None,
+                        *weights: Tensor,
+                        act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+                        into: Sequence[Tensor] | None=None, pattern: str | None=None
+                       ) -> tuple[Tensor, ...]: ...
+
+def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                  pattern: str | None=None) -> Tensor: ...
+
+def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                           into: Sequence[Tensor] | None=None, pattern: str | None=None
+                          ) -> tuple[Tensor, ...]: ...
+
+def masked_softmax(x: Tensor, mask: Tensor | None=None, *, causal: bool=False, scale: float=1.0
+                  ) -> Tensor: ...
+
+def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+            w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None=None,
+            act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+            packing: str='halves', weigh: Literal['after', 'before']='after', shared: int=0,
+            recompute: bool=False, routing: str | None=None) -> Tensor: ...
+
+def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
+                     up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
+                     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+                     into: Sequence[Tensor] | None=None, routing: str | None=None
+                    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+                w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
+                w_down_scale: Tensor, hidden_scale: Tensor | None=None, *,
+                act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+                packing: str='halves', shared: int=0, routing: str | None=None) -> Tensor: ...
+
+def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None=None,
+              score: Literal['softmax', 'sigmoid']='softmax',
+              order: Literal['before', 'after']='before', groups: int=0, top_groups: int=0,
+              group_score: Literal['max', 'top2']='max', renormalise: bool=False, scale: float=1.0
+             ) -> tuple[Tensor, Tensor]: ...
+
+def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=-1,
+                lengths: Tensor | None=None, prefix: Tensor | None=None,
+                prefix_lengths: Tensor | None=None) -> Tensor: ...
+
+def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
+                group: int=128) -> PackedWeight: ...
+
+def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
+        kv_heads: int | None=None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,
+        norms: tuple[Tensor, Tensor] | None=None, eps: float=1e-06, positions: Tensor | None=None,
+        angles: Tensor | None=None, rotation: Literal['none', 'halves', 'interleaved']='halves',
+        rotary: int=0, rule: str | None=None, base: float=10000.0, factor: float=1.0,
+        context: float=8192.0, low: float=1.0, high: float=4.0, beta_fast: float=32.0,
+        beta_slow: float=1.0, scale: float=0.0, caches: tuple[Tensor, Tensor] | None=None,
+        slots: Tensor | None=None) -> tuple[Tensor, Tensor, Tensor] | Tensor: ...
+
+def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float=1e-06,
+                convention: Literal['llama', 'gemma', 't5']='llama', save_rstd: bool=False
+               ) -> tuple[Tensor, Tensor]: ...
+
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float=1e-06,
+            convention: Literal['llama', 'gemma', 't5']='llama', save_rstd: bool=False
+           ) -> Tensor: ...
+
+def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None=None, *, eps: float=1e-06,
+                      convention: Literal['llama', 'gemma', 't5']='llama',
+                      dtype: torch.dtype=torch.float8_e4m3fn
+                     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+
+def rope(q: Tensor, k: Tensor | None=None, *, angles: Tensor | None=None,
+         starts: Tensor | None=None, offsets: Tensor | None=None,
+         rotation: Literal['halves', 'interleaved']='halves', rotary: int=0, rule: str | None=None,
+         base: float=10000.0, factor: float=1.0, context: float=8192.0, low: float=1.0,
+         high: float=4.0, beta_fast: float=32.0, beta_slow: float=1.0, scale: float=0.0
+        ) -> Tensor | tuple[Tensor, Tensor]: ...
