@@ -43,6 +43,8 @@ TEST_CASE("a wrong command or option is named with what was meant") {
       {"ffn --d 32 --h 64 --out ''", 2, {"--out is empty", "fftune ffn --help"}},
       {"masked-ffn --d 32 --h 64 --mask ''", 2, {"--mask is empty"}},
       {"compile --op ''", 2, {"--op is empty"}},
+      {"compile ffn --arch sm_80", 2, {"'ffn'", "give --op ffn"}},
+      {"check layer", 2, {"give --op layer"}},
       {"presets show ''", 2, {"PATH is empty", "fftune presets show --help"}},
       {"ffn --d 32 --d 64 --h 64", 2, {"--d is given more than once", "fftune ffn --help"}},
       {"ffn --D 32 --h 64", 2, {"--D", "did you mean --d?"}},

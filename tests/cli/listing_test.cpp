@@ -95,6 +95,24 @@ TEST_CASE("list names why a family refuses") {
   CHECK(done.out.find("1001") != std::string::npos);
 }
 
+TEST_CASE("a reason is listed once, with its families, and where it holds") {
+  const Finished done = Sandbox().fftune("list ffn --d 32 --h 64 --m 1,16 --device cpu --explain");
+  REQUIRE(done.code == 0);
+  const auto places = [&](const std::string& text) {
+    std::size_t found = 0;
+    for (std::size_t at = done.out.find(text); at != done.out.npos;
+         at = done.out.find(text, at + 1))
+      ++found;
+    return found;
+  };
+  CHECK(places("it is for packed weights") == 1);
+  CHECK(places("refused: cpu_tiles (f32 m=1): ") == 1);
+  CHECK(places("refused: cpu_stream (f32 m=16): ") == 1);
+  // Families of the other pass are one line.
+  CHECK(places("of other passes or options: ") == 1);
+  CHECK(places("cpu_d_hidden_blas") == 1);
+}
+
 TEST_CASE("list names every variant") {
   const Finished done = Sandbox().fftune("list ffn --d 32 --h 64 --m 4 --device cpu --variants");
   REQUIRE(done.code == 0);

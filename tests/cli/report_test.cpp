@@ -105,6 +105,10 @@ seen.said = document.getElementById("announcement").textContent;
 seen.pageWidth = document.documentElement.scrollWidth;
 seen.windowWidth = innerWidth;
 seen.ground = getComputedStyle(document.body).backgroundColor;
+const links = [...document.querySelectorAll("#glance td a")];
+seen.glance = { rows: document.querySelectorAll("#glance tbody tr").length, links: links.length,
+  lost: links.filter((link) => !document.querySelector(link.getAttribute("href"))).length,
+  words: document.querySelector("#glance canvas")?.getAttribute("aria-label") };
 seen.unlabelled = [...document.querySelectorAll("table")].filter((each) => !each.caption).length;
 document.getElementById("theme").click();
 seen.otherGround = getComputedStyle(document.body).backgroundColor;
@@ -136,6 +140,20 @@ std::string unescaped(std::string text) {
     for (std::size_t at = text.find(what); at != text.npos; at = text.find(what, at + by.size()))
       text.replace(at, what.size(), by);
   return text;
+}
+
+/// The rows of the table at a glance, one for each op, pass and dtype, and its cells with a number,
+/// one for each of those on each device.
+std::pair<std::size_t, std::size_t> rows_and_cells_at_a_glance(const json& records) {
+  std::set<std::string> rows, cells;
+  for (const json& record : records) {
+    const std::string layer = record["layer"];
+    const std::string row = record["op"].get<std::string>() + " " +
+                            layer.substr(0, layer.find(' ', layer.find(' ') + 1));
+    rows.insert(row);
+    cells.insert(row + record["device"].get<std::string>());
+  }
+  return {rows.size(), cells.size()};
 }
 
 json look(const Sandbox& sandbox, const std::string& program, std::string page, const View& view) {
@@ -266,8 +284,10 @@ TEST_CASE("a browser draws every chart, in light and dark, narrow and wide") {
   }
   const auto page = report(sandbox, presets.string() + " before/x.json after/x.json");
   if (!page) FFTUNE_SKIP("this build has no Chart.js");
+  const auto glance = rows_and_cells_at_a_glance(data_of(*page)["records"]);
   for (const std::string& program : programs)
-    for (const View view : {View{1280, false}, View{1280, true}, View{400, false}}) {
+    for (const View view :
+         {View{1280, false}, View{1280, true}, View{400, false}, View{400, true}}) {
       CAPTURE(program, view.width, view.dark);
       const json seen = look(sandbox, program, *page, view);
       CHECK(seen["windowWidth"] == view.width);
@@ -282,6 +302,11 @@ TEST_CASE("a browser draws every chart, in light and dark, narrow and wide") {
       }
       CHECK(!seen["said"].get<std::string>().empty());
       CHECK(seen["pageWidth"] <= seen["windowWidth"]);
+      CHECK(seen["glance"]["rows"] == glance.first);
+      CHECK(seen["glance"]["links"] == glance.second);
+      CHECK(seen["glance"]["lost"] == 0);
+      CHECK(seen["glance"]["words"].get<std::string>().find("% on NVIDIA H200") !=
+            std::string::npos);
       CHECK(seen["unlabelled"] == 0);
       CHECK(seen["injected"] == 0);
       const std::string light = "rgb(255, 255, 255)";

@@ -313,7 +313,7 @@ TEST_CASE("a time below the floor has a note with the reason") {
     return found;
   };
   CHECK(note(std::size_t{1} << 20).find("stay in the cache (1 MiB)") != std::string::npos);
-  CHECK(note(8).find("search again on a quiet machine") != std::string::npos);
+  CHECK(note(8).find("measure again on a quiet machine") != std::string::npos);
 }
 
 TEST_CASE(

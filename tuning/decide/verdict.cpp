@@ -161,23 +161,23 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
   return decided;
 }
 
-/// Why the recipe is faster than the limit, for people.
-std::string beyond_limit(const Session& session, const Verdict& verdict) {
-  const double bytes = cost_of(session.op(), session.problem()).bytes;
-  const auto cache = static_cast<double>(session.evaluator().facts().l2_bytes);
+}  // namespace
+
+std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                         const std::string& limit) {
+  const double bytes = cost_of(op, problem).bytes;
+  const auto cache = static_cast<double>(facts.l2_bytes);
   constexpr double mib = 1 << 20;
-  if (verdict.limit == "memory" && bytes <= cache)
+  if (limit == "memory" && bytes <= cache)
     return fmt::format(
         "faster than memory allows, because its tensors ({:.3g} MiB) stay in the cache ({:.3g} "
         "MiB): the limit holds for data in memory",
         bytes / mib, cache / mib);
   return fmt::format(
       "faster than the measured limit of {}: the limit was measured while the machine was busy or "
-      "its clock low, so search again on a quiet machine",
-      verdict.limit);
+      "its clock low, so measure again on a quiet machine",
+      limit);
 }
-
-}  // namespace
 
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count) {
   std::vector<Span> spans;
@@ -243,7 +243,8 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   record.verdict.roofline_fraction = floor / record.verdict.median_us;
   record.verdict.limit = session.compute_bound() ? "compute" : "memory";
   if (record.verdict.roofline_fraction > most_share_of_limit)
-    result.notes.push_back(beyond_limit(session, record.verdict));
+    result.notes.push_back(beyond_limit(session.op(), session.problem(),
+                                        session.evaluator().facts(), record.verdict.limit));
   record.verdict.strategy = session.options().strategy;
   record.verdict.decided = is_decided(session, groups, contenders, record, result);
   record.error = winner->verified.error;

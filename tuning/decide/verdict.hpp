@@ -18,6 +18,10 @@ namespace fftune {
 /// A share of a limit beyond the noise of two measurements: the limit is not the one that applied.
 constexpr double most_share_of_limit = 1.05;
 
+/// Why a time is below the limit by more than that, for people: `limit` is "memory" or "compute".
+std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                         const std::string& limit);
+
 /// Whether the timed variants cover the op.
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
 

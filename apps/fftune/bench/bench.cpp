@@ -24,6 +24,7 @@
 #include "apps/fftune/terminal/progress.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "tuning/decide/verdict.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 
 namespace fftune::tool {
@@ -109,6 +110,17 @@ void add_rows(TextTable& table, const std::string& token_size, const OnValues& m
     add({"", "", "kept", "-", "", "-", "-",
          bytes_text(static_cast<double>(result.kept_bytes)) +
              " of the forward pass are kept for this one"});
+}
+
+/// Why fftune's plan is above the limit, if it is.
+void print_beyond_limit(const Op& op, const BenchResult& result, const DeviceFacts& facts,
+                        const Output& output) {
+  if (result.entries.empty()) return;
+  const double own = result.entries.front().microseconds.median;
+  if (own > 0 && result.floor_us / own > most_share_of_limit)
+    output.line(fmt::format("{}={}: {}", op.token_size(),
+                            result.problem.size(std::string(op.token_size())),
+                            beyond_limit(op, result.problem, facts, result.limit)));
 }
 
 Json result_json(const OnValues& measured) {
@@ -244,6 +256,9 @@ int run(const Op& op, const Options& options, const Session& session) {
   if (saved) session.output.line("saved: " + saved->text());
   const Limits limits = backend->limits(problems.front().dtype);
   session.output.line("floor by: " + limits.method);
+  for (const auto& of_problem : all)
+    for (const OnValues& measured : of_problem)
+      print_beyond_limit(op, measured.result, backend->facts(), session.output);
   against.print(session.output);
   if (against.any_slower()) code = std::max<int>(code, exit_check_failed);
   document["limits"] = {{"bytes_per_second", limits.bytes_per_second},

@@ -77,6 +77,14 @@ std::string Command::path() const {
   return parent == nullptr ? name : parent->path() + " " + name;
 }
 
+std::vector<std::string> Command::op_names() const {
+  if (parent != nullptr) return parent->op_names();
+  std::vector<std::string> names;
+  for (const Command& below : commands)
+    if (below.group == ops_group) names.push_back(below.name);
+  return names;
+}
+
 CommandLine::CommandLine(const Catalog& catalog)
     : catalog_(catalog),
       root_{.name = "fftune",

@@ -57,6 +57,9 @@ struct Command {
   /// "fftune presets show": the words that lead here.
   std::string path() const;
 
+  /// The names of all ops: the root has a command for each.
+  std::vector<std::string> op_names() const;
+
  private:
   Option& add(std::string_view spelled, Option option);
 };

@@ -87,7 +87,14 @@ std::string line_for(const CLI::App& app, const Command& command, const std::str
                : fmt::format("unknown option {}: did you mean --{}? See {}", name, near, help);
   }
   const std::vector<std::string> names = command_names(command);
-  if (names.empty()) return fmt::format("unexpected word '{}': see {}", word, help);
+  if (names.empty()) {
+    const auto has = [](const std::vector<std::string>& all, const std::string& one) {
+      return std::find(all.begin(), all.end(), one) != all.end();
+    };
+    return has(long_names(app), "op") && has(command.op_names(), word)
+               ? fmt::format("unexpected word '{}': give --op {}; see {}", word, word, help)
+               : fmt::format("unexpected word '{}': see {}", word, help);
+  }
   const std::string near = suggestion(word, names);
   return near.empty()
              ? fmt::format("unknown command '{}': give one of {}", word, fmt::join(names, ", "))

@@ -225,8 +225,8 @@ void CompileSummary::print(const Output& output) const {
                    {"kernels", Align::right},
                    {"failed", Align::right},
                    {"spilled", Align::right},
-                   {"max registers", Align::right},
-                   {"max shared", Align::right},
+                   {"registers", Align::right},
+                   {"shared KiB", Align::right},
                    {"cached", Align::right},
                    {"seconds", Align::right}});
   for (const Row& each : rows_)
@@ -237,7 +237,7 @@ void CompileSummary::print(const Output& output) const {
                {fmt::format("{}", each.failed), each.failed > 0 ? Style::bad : Style::plain},
                {fmt::format("{}", each.spilled), each.spilled > 0 ? Style::caution : Style::plain},
                fmt::format("{}", each.registers),
-               bytes_text(static_cast<double>(each.shared_bytes)),
+               fmt::format("{:.1f}", static_cast<double>(each.shared_bytes) / 1024),
                fmt::format("{}", each.cached),
                fmt::format("{:.1f}", each.seconds)});
   output.table(table);

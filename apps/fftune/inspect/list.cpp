@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
@@ -245,10 +247,7 @@ void print_effects(const Section& section, const Output& output) {
   output.line("");
   output.heading(section.problem.text());
   for (const FamilyView& view : section.families) {
-    if (!view.refusal.empty()) {
-      output.line(fmt::format("{}: refused: {}", view.family->name(), view.refusal));
-      continue;
-    }
+    if (!view.refusal.empty()) continue;
     output.line(fmt::format("{}: {} of {} configurations are feasible", view.family->name(),
                             view.feasible.size(), view.size));
     if (view.effects.empty()) continue;
@@ -257,6 +256,45 @@ void print_effects(const Section& section, const Output& output) {
       table.row({fmt::format("{}", effect.alone), effect.reason});
     output.table(table);
   }
+}
+
+/// Each reason once, with the families that give it, and the problems where not in all of them.
+/// Families without a stage here, such as those of the other pass, are one line.
+void print_refusals(const Op& op, const std::vector<Section>& sections, const Output& output) {
+  using Refusal = std::pair<std::string, std::string>;  // reason, problems
+  std::vector<std::pair<Refusal, std::vector<std::string_view>>> refusals;
+  std::vector<std::string_view> elsewhere;
+  const std::string tokens(op.token_size());
+  for (const Family* family : op.families()) {
+    std::map<std::string, std::vector<std::string>> problems;  // by reason
+    bool has_stage = false;
+    for (const Section& section : sections)
+      for (const FamilyView& view : section.families)
+        if (view.family == family && !view.refusal.empty()) {
+          problems[view.refusal].push_back(fmt::format(
+              "{} {}={}", dtype_name(section.problem.dtype), tokens, section.problem.size(tokens)));
+          has_stage = has_stage || is_for(*family, op.stages(section.problem));
+        }
+    if (!problems.empty() && !has_stage) {
+      elsewhere.push_back(family->name());
+      continue;
+    }
+    for (const auto& [reason, where] : problems) {
+      const Refusal refusal{
+          reason, where.size() < sections.size() ? fmt::format("{}", fmt::join(where, ", ")) : ""};
+      auto found = std::find_if(refusals.begin(), refusals.end(),
+                                [&](const auto& each) { return each.first == refusal; });
+      if (found == refusals.end()) found = refusals.insert(found, {refusal, {}});
+      found->second.push_back(family->name());
+    }
+  }
+  output.line("");
+  for (const auto& [refusal, families] : refusals)
+    output.line(fmt::format("refused: {}{}: {}", fmt::join(families, ", "),
+                            refusal.second.empty() ? "" : " (" + refusal.second + ")",
+                            refusal.first));
+  if (!elsewhere.empty())
+    output.line(fmt::format("of other passes or options: {}", fmt::join(elsewhere, ", ")));
 }
 
 void print_variants(const Section& section, const Output& output) {
@@ -299,6 +337,7 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (options.variants) print_variants(section, output);
     document["problems"].push_back(section_json(section));
   }
+  if (options.explain) print_refusals(op, sections, output);
   // An architecture is no device: nothing has run on it.
   if (options.explain && options.arch.empty()) {
     const auto quarantined = quarantined_of(op, facts, session);

@@ -337,6 +337,42 @@ function failures(group) {
     group.failures.map((each) => [each.kind.replaceAll("_", " "), each.count, each.reason, code(each.id)]));
 }
 
+// ---- At a glance ----
+
+/// "fwd bf16": the words in front of a record's options.
+const passAndType = (record) => record.layer.split(" ").slice(0, 2).join(" ");
+
+/// Every op's share of the limit, a device beside the other. `sections` gives the id of an op's
+/// section on a device.
+function glanceSection(sections) {
+  const devices = [...new Set(data.records.map((record) => record.device))];
+  const rows = [...groupBy(data.records, (record) => `${record.op} ${passAndType(record)}`)].sort()
+    .map(([name, records]) => ({
+      name,
+      shares: devices.map((device) => {
+        const own = records.filter((record) => record.device === device);
+        const sorted = own.map((record) => record.roofline).sort((a, b) => a - b);
+        const middle = sorted.length / 2;
+        const median = (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2;
+        const range = sorted.length > 1 ? ` (${percent(sorted[0])} to ${percent(sorted.at(-1))})` : "";
+        return { median, count: own.length, words: own.length ? percent(median) + range : "no record",
+          section: sections.get(`${records[0].op}\n${device}`) };
+      }),
+    }));
+  const node = figure("Median share of the limit (roofline) over the records", "Median share of the roofline: " + rows.map((row) => `${row.name}: ` + row.shares.map((share, i) => `${share.words} on ${devices[i]}`).join(", ")).join("; "), () =>
+    barChart(rows.map((row) => row.name), devices.map((device, i) => ({
+      label: device, backgroundColor: color("series-" + (i % 6)), barPercentage: 0.9,
+      data: rows.map((row, y) => ({ x: 100 * Math.min(row.shares[i].median, mostShareOfLimit), y, words: row.shares[i].words })),
+    })), "% of the limit", false));
+  node.querySelector(".plot").style.height = 6 + (1 + 0.6 * devices.length) * rows.length + "rem";
+  const cell = (share) => share.count === 0 ? "-" :
+    element("a", { href: "#" + share.section }, `${share.words}, ${share.count} record${share.count > 1 ? "s" : ""}`);
+  return element("section", { id: "glance" }, element("h2", {}, "At a glance"), node,
+    table("Median share of the limit, from the least to the most; the links lead to the records",
+      [{ title: "op, pass, dtype" }, ...devices.map((device) => ({ title: device }))],
+      rows.map((row) => [row.name, ...row.shares.map(cell)])));
+}
+
 // ---- Comparisons ----
 
 function comparisonSection() {
@@ -387,14 +423,19 @@ function build() {
     `${data.records.length} records, ${data.searches.length} searches and ${data.benches.length} bench rows from ${data.paths.join(", ")}; made by fftune ${data.fftune} on ${data.date}.`;
   document.getElementById("footer").textContent =
     "Times are medians with 95% confidence intervals; the limit (roofline) is measured on the device. Drawn by Chart.js (MIT licence), which this file contains.";
+  const groups = groupBy([...data.records, ...data.benches, ...data.searches],
+    (each) => each.op + "\n" + each.device);
+  const sections = new Map([...groups.keys()].map((key, i) => [key, "section-" + i]));
+  if (new Set(data.records.map((record) => record.op + "\n" + record.device)).size > 1) {
+    main.append(glanceSection(sections));
+    enter("glance", "At a glance");
+  }
   if (data.comparisons.length > 0) {
     main.append(comparisonSection());
     enter("comparison", "Side by side");
   }
-  const all = [...data.records, ...data.benches, ...data.searches];
-  let count = 0;
-  for (const [, group] of groupBy(all, (each) => each.op + "\n" + each.device)) {
-    const { op, device } = group[0], id = "section-" + count++;
+  for (const [key, group] of groups) {
+    const { op, device } = group[0], id = sections.get(key);
     const of = (list) => list.filter((each) => each.op === op && each.device === device);
     main.append(opSection(op, device, of(data.records), of(data.benches), of(data.searches), id));
     enter(id, `${op} on ${device}`);
