@@ -19,6 +19,7 @@
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -63,16 +64,6 @@ std::string complaint(const Sizes& more, const Options& options = {}) {
   return "";
 }
 
-void verify_plan(Backend& backend, const Problem& problem, std::uint64_t seed) {
-  const Recipe recipe = default_recipe(decode_op(), problem, backend.facts());
-  const Plan plan(backend, decode_op(), problem, recipe);
-  CAPTURE(problem.text(), recipe_text(recipe));
-  Verifier verifier(backend, decode_op(), problem, seed);
-  const auto result = verifier.verify(0, decode_op().stages(problem).size(), plan.executables());
-  CAPTURE(result.failure, result.error, result.tolerance);
-  CHECK(result.passed);
-}
-
 /// How ids are chosen, and where keys are.
 struct Use {
   Sizes sizes;
@@ -93,10 +84,10 @@ void verify_model(Backend& backend, const SmallModel& model, DType dtype, int mo
     CAPTURE(model.name);
     const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
     CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
-    verify_plan(backend, problem, 1);
+    verify_plan(backend, decode_op(), problem, 1);
     Sizes several = use.sizes;
     several["layers"] = 3;
-    verify_plan(backend, problem_of(model, kind, dtype, several, use.options), 2);
+    verify_plan(backend, decode_op(), problem_of(model, kind, dtype, several, use.options), 2);
   }
 }
 

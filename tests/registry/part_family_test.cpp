@@ -12,7 +12,7 @@ using namespace fftune;
 
 namespace {
 
-/// Of two kernels of one file, on its own scratch memory.
+/// Two kernels of one file, with scratch memory of their own.
 Program program_of(const std::string& first, const std::string& second) {
   Program program;
   program.kernels = {{"part.cu", first}, {"part.cu", second}};
