@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "core/file_access.hpp"
 #include "cpu/blas.hpp"
@@ -77,6 +80,21 @@ std::vector<fs::path> control_groups(const fs::path& root, const std::string& co
   return folders;
 }
 
+/// The core of an aarch64 server, whose cpuinfo has numbers alone (Linux: asm/cputype.h names
+/// them).
+std::string arm_core(const std::string& implementer, const std::string& part) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 6> neoverse{
+      {{"0xd0c", "N1"},
+       {"0xd40", "V1"},
+       {"0xd49", "N2"},
+       {"0xd4f", "V2"},
+       {"0xd84", "V3"},
+       {"0xd8e", "N3"}}};
+  for (const auto& [known, name] : neoverse)
+    if (implementer == "0x41" && part == known) return fmt::format("Arm Neoverse {}", name);
+  return fmt::format("aarch64 {} {}", implementer, part);
+}
+
 template <typename Value>
 void lower(std::optional<Value>& least, Value value) {
   least = least ? std::min(*least, value) : value;
@@ -104,7 +122,8 @@ std::string read_cpu_model(const fs::path& root) {
   if (const auto name = cpuinfo(root, {"model name", "Model", "cpu model"})) return *name;
   if (const auto tree = first_line(root / "proc/device-tree/model"))
     return tree->substr(0, tree->find('\0'));
-  return "";
+  const auto implementer = cpuinfo(root, {"CPU implementer"}), part = cpuinfo(root, {"CPU part"});
+  return implementer && part ? arm_core(*implementer, *part) : "";
 }
 
 double read_clock(const fs::path& root) {

@@ -19,7 +19,7 @@ struct Cache {
 /// The caches of the first core, from the smallest level on; empty where sysfs does not tell.
 std::vector<Cache> read_caches(const std::filesystem::path& root);
 
-/// The processor's name: "AMD EPYC 7763 64-Core Processor"; empty if unknown.
+/// The processor's name: "AMD EPYC 7763 64-Core Processor", "Arm Neoverse V2"; empty if unknown.
 std::string read_cpu_model(const std::filesystem::path& root);
 
 /// The maximum clock in Hz, or the clock now where only that is known; 0 if unknown.

@@ -71,6 +71,21 @@ TEST_CASE("processor, clock, memory and caches are read") {
   REQUIRE(read_clock(root.path()) == 3.5e9);
 }
 
+TEST_CASE("an aarch64 server, which names no model, has its core's name") {
+  Root root;
+  const auto core = [&](const std::string& implementer, const std::string& part) {
+    root.file("proc/cpuinfo", "processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: " +
+                                  implementer + "\nCPU part\t: " + part + "\n");
+    return read_cpu_model(root.path());
+  };
+  CHECK(core("0x41", "0xd4f") == "Arm Neoverse V2");  // of a GH200
+  CHECK(core("0x41", "0xd0c") == "Arm Neoverse N1");
+  CHECK(core("0x41", "0xfff") == "aarch64 0x41 0xfff");
+  CHECK(core("0xc0", "0xd4f") == "aarch64 0xc0 0xd4f");
+  root.file("proc/device-tree/model", std::string("Board 4\0", 8));
+  CHECK(core("0x41", "0xd4f") == "Board 4");
+}
+
 TEST_CASE("the tightest control group counts, its parents' included") {
   Root root;
   root.file("proc/self/cgroup", "0::/outer/inner\n")
