@@ -342,6 +342,29 @@ TEST_CASE("a resumed sweep measures only what was not, and finds the same winner
   }
 }
 
+TEST_CASE("a variant that crashed is tried again by a resumed sweep that is told to") {
+  for (const bool retry : {false, true}) {
+    const TemporaryFolder folder;
+    FakeCatalog fake(1);
+    fake.op.add("f", {"a"}, 10);
+    FakeEvaluator evaluator([](const Variant&) { return 100.0; });
+    Outcome crashed;
+    crashed.id = "f/p=3";
+    crashed.kind = OutcomeKind::crashed;
+    crashed.reason = "segmentation fault";
+    Journal::open(folder.path(), evaluator.facts(), "fake", false)
+        .add(fake.problem(), fake.sources.hash({"fake.cu"}), crashed);
+    auto journal = Journal::open(folder.path(), evaluator.facts(), "fake", true);
+    auto options = evaluator.options();
+    options.journal = &journal;
+    options.retry_quarantined = retry;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    REQUIRE(result.record);
+    CHECK(evaluator.compiled["f/p=3"] == (retry ? 1 : 0));
+    CHECK(result.record->stages[0].failed == (retry ? 0 : 1));
+  }
+}
+
 TEST_CASE("links and files that others planted are neither continued nor written") {
   const TemporaryFolder folder;
   const auto facts = facts_of_test();

@@ -5,6 +5,8 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
+#include "tuning/journal/journal.hpp"
 #include "tuning/tuner.hpp"
 #include "valley.hpp"
 
@@ -62,6 +64,27 @@ TEST_CASE("a search within the class of the present winner leaves it for nothing
       CHECK(evaluator.sampled[outcome.id] == 0);
     }
   }
+}
+
+TEST_CASE(
+    "a search within a class that resumes one of all variants takes no time of another class") {
+  const fftune::testing::TemporaryFolder folder;
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  const auto search = [&](bool resume, const std::map<Problem, Recipe>& same_bits_as) {
+    FakeEvaluator evaluator(valley);
+    evaluator.bits = parity;
+    auto journal = Journal::open(folder.path(), evaluator.facts(), "fake", resume);
+    auto options = evaluator.options();
+    options.journal = &journal;
+    options.same_bits_as = same_bits_as;
+    return tune(fake.catalog(), evaluator, fake.problem(), options);
+  };
+  REQUIRE(winner(search(false, {})) % 2 == 1);
+  const auto even = search(true, {{fake.problem(), {variant("f", 20)}}});
+  CHECK(winner(even) % 2 == 0);
+  for (const auto& outcome : even.outcomes)
+    if (parity(outcome.id).ends_with('1')) CHECK(outcome.kind == OutcomeKind::other_bits);
 }
 
 TEST_CASE("where a fused winner has no parts to compare with, whole recipes are compared") {

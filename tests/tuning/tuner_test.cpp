@@ -297,6 +297,21 @@ TEST_CASE(
   CHECK(search(600, false) == std::pair(true, false));
 }
 
+TEST_CASE(
+    "the limit of a whole counts its inputs and outputs, not what one stage leaves the next") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 3);
+  fake.op.add("g", {"b"}, 3);
+  FakeEvaluator evaluator([](const Variant&) { return 100.0; });
+  evaluator.ceilings = {1e8, 1e12};
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  REQUIRE(result.record);
+  const Verdict& verdict = result.record->verdict;
+  CHECK(verdict.limit == "memory");
+  // x and y have 800 bytes; the stages by themselves move 2000.
+  CHECK(verdict.roofline_fraction * verdict.median_us == Approx(8));
+}
+
 TEST_CASE("a time below the floor has a note with the reason") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 20);
