@@ -1,10 +1,13 @@
 // Which records `check` takes, in which order, and what it leaves out.
 #include "apps/fftune/check/check.hpp"
 
+#include <set>
 #include <string>
 #include <vector>
 
+#include "store/example.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 using namespace fftune::tool;
@@ -35,6 +38,35 @@ PresetFile file_of(const Problem& problem, const DeviceFacts& facts) {
 }
 
 }  // namespace
+
+TEST_CASE("a record is checked at one token, around its own number, and with other routings") {
+  const Catalog& catalog = builtin_catalog();
+  const Problem experts = canonical(catalog.op("moe-ffn"),
+                                    {"moe-ffn",
+                                     "fwd",
+                                     DType::f32,
+                                     {{"m", 8}, {"d", 32}, {"h", 16}, {"experts", 4}, {"top-k", 2}},
+                                     {{"routing", "zipf:1"}}},
+                                    DeviceKind::cpu);
+  const fftune::testing::TemporaryFolder folder;
+  merge_preset_records(folder.path(), example::device(), "moe-ffn", {example::record(experts)});
+  const auto checked = [&](double max_flops) {
+    return checked_records(PresetLibrary::load({folder.path()}), catalog, DeviceKind::cpu,
+                           max_flops, [](const Problem&) { return true; });
+  };
+  std::set<std::string> routings;
+  for (const CheckedRecord& record : checked(0)) {
+    routings.insert(record.problem.option("routing"));
+    CHECK(record.tokens == std::vector<std::int64_t>{1, 7, 8, 9});
+    CHECK_FALSE(record.capped);
+  }
+  CHECK(routings == std::set<std::string>{"uniform", "zipf:1", "zipf:1.5"});
+  // Fewer tokens are checked where that many cost too much.
+  for (const CheckedRecord& record : checked(cost_of(catalog.op("moe-ffn"), experts).flops / 2)) {
+    CHECK(record.tokens == std::vector<std::int64_t>{1, 4});
+    CHECK(record.capped);
+  }
+}
 
 TEST_CASE("this device's own records come first, the others in their order") {
   const DeviceFacts facts = facts_of_architecture("sm_90a");

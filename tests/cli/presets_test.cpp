@@ -40,6 +40,10 @@ TEST_CASE("records are shown, merged and compared") {
   REQUIRE(changes.size() == 1);
   CHECK(changes.at(0).at("change") == "added");
   CHECK(changes.at(0).at("problem").get<std::string>().find("m=2") != std::string::npos);
+  // With --exit-code a record that was removed is a failure, and one that was added is none.
+  CHECK(sandbox.fftune("presets diff copy presets --exit-code").code == 0);
+  CHECK(sandbox.fftune("presets diff presets copy").code == 0);
+  CHECK(sandbox.fftune("presets diff presets copy --exit-code").code == 1);
 }
 
 TEST_CASE("files of schema 2 are rewritten in place by merging them, as the same records") {
