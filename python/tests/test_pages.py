@@ -65,16 +65,88 @@ def test_tables_of_whole_models_are_the_recorded_numbers(part, heading, labels):
             assert label is None or int(cell) == round(times[label]), (case, label)
 
 
-def test_every_table_of_results_in_the_readme_names_gpu_day_and_command():
-    text = (ROOT / "README.md").read_text()
-    results = text[text.index("\n## Results\n"):].split("\n## ")[1]
-    tables = re.findall(r"([^\n]+)\n\n(\|[^\n]+(?:\n\|[^\n]+)*)", results)
-    assert len(tables) == 3
-    for lead, table in tables:
-        assert re.search(r"\b[AH]\d00\b", lead)
-        assert re.search(r"\b\d+ (to \d+ )?\w+ber 2026\b", lead)
+README = (ROOT / "README.md").read_text()
+MEASUREMENTS = ROOT / "docs" / "measurements"
+
+
+def read(path: Path):
+    return json.loads(path.read_text())
+
+
+def test_every_table_of_numbers_in_the_readme_names_gpu_day_and_command():
+    tables = re.findall(r"([^\n]+)\n\n(\|[^\n]+(?:\n\|[^\n]+)*)", README)
+    measured = [table for table in tables if re.search(r"\d\.\d|\d µs|TFLOP", table[1])]
+    assert len(measured) == 6
+    for lead, table in measured:
+        days = re.findall(r"November 2026", lead + table)
+        assert re.search(r"\b[AH]\d00\b", lead + table) and days
         commands = re.findall(r"`((?:python3|fftune) [^`]+)`", lead + table)
-        assert len(commands) == 1 or len(commands) == table.count("\n") - 1
+        rows = table.count("\n") - 1
+        assert len(commands) in (1, 2) or len(commands) == rows
         for command in commands:
             if script := re.search(r"\S+\.py", command):
                 assert (ROOT / script[0]).is_file()
+
+
+def cells_of(heading: str) -> list[list[str]]:
+    """The rows below the head of the first table behind a heading of the README."""
+    return [[name, *cells] for name, cells in rows_of(ROOT / "README.md", heading).items()]
+
+
+def test_h100_beside_h200_is_what_was_recorded():
+    rows = cells_of("### H100 beside H200")
+    h200, h100 = read(MEASUREMENTS / "h200" / "models.json"), MEASUREMENTS / "h100"
+    decoding, training, memory, *experts = rows
+    for recorded, cells in ((h200["whole"]["llama-1b 16x2048"], decoding[1:4]),
+                            (read(h100 / "whole-layers.json")["whole"]["llama-1b 16x2048"],
+                             decoding[4:])):
+        before, now = recorded["compile"], recorded["compile+whole"]
+        assert cells == [f"{before:.0f}", f"{now:.0f}", f"{before / now:.2f}"]
+    for recorded, times, sizes in (
+            (h200["train"]["llama-1b 4x2048"], training[1:4], memory[1:4]),
+            (read(h100 / "training.json")["train"]["llama-1b 4x2048"], training[4:], memory[4:])):
+        before, now = recorded["compile"] / 1e3, recorded["compile+patch"] / 1e3
+        assert times == [f"{before:.1f}", f"{now:.1f}", f"{before / now:.2f}"]
+        before, now = recorded["compile GB"], recorded["compile+patch GB"]
+        assert sizes == [f"{before:.1f}", f"{now:.1f}", f"{before / now:.2f}"]
+    assert len(experts) == 5
+    for device, at in (("nvidia-h200", 2), ("nvidia-h100-80gb-hbm3", 5)):
+        records = read(ROOT / "presets" / device / "moe-ffn.json")["records"]
+        for row in experts:
+            tokens = int(re.search(r"(\d+) tokens?", row[0])[1])
+            verdict, = [record["verdict"] for record in records
+                        if (record["problem"]["m"], record["problem"]["d"],
+                            record["problem"]["experts"], record["problem"]["dtype"]) ==
+                        (tokens, 2048, 128, "bf16")]
+            assert float(row[at]) == float(f"{verdict['median_us']:.3g}")
+            assert row[at + 1] == f"{100 * verdict['roofline_fraction']:.0f}%"
+
+
+def test_vllm_is_what_was_recorded():
+    recorded = read(MEASUREMENTS / "h100" / "vllm.json")["rows"]
+    rows = cells_of("### Inside vLLM")
+    assert len(rows) == 3
+    titles = {"Llama-3.2-1B": "llama-3.2-1b", "Llama-3.1-8B": "llama-3.1-8b",
+              "Qwen3-30B-A3B (12 of 48 layers)": "qwen3-30b-a3b-12-layers"}
+    for title, *ratios in rows:
+        own = {row["batch"]: row["own"] / row["mine"] for row in recorded
+               if (row["model"], row["work"], row["time"]) == (titles[title], "decode", "gpu")}
+        assert ratios == [f"{own[batch]:.2f}" for batch in (1, 16, 64)]
+
+
+def test_first_table_of_the_readme_is_that_of_the_others():
+    text = README[:README.index("\n## ")]
+    forward = [float(row[-1]) for row in cells_of("## Results") if "training" not in row[0]]
+    assert f"| {min(forward):.2f} to {max(forward):.2f} times" in text
+    whole = README[README.index("whole_layers=True)`, on one H200"):].split("\n\n")[1]
+    ratios = [float(row.strip("|").split("|")[-1]) for row in whole.split("\n")[2:]]
+    assert f"| {min(ratios):.2f} to {max(ratios):.2f} times" in text
+    vllm = [float(ratio) for row in cells_of("### Inside vLLM") for ratio in row[1:]]
+    assert f"| {min(vllm):.2f} to {max(vllm):.2f} times" in text
+    training, memory = cells_of("### H100 beside H200")[1:3]
+    assert f"| {training[6]} times; peak memory of {memory[5]} GB instead of {memory[4]} |" in text
+    h100 = (MEASUREMENTS / "h100.md").read_text()
+    assert "| `linear` | k 4096, n 28672 | 1 | 25.9 | 25.0 | 20.1 |" in h100
+    assert f"| 25.9 µs, {20.1 / 25.9:.0%} of the roofline |" in text
+    assert "| Llama-3.1-8B | 1 | 2,048 | 5,318 | 95% |" in h100
+    assert "| 5.3 ms, 95% of the roofline |" in text
