@@ -177,3 +177,23 @@ def test_commands_of_pages_have_their_options():
             assert not wrong, (page.name, call)
             quoted += 1
     assert quoted > 100
+
+
+def test_table_of_ops_is_that_of_the_package():
+    """docs/python.md names every function of fftune.ops, with arguments that it has."""
+    import inspect
+
+    from fftune import ops
+
+    text = (ROOT / "docs" / "python.md").read_text()
+    text = text[text.index("\n## Ops\n"):].split("\n## ")[1]
+    table = re.findall(r"^\| (`[^|]+) \|", text, re.M)
+    calls = re.findall(r"`(\w+)(?:\(([^`]*)\))?`", "\n".join(table))
+    for name, arguments in calls:
+        has = inspect.signature(getattr(ops, name)).parameters
+        for argument in filter(None, arguments.split(", ")):
+            assert argument == "…" or argument.rstrip("=") in has, (name, argument)
+    functions = {name for name, value in vars(ops).items()
+                 if inspect.isfunction(value) and not name.startswith("_")}
+    assert len(functions) > 30
+    assert functions == {name for name in functions if f"`{name}`" in text or f"`{name}(" in text}
