@@ -15,7 +15,7 @@ import model_sizes  # noqa: E402
 
 LAYERS_OF_REAL_MODELS = {"Llama-3.2-1B": 16, "Llama-3.1-8B": 32, "Qwen2.5-7B": 28,
                          "Phi-3-mini": 32, "OLMo-2-1B": 16, "Mixtral-8x7B": 32,
-                         "Qwen3-30B-A3B": 48}
+                         "Qwen3-8B": 36, "Qwen3-30B-A3B": 48}
 MODELS = {**model_sizes.DENSE, **model_sizes.MIXTURES}
 
 
@@ -122,16 +122,36 @@ def test_h100_beside_h200_is_what_was_recorded():
             assert row[at + 1] == f"{100 * verdict['roofline_fraction']:.0f}%"
 
 
+def vllm_titles() -> dict[str, str]:
+    """The titles of bench/vllm_beside.py's models, by the numbers of layers of its configurations."""
+    text = (ROOT / "bench" / "vllm_beside.py").read_text()
+    titles = {}
+    for name, layers in re.findall(r'^    "([\w.-]+)": sized\(\w+, \d+, \d+, (\d+),', text, re.M):
+        real = next(real for real in LAYERS_OF_REAL_MODELS if name.startswith(real.lower()))
+        full = LAYERS_OF_REAL_MODELS[real]
+        cut = "" if int(layers) == full else f" ({layers} of {full} layers)"
+        titles[real + cut] = name
+    return titles
+
+
 def test_vllm_is_what_was_recorded():
-    recorded = read(MEASUREMENTS / "h100" / "vllm.json")["rows"]
+    recorded = {(row["model"], row["batch"], row["time"]): (row["own"], row["mine"])
+                for row in read(MEASUREMENTS / "h100" / "vllm.json")["rows"]
+                if row["work"] == "decode"}
+    titles = vllm_titles()
     rows = cells_of("### Inside vLLM")
     assert len(rows) == 3
-    titles = {"Llama-3.2-1B": "llama-3.2-1b", "Llama-3.1-8B": "llama-3.1-8b",
-              "Qwen3-30B-A3B (12 of 48 layers)": "qwen3-30b-a3b-12-layers"}
     for title, *ratios in rows:
-        own = {row["batch"]: row["own"] / row["mine"] for row in recorded
-               if (row["model"], row["work"], row["time"]) == (titles[title], "decode", "gpu")}
-        assert ratios == [f"{own[batch]:.2f}" for batch in (1, 16, 64)]
+        times = [recorded[titles[title], batch, "gpu"] for batch in (1, 16, 64)]
+        assert ratios == [f"{own / mine:.2f}" for own, mine in times]
+    page = (ROOT / "docs" / "vllm.md").read_text()
+    table = page[page.index("| model, 2,048 keys"):].split("\n\n")[0].split("\n")[2:]
+    assert len(table) == 9
+    for row in table:
+        title, batch, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        for kind, given in (("gpu", cells[:3]), ("wall", cells[3:])):
+            own, mine = recorded[titles[title], int(batch), kind]
+            assert given == [f"{1e3 * own:,.0f}", f"{1e3 * mine:,.0f}", f"{own / mine:.2f}"], row
 
 
 def test_first_table_of_the_readme_is_that_of_the_others():
