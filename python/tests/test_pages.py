@@ -122,6 +122,27 @@ def test_h100_beside_h200_is_what_was_recorded():
             assert row[at + 1] == f"{100 * verdict['roofline_fraction']:.0f}%"
 
 
+def test_tables_of_an_h100_are_the_recorded_numbers():
+    page, folder = MEASUREMENTS / "h100.md", MEASUREMENTS / "h100"
+    recorded = read(folder / "whole-layers.json")["whole"]
+    rows = rows_of(page, "## Decoding in transformers")
+    assert len(rows) == len(recorded)
+    for case, times in recorded.items():
+        name, shape = case.split(" ")
+        *cells, ratio = rows[f"{model_sizes.title(name)}, {shape.replace('x', ' x ')}"]
+        labels = ("eager", "compile", "compile+patch", "eager+whole", "compile+whole")
+        assert [int(cell) for cell in cells] == [round(times[label]) for label in labels]
+        best = min(time for label, time in times.items()
+                   if label in ("compile+patch", "eager+whole", "compile+whole"))
+        assert float(ratio) == round(times["compile"] / best, 2)
+    training = read(folder / "training.json")["train"]["llama-1b 4x2048"]
+    text = page.read_text()
+    for label, title in (("eager", "eager"), ("eager+patch", "eager, patch"),
+                         ("compile", "`torch.compile`"), ("compile+patch", "`torch.compile`, patch"),
+                         ("eager+patch+recompute", "eager, patch with recompute")):
+        assert f"| {title} | {training[label] / 1e3:.1f} | {training[label + ' GB']:.1f} |" in text
+
+
 def vllm_titles() -> dict[str, str]:
     """The titles of bench/vllm_beside.py's models, by the numbers of layers of its configurations."""
     text = (ROOT / "bench" / "vllm_beside.py").read_text()
