@@ -536,7 +536,7 @@ class PatchReport:
             for words, count in Counter(words for _, words in entries).items():
                 first = next(name for name, other in entries if other == words)
                 others = f" and {count - 1} more" if count > 1 else ""
-                lines.append(f"{title}: {first}{others}: {words}")
+                lines.append(f"{title}: {first or 'the module itself'}{others}: {words}")
         return "\n".join(lines) or "nothing to replace"
 
 
