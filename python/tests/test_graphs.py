@@ -161,7 +161,7 @@ def test_models_that_cannot_be_compiled_whole_run_as_before(kind, settings):
 
 
 class Small(nn.Module):
-    """What a step of generate() may do: it gives an input back, and reads a setting and the cache."""
+    """A step of generate() may do all of this: give an input back, read a setting and the cache."""
 
     def __init__(self):
         super().__init__()
