@@ -9,17 +9,18 @@ from torch import nn
 from .._library import Error
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
+from .copies import keep_copies_right, restore
 from .decoding import patch_greedy
 from .experts import patch_experts, patch_router, restore_experts
 from .generation import patch_generation
-from .graphs import patch_steps, restore_steps
+from .graphs import patch_steps
 from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
-from .quantised import has_codes, patch_quantised, restore_merged, restore_quantised
+from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
@@ -44,9 +45,9 @@ def patch(model: nn.Module, *, recompute: bool = False,
     `whole_layers`: with a static cache, calls of a few tokens run all layers by one op, and a greedy
     search of `generate` runs its steps as fftune.generate() does. `loss`: calls with labels in training
     compute transformers' loss without logits in memory; `logits` of their outputs are computed when they
-    are read, and are None under torch.compile. Modules that cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
-    call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
-    gives the old one back. As with other changes of a module, no other thread may run this model during
+    are read, before the optimizer's step, and are None under torch.compile. Modules that cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
+    call takes back the first. A patched model can be saved, compiled, copied and moved; a pickle of it is
+    that of the model before patch(). `unpatch` gives the old one back. As with other changes of a module, no other thread may run this model during
     patch() and unpatch(): a call in flight would meet modules of both kinds.
     """
     expect_module("patch", model)
@@ -75,6 +76,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
         try_to(report, "generate", lambda: patch_greedy(model))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
+    for module in model.modules():
+        keep_copies_right(module)
     return report
 
 
@@ -93,16 +96,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)
-        restore_quantised(module)
-        for name in ("forward", "generate", "_get_logits_processor"):
-            if hasattr(module.__dict__.get(name), "_fftune"):
-                delattr(module, name)
-        module.__dict__.pop("_fftune", None)
-        module.__dict__.pop("_fftune_parts", None)
-        module.__dict__.pop("_fftune_drops", None)
-        module.__dict__.pop("_fftune_head", None)
-        module.__dict__.pop("_fftune_view", None)
-        restore_steps(module)
+        restore(module)
     for module in model.modules():
         restore_merged(module)
     attentions.restore(model)
