@@ -290,7 +290,8 @@ def weighing_otherwise(model):
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("name, change", [
     ("gemma2", capped_later), ("llama", of_another_size), ("llama", with_another_loss),
-    ("llama", with_another_decoder), ("mixtral", weighing_otherwise)], ids=lambda value: getattr(value, "__name__", value))
+    ("llama", with_another_decoder), ("mixtral", weighing_otherwise)],
+    ids=lambda value: getattr(value, "__name__", value))
 def test_a_model_that_changes_after_patch(name, change, compiles):
     model = make(name)
     model.config.final_logit_softcapping = None
