@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "core/error.hpp"
@@ -23,6 +24,26 @@ Program increment() {
     *static_cast<int*>(call.tensors[1]) = *static_cast<int*>(call.tensors[0]) + 1;
   }));
   return program;
+}
+
+/// The six elements of c by a program of this product alone.
+std::vector<float> product(Backend& backend, const LibraryGemm& gemm, const std::vector<float>& a,
+                           const std::vector<float>& b) {
+  Program program;
+  program.steps.emplace_back(gemm);
+  const auto result = backend.compile(program);
+  REQUIRE(result.executable);
+  std::vector<float> a_bytes(a.size()), b_bytes(b.size()), c_bytes(6), c(6);
+  encode(gemm.dtype, a, a_bytes.data());
+  encode(gemm.dtype, b, b_bytes.data());
+  std::array<void*, 3> tensors{};
+  tensors.at(std::get<TensorArgument>(gemm.a).tensor) = a_bytes.data();
+  tensors.at(std::get<TensorArgument>(gemm.b).tensor) = b_bytes.data();
+  tensors.at(std::get<TensorArgument>(gemm.c).tensor) = c_bytes.data();
+  const auto workspace = backend.allocate(result.executable->workspace_bytes());
+  result.executable->enqueue(tensors.data(), workspace->data(), nullptr);
+  decode(gemm.dtype, c_bytes.data(), c);
+  return c;
 }
 
 }  // namespace
@@ -103,56 +124,31 @@ TEST_CASE("host functions see tensors, scratch and threads") {
 TEST_CASE("library products, in f32 and in bf16") {
   const auto backend = open_cpu();
   for (const auto dtype : {DType::f32, DType::bf16}) {
-    Program program;
-    program.steps.emplace_back(LibraryGemm{.dtype = dtype,
-                                           .m = 2,
-                                           .n = 3,
-                                           .k = 2,
-                                           .a = TensorArgument{2},
-                                           .b = TensorArgument{0},
-                                           .c = TensorArgument{1}});
-    const auto result = backend->compile(program);
-    REQUIRE(result.executable);
-    const std::vector<float> a{1, 2, 3, 4}, b{5, 6, 7, 8, 9, 10};
-    std::array<float, 4> a_bytes{};
-    std::array<float, 6> b_bytes{}, c_bytes{};
-    encode(dtype, a, a_bytes.data());
-    encode(dtype, b, b_bytes.data());
-    const auto workspace = backend->allocate(result.executable->workspace_bytes());
-    void* tensors[] = {b_bytes.data(), c_bytes.data(), a_bytes.data()};
-    result.executable->enqueue(tensors, workspace->data(), nullptr);
-    std::vector<float> c(6);
-    decode(dtype, c_bytes.data(), c);
-    REQUIRE(c == std::vector<float>{17, 23, 29, 39, 53, 67});
+    const LibraryGemm gemm{.dtype = dtype,
+                           .m = 2,
+                           .n = 3,
+                           .k = 2,
+                           .a = TensorArgument{2},
+                           .b = TensorArgument{0},
+                           .c = TensorArgument{1}};
+    CHECK(product(*backend, gemm, {1, 2, 3, 4}, {5, 6, 7, 8, 9, 10}) ==
+          std::vector<float>{17, 23, 29, 39, 53, 67});
   }
 }
 
 TEST_CASE("library products in a batch, of one first operand and several others") {
   const auto backend = open_cpu();
   for (const auto dtype : {DType::f32, DType::bf16}) {
-    Program program;
-    program.steps.emplace_back(LibraryGemm{.dtype = dtype,
-                                           .m = 1,
-                                           .n = 2,
-                                           .k = 2,
-                                           .a = TensorArgument{0},
-                                           .b = TensorArgument{1},
-                                           .c = TensorArgument{2},
-                                           .batch = {.count = 3, .a = 0, .b = 4, .c = 2}});
-    const auto result = backend->compile(program);
-    REQUIRE(result.executable);
-    const std::vector<float> a{1, 2}, b{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-    std::array<float, 2> a_bytes{};
-    std::array<float, 12> b_bytes{};
-    std::array<float, 6> c_bytes{};
-    encode(dtype, a, a_bytes.data());
-    encode(dtype, b, b_bytes.data());
-    const auto workspace = backend->allocate(result.executable->workspace_bytes());
-    void* tensors[] = {a_bytes.data(), b_bytes.data(), c_bytes.data()};
-    result.executable->enqueue(tensors, workspace->data(), nullptr);
-    std::vector<float> c(6);
-    decode(dtype, c_bytes.data(), c);
-    CHECK(c == std::vector<float>{5, 11, 17, 23, 29, 35});
+    const LibraryGemm gemm{.dtype = dtype,
+                           .m = 1,
+                           .n = 2,
+                           .k = 2,
+                           .a = TensorArgument{0},
+                           .b = TensorArgument{1},
+                           .c = TensorArgument{2},
+                           .batch = {.count = 3, .a = 0, .b = 4, .c = 2}};
+    CHECK(product(*backend, gemm, {1, 2}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}) ==
+          std::vector<float>{5, 11, 17, 23, 29, 35});
   }
 }
 
