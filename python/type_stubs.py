@@ -1,8 +1,9 @@
 """Writes the type stubs of fftune.ops: python/fftune/ops.pyi (the build's target `type_stubs`).
 
-Signatures and documentation are those of the functions in fftune/_ops. Where a parameter is an
-option of its op in `_op_table.json`, its type is a Literal of the option's words instead of str, so
-that a type checker finds a misspelt one. Sources are parsed, not imported: PyTorch is not needed.
+Signatures are those of the functions in fftune/_ops. Where a parameter is an option of its op in
+`_op_table.json`, its type is a Literal of the option's words instead of str, so that a type checker
+finds a misspelt one. Editors show the documentation of the function itself where its stub has none.
+Sources are parsed, not imported: PyTorch is not needed.
 """
 import ast
 import json
@@ -48,12 +49,8 @@ def with_words(function: ast.FunctionDef, words: dict[str, list[str]]) -> None:
             parameter.annotation = ast.parse(f"Literal[{names}]", mode="eval").body
 
 
-def signature(function: ast.FunctionDef) -> str:
-    """One parameter a line where they do not fit into one."""
-    result = f") -> {ast.unparse(function.returns)}:"
-    line = f"def {function.name}({ast.unparse(function.args)}{result}"
-    if len(line) <= 100:
-        return line
+def stub(function: ast.FunctionDef) -> str:
+    """The signature, in lines of at most 100 characters."""
     own = function.args
     parts = [ast.unparse(ast.arguments([], [arg], None, [], [], None, [default] if default else []))
              for arg, default in zip(own.args, [None] * (len(own.args) - len(own.defaults))
@@ -64,12 +61,16 @@ def signature(function: ast.FunctionDef) -> str:
         parts.append("*")
     parts += [ast.unparse(arg) + (f"={ast.unparse(default)}" if default else "")
               for arg, default in zip(own.kwonlyargs, own.kw_defaults)]
-    return "\n".join([f"def {function.name}(", *(f"    {part}," for part in parts), result])
-
-
-def stub(function: ast.FunctionDef) -> str:
-    text = ast.get_docstring(function, clean=False)
-    return f'{signature(function)}\n    """{text}"""\n' if text else f"{signature(function)} ...\n"
+    begin, end = f"def {function.name}(", f") -> {ast.unparse(function.returns)}: ...\n"
+    lines = [begin]
+    for part in [*(f"{part}, " for part in parts[:-1]), *parts[-1:]]:
+        if len(lines[-1] + part.rstrip()) > 100:
+            lines[-1] = lines[-1].rstrip()
+            lines.append(" " * len(begin))
+        lines[-1] += part
+    if len(lines[-1] + end.rstrip()) > 100:
+        lines.append(" " * (len(begin) - 1))
+    return "\n".join(lines) + end
 
 
 def stubs() -> str:

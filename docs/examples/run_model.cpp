@@ -148,7 +148,7 @@ class Model {
     return ids;
   }
 
-  /// Bytes that a token reads at least, with so many keys.
+  /// Bytes that a token reads at least, with this number of keys.
   double floor_bytes(double keys) const {
     double bytes = 0;
     for (const auto& [name, size] : weights_) bytes += static_cast<double>(size);

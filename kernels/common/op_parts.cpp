@@ -1,5 +1,9 @@
 #include "kernels/common/op_parts.hpp"
 
+#include <functional>
+#include <map>
+#include <mutex>
+
 #include "core/error.hpp"
 
 namespace fftune {
@@ -102,11 +106,35 @@ std::string option_or(const Problem& problem, const std::string& name,
   return entry == problem.options.end() ? otherwise : entry->second;
 }
 
+namespace {
+
+/// The numbers that an op's options have by default. Making all options takes as long as the rest
+/// of what a plan asks of an op.
+class NumberDefaults {
+ public:
+  /// `op` is one of the catalog, which live as long as the program.
+  std::optional<double> of(const Op& op, std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    const auto [known, is_new] = defaults_.try_emplace(&op);
+    if (is_new)
+      for (const auto& field : op.options())
+        if (const auto number = parse_number(field.choices.front()))
+          known->second.emplace(field.name, *number);
+    const auto found = known->second.find(name);
+    return found == known->second.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const Op*, std::map<std::string, double, std::less<>>> defaults_;
+};
+
+}  // namespace
+
 double number_or_default(const Op& op, const Problem& problem, std::string_view name) {
   if (problem.options.contains(std::string(name))) return problem.number(name);
-  for (const auto& field : op.options())
-    if (field.name == name)
-      if (const auto number = parse_number(field.choices.front())) return *number;
+  static NumberDefaults defaults;
+  if (const auto number = defaults.of(op, name)) return *number;
   throw Error(ErrorKind::internal, "no number is named " + std::string(name));
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/decode/decode.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
+#include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune {
@@ -34,7 +35,7 @@ constexpr std::pair<const char*, const char*> head_options[] = {{"choose", "choo
 /// Sizes of decode that are none of its layers.
 constexpr const char* own_sizes[] = {"vocab", "stops", "room"};
 
-OpPart layer_part(const Problem& problem) {
+OpPart make_layer_part(const Problem& problem) {
   Problem layer{"layer", "fwd", problem.dtype, problem.sizes, {}};
   for (const char* name : own_sizes) layer.sizes.erase(name);
   for (const OptionField& field : layer_op().options())
@@ -47,7 +48,7 @@ OpPart layer_part(const Problem& problem) {
           {{"lengths", "key_lengths"}, {"y", "last_hidden"}}};
 }
 
-OpPart head_part(const Problem& problem) {
+OpPart make_head_part(const Problem& problem) {
   Problem head{
       "head",
       "fwd",
@@ -70,8 +71,16 @@ OpPart head_part(const Problem& problem) {
            {"ids", "chosen"}}};
 }
 
+/// The layers, then the head.
 std::vector<OpPart> parts_of(const Problem& problem) {
-  return {layer_part(problem), head_part(problem)};
+  static OfLastProblems<std::vector<OpPart>> last;
+  return *last.of(problem, [&] {
+    return std::vector{make_layer_part(problem), make_head_part(problem)};
+  });
+}
+
+OpPart layer_part(const Problem& problem) {
+  return parts_of(problem).front();
 }
 
 /// The tensors of a part under their names here.
@@ -131,8 +140,8 @@ class State {
     tensor.read_share = std::min(1.0, static_cast<double>(batch) / static_cast<double>(vocab));
     // The rows that are read are such that a router chooses clearly.
     if (const auto& draw = spec("x").draw)
-      tensor.draw = [=, ids = drawn_ids(batch, vocab)](std::uint64_t seed,
-                                                       std::span<double> values) {
+      tensor.draw = [=](std::uint64_t seed, std::span<double> values) {
+        const auto ids = drawn_ids(batch, vocab);
         std::mt19937_64 random(seed);
         std::normal_distribution<double> normal;
         for (double& value : values) value = normal(random);
@@ -166,14 +175,16 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   const std::int64_t batch = problem.size("batch"), vocab = problem.size("vocab"),
                      stops = size_or(problem, "stops", 0);
   const State state(problem);
-  const OpPart head = head_part(problem);
+  const OpPart head = parts_of(problem).back();
   const auto of_head = tensors_of_part(head);
   std::vector<TensorSpec> inputs, outputs, intermediates;
 
   const TensorSpec& chosen = of_head[tensor_index(of_head, "chosen")];
-  TensorSpec ids = state.tensor(
-      "ids", Role::updated,
-      [ids = drawn_ids(batch, vocab)](std::size_t i) { return static_cast<double>(ids[i]); });
+  TensorSpec ids{"ids", DType::i32, {batch}, Role::updated};
+  ids.draw = [batch, vocab](std::uint64_t, std::span<double> values) {
+    const auto drawn = drawn_ids(batch, vocab);
+    std::copy(drawn.begin(), drawn.end(), values.begin());
+  };
   ids.choice = chosen.choice;
   inputs.push_back(std::move(ids));
   inputs.push_back(state.lengths());
@@ -397,13 +408,15 @@ class Decode final : public Op {
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(problem);
+    return *tensors_.of(problem, [&] { return tensors_of(problem); });
   }
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    auto stages = stages_of_parts(parts_of(problem));
-    stages.insert(stages.begin(), own_stage(problem, stage_embed));
-    stages.push_back(own_stage(problem, stage_advance));
-    return stages;
+    return *stages_.of(problem, [&] {
+      auto stages = stages_of_parts(parts_of(problem));
+      stages.insert(stages.begin(), own_stage(problem, stage_embed));
+      stages.push_back(own_stage(problem, stage_advance));
+      return stages;
+    });
   }
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
@@ -422,28 +435,7 @@ class Decode final : public Op {
   /// That of the layers. In each time, the tensors that are not theirs are the same.
   std::optional<Repetition> repetition(const Problem& problem) const override {
     if (!problem.sizes.contains("layers")) return std::nullopt;
-    Repetition repetition;
-    repetition.one = problem;
-    repetition.one.sizes.erase("layers");
-    const OpPart all = layer_part(problem), one = layer_part(repetition.one);
-    const auto layers = layer_op().repetition(all.problem);
-    const auto of_all = layer_op().tensors(all.problem), of_one = layer_op().tensors(one.problem);
-    std::map<std::string, std::size_t> whole;
-    for (const TensorSpec& tensor : tensors_of(problem)) whole.emplace(tensor.name, whole.size());
-    const auto own = tensors_of(repetition.one);
-    for (const auto& places : layers->places) {
-      std::map<std::string, std::string> names;
-      for (std::size_t i = 0; i < of_one.size(); ++i)
-        names[one.tensor(of_one[i].name)] = all.tensor(of_all[places[i]].name);
-      auto& time = repetition.places.emplace_back();
-      for (const TensorSpec& tensor : own) {
-        const auto renamed = names.find(tensor.name);
-        time.push_back(whole.at(renamed == names.end() ? tensor.name : renamed->second));
-      }
-    }
-    repetition.first = 1;
-    repetition.end = 1 + layer_op().stages(one.problem).size();
-    return repetition;
+    return *repetitions_.of(problem, [&] { return repetition_of(problem); });
   }
 
   std::vector<const Family*> families() const override {
@@ -465,6 +457,35 @@ class Decode final : public Op {
     return "the best id; a sample by temperature; or filtered: a sample of the ids that top-k, "
            "top-p and min-p keep";
   }
+
+  static Repetition repetition_of(const Problem& problem) {
+    Repetition repetition{problem, {}};
+    repetition.one.sizes.erase("layers");
+    const OpPart all = layer_part(problem), one = layer_part(repetition.one);
+    const auto layers = layer_op().repetition(all.problem);
+    const auto of_all = layer_op().tensors(all.problem), of_one = layer_op().tensors(one.problem);
+    std::map<std::string, std::size_t> whole;
+    for (const TensorSpec& tensor : decode_op().tensors(problem))
+      whole.emplace(tensor.name, whole.size());
+    const auto own = decode_op().tensors(repetition.one);
+    for (const auto& places : layers->places) {
+      std::map<std::string, std::string> names;
+      for (std::size_t i = 0; i < of_one.size(); ++i)
+        names[one.tensor(of_one[i].name)] = all.tensor(of_all[places[i]].name);
+      auto& time = repetition.places.emplace_back();
+      for (const TensorSpec& tensor : own) {
+        const auto renamed = names.find(tensor.name);
+        time.push_back(whole.at(renamed == names.end() ? tensor.name : renamed->second));
+      }
+    }
+    repetition.first = 1;
+    repetition.end = 1 + layer_op().stages(one.problem).size();
+    return repetition;
+  }
+
+  mutable OfLastProblems<std::vector<TensorSpec>> tensors_;
+  mutable OfLastProblems<std::vector<StageSpec>> stages_;
+  mutable OfLastProblems<Repetition> repetitions_;
 };
 
 }  // namespace

@@ -35,6 +35,9 @@ struct Engine {
   Config (*default_config)(const GemmChain&, const DeviceFacts&) = nullptr;
   /// Seconds by the cost model, to rank; null: there is no model.
   std::optional<double> (*estimate)(const GemmChain&, const DeviceFacts&, const Config&) = nullptr;
+  /// Whether its default should be faster than those of the engines behind it in an op's order;
+  /// null: it always is.
+  bool (*is_preferred)(const GemmChain&, const DeviceFacts&) = nullptr;
   /// Appends the launches.
   void (*append)(Program&, const GemmChain&, const TensorPlaces&, const DeviceFacts&,
                  const Config&) = nullptr;

@@ -116,6 +116,10 @@ std::optional<double> GemmFamily::estimate(const Problem& problem, const DeviceF
   return engine_.estimate(chain(problem), facts, config);
 }
 
+bool GemmFamily::is_preferred(const Problem& problem, const DeviceFacts& facts) const {
+  return engine_.is_preferred == nullptr || engine_.is_preferred(chain(problem), facts);
+}
+
 Program GemmFamily::program(const Problem& problem, const DeviceFacts& facts,
                             const Config& config) const {
   Program program;

@@ -43,6 +43,7 @@ class GemmFamily final : public Family {
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
   std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
+  bool is_preferred(const Problem&, const DeviceFacts&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override { return engine_.sources; }
 

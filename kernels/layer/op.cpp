@@ -18,6 +18,7 @@
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/rope/rope.hpp"
+#include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune {
@@ -176,9 +177,8 @@ class Sequences {
 /// Test data of what says where the sequences' tokens are, and of what the router chooses by.
 void set_draw(const Problem& problem, TensorSpec& tensor) {
   const auto by = [&](void (Sequences::*draw)(std::span<double>) const) {
-    tensor.draw = [sequences = Sequences(problem), draw](std::uint64_t, std::span<double> values) {
-      (sequences.*draw)(values);
-    };
+    tensor.draw = [of = std::make_shared<const Problem>(problem), draw](
+                      std::uint64_t, std::span<double> values) { (Sequences(*of).*draw)(values); };
   };
   if (tensor.name == "positions") by(&Sequences::draw_positions);
   if (tensor.name == "slots") by(&Sequences::draw_slots);
@@ -224,8 +224,8 @@ std::string name_in_all(const std::string& name, std::int64_t at, std::int64_t l
 }
 
 std::vector<TensorSpec> tensors_of(const Problem& problem) {
-  const auto one = tensors_of_one(one_layer(problem));
-  if (!problem.sizes.contains("layers")) return one;
+  if (!problem.sizes.contains("layers")) return tensors_of_one(problem);
+  const auto one = layer_op().tensors(one_layer(problem));
   const std::int64_t layers = problem.size("layers");
   std::vector<TensorSpec> inputs, intermediates;
   for (const TensorSpec& tensor : one)
@@ -534,22 +534,11 @@ class Layer final : public Op {
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(problem);
+    return *tensors_.of(problem, [&] { return tensors_of(problem); });
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    const auto one = stages_of_parts(parts_of(problem));
-    if (!problem.sizes.contains("layers")) return one;
-    const std::int64_t layers = problem.size("layers");
-    std::vector<StageSpec> stages;
-    for (std::int64_t at = 0; at < layers; ++at)
-      for (StageSpec stage : one) {
-        stage.name = fmt::format("layers.{}.{}", at, stage.name);
-        for (auto* names : {&stage.inputs, &stage.outputs})
-          for (std::string& name : *names) name = name_in_all(name, at, layers);
-        stages.push_back(std::move(stage));
-      }
-    return stages;
+    return *stages_.of(problem, [&] { return stages_of(problem); });
   }
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
@@ -572,18 +561,7 @@ class Layer final : public Op {
 
   std::optional<Repetition> repetition(const Problem& problem) const override {
     if (!problem.sizes.contains("layers")) return std::nullopt;
-    const std::int64_t layers = problem.size("layers");
-    Repetition repetition{one_layer(problem), {}};
-    std::map<std::string, std::size_t> all;
-    for (const TensorSpec& tensor : tensors_of(problem)) all.emplace(tensor.name, all.size());
-    const auto one = tensors_of_one(repetition.one);
-    for (std::int64_t at = 0; at < layers; ++at) {
-      std::vector<std::size_t> places;
-      for (const TensorSpec& tensor : one)
-        places.push_back(all.at(name_in_all(tensor.name, at, layers)));
-      repetition.places.push_back(std::move(places));
-    }
-    return repetition;
+    return *repetitions_.of(problem, [&] { return repetition_of(problem); });
   }
 
   std::vector<const Family*> families() const override {
@@ -606,6 +584,42 @@ class Layer final : public Op {
   /// The baseline that a user would take is another library's kernels: bench/ compares with
   /// PyTorch's.
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+
+ private:
+  static std::vector<StageSpec> stages_of(const Problem& problem) {
+    const auto one = stages_of_parts(parts_of(problem));
+    if (!problem.sizes.contains("layers")) return one;
+    const std::int64_t layers = problem.size("layers");
+    std::vector<StageSpec> stages;
+    for (std::int64_t at = 0; at < layers; ++at)
+      for (StageSpec stage : one) {
+        stage.name = fmt::format("layers.{}.{}", at, stage.name);
+        for (auto* names : {&stage.inputs, &stage.outputs})
+          for (std::string& name : *names) name = name_in_all(name, at, layers);
+        stages.push_back(std::move(stage));
+      }
+    return stages;
+  }
+
+  static Repetition repetition_of(const Problem& problem) {
+    const std::int64_t layers = problem.size("layers");
+    Repetition repetition{one_layer(problem), {}};
+    std::map<std::string, std::size_t> all;
+    for (const TensorSpec& tensor : layer_op().tensors(problem))
+      all.emplace(tensor.name, all.size());
+    const auto one = layer_op().tensors(repetition.one);
+    for (std::int64_t at = 0; at < layers; ++at) {
+      std::vector<std::size_t> places;
+      for (const TensorSpec& tensor : one)
+        places.push_back(all.at(name_in_all(tensor.name, at, layers)));
+      repetition.places.push_back(std::move(places));
+    }
+    return repetition;
+  }
+
+  mutable OfLastProblems<std::vector<TensorSpec>> tensors_;
+  mutable OfLastProblems<std::vector<StageSpec>> stages_;
+  mutable OfLastProblems<Repetition> repetitions_;
 };
 
 }  // namespace

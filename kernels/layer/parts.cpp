@@ -14,6 +14,7 @@
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
+#include "registry/last_problems.hpp"
 
 namespace fftune::layer {
 namespace {
@@ -294,7 +295,8 @@ bool has_experts(const Problem& problem) {
 }
 
 std::vector<OpPart> parts_of(const Problem& problem) {
-  return Parts(problem).all();
+  static OfLastProblems<std::vector<OpPart>> last;
+  return *last.of(problem, [&] { return Parts(problem).all(); });
 }
 
 std::vector<PartKind> part_kinds() {

@@ -25,7 +25,7 @@ struct KernelSource {
   std::string expression;  // NVRTC name expression: "fftune::sm80_gemm<form, config>"
 };
 
-/// The address of one of the op's tensors, by its place in Op::tensors(), or so many bytes into it.
+/// The address of one of the op's tensors, by its place in Op::tensors(), plus an offset in bytes.
 struct TensorArgument {
   std::size_t tensor = 0;
   std::size_t offset = 0;

@@ -1,9 +1,7 @@
 // A family of one op that serves stages of another, which has the former as a part.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,32 +9,10 @@
 
 #include "registry/catalog.hpp"
 #include "registry/family.hpp"
+#include "registry/last_problems.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
-
-/// The value of the problem that was asked for last. A search and a compilation ask for every
-/// configuration of a problem in turn. Any number of threads may ask.
-template <typename Value>
-class OfLastProblem {
- public:
-  std::shared_ptr<const Value> of(const Problem& problem, const std::function<Value()>& make) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (value_ && problem_ == problem) return value_;
-    }
-    auto value = std::make_shared<const Value>(make());
-    const std::lock_guard lock(mutex_);
-    problem_ = problem;
-    value_ = value;
-    return value;
-  }
-
- private:
-  std::mutex mutex_;
-  Problem problem_;
-  std::shared_ptr<const Value> value_;
-};
 
 class PartFamily : public Family {
  public:
@@ -76,8 +52,8 @@ class PartFamily : public Family {
   std::string part_;
   std::string name_;
   const Family& family_;
-  mutable OfLastProblem<Part> part_of_last_;
-  mutable OfLastProblem<Placed> placed_last_;
+  mutable OfLastProblems<Part> part_of_last_;
+  mutable OfLastProblems<Placed> placed_last_;
 };
 
 /// The name of a part's family in the whole: "qkv.product_sm90".

@@ -146,11 +146,21 @@ struct ChoiceOfParts {
 };
 
 /// The recipe of what serves each part, and by default the stages that are no part's; empty where
-/// what serves a part cannot serve it within the whole.
+/// what serves a part cannot serve it within the whole, or where no part has a record.
 ChoiceOfParts choice_of_parts(const Catalog& catalog, const Op& op, const Problem& problem,
                               const DeviceFacts& facts, const PresetLibrary& presets) {
   ChoiceOfParts whole;
-  for (const OpPart& part : op.parts(problem)) {
+  const auto parts = op.parts(problem);
+  const auto has_record = [&](const OpPart& part) {
+    const auto illegal = [&](const PresetRecord& record, const Problem& wanted) {
+      return record_illegality(*part.op, wanted, facts, record);
+    };
+    return presets.find(unrepeated(*part.op, part.problem), facts, illegal, comparison_of(*part.op))
+        .has_value();
+  };
+  // Finding the default of each part takes as long as finding that of the whole.
+  if (std::none_of(parts.begin(), parts.end(), has_record)) return whole;
+  for (const OpPart& part : parts) {
     Choice choice = choose(catalog, *part.op, part.problem, facts, presets);
     if (choice.preset) whole.recorded.push_back(part.name);
     whole.stale = whole.stale || choice.stale;

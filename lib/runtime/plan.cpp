@@ -39,10 +39,10 @@ void check_memory(const Problem& problem, const std::vector<TensorSpec>& tensors
 
 /// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
 /// last but one, as those of two neighbours are in use at once.
-std::vector<std::size_t> twins_of(const Repetition& repetition,
-                                  const std::vector<TensorSpec>& tensors) {
-  std::vector<std::size_t> twins(tensors.size());
-  for (std::size_t i = 0; i < twins.size(); ++i) twins[i] = i;
+std::vector<std::size_t> aliases_of(const Repetition& repetition,
+                                    const std::vector<TensorSpec>& tensors) {
+  std::vector<std::size_t> aliases(tensors.size());
+  for (std::size_t i = 0; i < aliases.size(); ++i) aliases[i] = i;
   const auto& places = repetition.places;
   for (std::size_t time = 2; time < places.size(); ++time)
     for (std::size_t i = 0; i < places[time].size(); ++i) {
@@ -50,9 +50,9 @@ std::vector<std::size_t> twins_of(const Repetition& repetition,
       const bool both =
           tensors[own].role == Role::intermediate && tensors[before].role == Role::intermediate;
       // A tensor that a repetition reads from the one before has its place from there.
-      if (both && twins[own] == own && before < own) twins[own] = twins[before];
+      if (both && aliases[own] == own && before < own) aliases[own] = aliases[before];
     }
-  return twins;
+  return aliases;
 }
 
 }  // namespace
@@ -64,15 +64,15 @@ TensorLayout::TensorLayout(const Op& op, const Problem& problem, const DeviceFac
                                                  tensors_.size(), most_tensors));
   check_memory(problem, tensors_, facts);
   const auto repetition = op.repetition(problem);
-  const auto twins = repetition ? twins_of(*repetition, tensors_) : std::vector<std::size_t>();
+  const auto aliases = repetition ? aliases_of(*repetition, tensors_) : std::vector<std::size_t>();
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].role != Role::intermediate) {
       ++buffer_count_;
       continue;
     }
-    const std::size_t twin = twins.empty() ? i : twins[i];
-    if (twin != i) {
-      intermediate_offsets_.push_back(intermediate_offsets_[twin - buffer_count_]);
+    const std::size_t alias = aliases.empty() ? i : aliases[i];
+    if (alias != i) {
+      intermediate_offsets_.push_back(intermediate_offsets_[alias - buffer_count_]);
       continue;
     }
     intermediate_offsets_.push_back(scratch_offset_);

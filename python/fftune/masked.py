@@ -17,7 +17,7 @@ def _turned(name: str, w: Tensor) -> Tensor:
 
 
 class MaskedLinear:
-    """Two linear layers behind a mask: MaskedLinear.apply(x, w_true_t, w_false_t, mask)."""
+    """Two linear layers behind a mask: ``MaskedLinear.apply(x, w_true_t, w_false_t, mask)``."""
 
     @staticmethod
     def apply(x: Tensor, w_true_t: Tensor, w_false_t: Tensor, mask: Tensor) -> Tensor:
@@ -27,15 +27,21 @@ class MaskedLinear:
 
 
 class MaskedFFN:
-    """Two gated feed-forward networks behind a mask, in silu:
-    MaskedFFN.apply(x, w1_t, w2_t, w3_t, u1_t, u2_t, u3_t, mask)."""
+    """Two gated MLPs behind a mask: ``MaskedFFN.apply(x, w1_t, w2_t, w3_t, u1_t, u2_t, u3_t, mask)``."""
 
     @staticmethod
     def apply(x: Tensor, w1_t: Tensor, w2_t: Tensor, w3_t: Tensor, u1_t: Tensor, u2_t: Tensor,
               u3_t: Tensor, mask: Tensor) -> Tensor:
-        """(silu(x w1_t) ⊙ (x w3_t)) w2_t where the mask is set, else the same with u.
+        """``(silu(x w1_t) ⊙ (x w3_t)) w2_t`` where the mask is set, else the same with u.
 
-        x [..., d]; w1_t, w3_t, u1_t, u3_t [d, h]; w2_t, u2_t [h, d]; mask [...]. -> [..., d]
+        Args:
+            x: [..., d].
+            w1_t, w3_t, u1_t, u3_t: [d, h], transposed views of the weights.
+            w2_t, u2_t: [h, d].
+            mask: bool [...].
+
+        Returns:
+            [..., d].
         """
         weights = dict(w1_t=w1_t, w3_t=w3_t, w2_t=w2_t, u1_t=u1_t, u3_t=u3_t, u2_t=u2_t)
         return ops.masked_ffn(x, mask, *(_turned(name, w) for name, w in weights.items()))

@@ -30,10 +30,16 @@ def _expect_sizes(**sizes: int) -> None:
 
 
 class GatedMLP(nn.Module):
-    """down_proj(act(gate_proj(x)) * up_proj(x)): the MLP of Llama, with its names.
+    """The MLP of Llama, ``down_proj(act(gate_proj(x)) * up_proj(x))``, with its state dict.
 
-    x [..., hidden] -> [..., hidden]. act: silu, gelu, gelu-tanh, relu or none. `bias` is that of
-    down_proj. `recompute`: keep x alone for the backward pass.
+    Maps [..., hidden] to [..., hidden].
+
+    Args:
+        hidden, intermediate: features of x, and of the products before the activation.
+        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
+        bias: whether down_proj has a bias.
+        recompute: save only x for the backward pass.
+        device, dtype: of the parameters.
     """
 
     def __init__(self, hidden: int, intermediate: int, act: str = "silu", bias: bool = False,
@@ -55,10 +61,14 @@ class GatedMLP(nn.Module):
 
     @torch.no_grad()
     def to_fp8(self, example: Tensor | None = None) -> "GatedMLPFp8":
-        """The same layer in fp8, for inference.
+        """The same layer in float8_e4m3fn, for inference.
 
-        Without `example` scales are of blocks, which are found anew for every x. With an example
-        [..., hidden] there is one for each tensor, those of x and of the middle from the example.
+        Args:
+            example: input [..., hidden] to calibrate one scale per tensor with. None: one scale per block of
+                128, computed anew for every x.
+
+        Returns:
+            A ``GatedMLPFp8``.
         """
         if self.down_proj.bias is not None:
             raise Error("to_fp8: in fp8 down_proj has no bias here")
@@ -66,7 +76,7 @@ class GatedMLP(nn.Module):
 
 
 class GatedMLPFp8(nn.Module):
-    """GatedMLP in float8_e4m3fn: made by GatedMLP.to_fp8. x [..., hidden] -> bfloat16."""
+    """A ``GatedMLP`` in float8_e4m3fn, made by ``GatedMLP.to_fp8``. Maps [..., hidden] to bfloat16."""
 
     def __init__(self, layer: GatedMLP, example: Tensor | None):
         super().__init__()
@@ -92,7 +102,14 @@ class GatedMLPFp8(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension; conventions as in ops.rmsnorm."""
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension, as `fftune.ops.rmsnorm`.
+
+    Args:
+        features: size of the last dimension.
+        eps: added to the mean of squares.
+        convention: "llama", "t5" or "gemma".
+        device, dtype: of the weight.
+    """
 
     def __init__(self, features: int, eps: float = 1e-6, convention: str = "llama", device=None,
                  dtype=None):
@@ -105,17 +122,23 @@ class RMSNorm(nn.Module):
         self.convention = convention
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x; or, with a residual, that of their sum, and the sum."""
+        """rmsnorm(x); with a residual (rmsnorm(s), s) of ``s = x + residual``."""
         if residual is None:
             return ops.rmsnorm(x, self.weight, eps=self.eps, convention=self.convention)
         return ops.add_rmsnorm(x, residual, self.weight, eps=self.eps, convention=self.convention)
 
 
 class LinearCrossEntropy(nn.Module):
-    """The loss of a language model's head, with the parameters of nn.Linear(features, vocab).
+    """The loss of a language model's head without logits in memory, with the parameters of ``nn.Linear``.
 
-    forward(x [..., features], labels [...]) -> the loss, without logits in memory. The other arguments
-    of forward and of the module are those of ops.linear_cross_entropy.
+    ``forward(x, labels)`` takes x [..., features] and labels [...], and returns what
+    `fftune.ops.linear_cross_entropy` does.
+
+    Args:
+        features, vocab: size of the weight [vocab, features].
+        bias: whether there is a bias [vocab].
+        device, dtype: of the parameters.
+        rules: further arguments of `fftune.ops.linear_cross_entropy`, defaults for every call.
     """
 
     def __init__(self, features: int, vocab: int, bias: bool = False, device=None, dtype=None, **rules):
@@ -130,7 +153,13 @@ class LinearCrossEntropy(nn.Module):
 
 
 class BiasGELU(nn.Module):
-    """gelu(x + bias). x [..., features] -> the same."""
+    """``gelu(x + bias)``. Maps [..., features] to [..., features].
+
+    Args:
+        features: size of the bias.
+        approximate: "none" for gelu with erf, "tanh" for its approximation.
+        device, dtype: of the bias.
+    """
 
     def __init__(self, features: int, approximate: str = "none", device=None, dtype=None):
         super().__init__()
@@ -143,8 +172,12 @@ class BiasGELU(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates queries and keys [batch, tokens, heads, features] by their positions, which count
-    from `starts` [batch] or from 0. Options are those of ops.rope; it has no state."""
+    """Rotates queries and keys [batch, tokens, heads, features] by their positions. It has no state.
+
+    Args:
+        rule: "base", "llama3" or "yarn", as in `fftune.ops.rope`.
+        options: further arguments of `fftune.ops.rope`.
+    """
 
     def __init__(self, rule: str = "base", **options):
         super().__init__()
@@ -156,9 +189,14 @@ class RotaryEmbedding(nn.Module):
 
 
 class MaskedLinear(nn.Module):
-    """Two linear layers: linear_v where the mask is set, linear_t elsewhere.
+    """Two linear layers without bias: linear_v where the mask is set, linear_t elsewhere.
 
-    x [..., in], mask [...] -> [..., out]. pattern: what masks look like, as of ops.masked_linear.
+    Maps x [..., in_features] and mask [...] to [..., out_features].
+
+    Args:
+        in_features, out_features: sizes of both weights.
+        pattern: expected distribution of the mask, as in `fftune.ops.masked_linear`.
+        device, dtype: of the parameters.
     """
 
     def __init__(self, in_features: int, out_features: int, pattern: str | None = None, device=None,
@@ -176,9 +214,14 @@ class MaskedLinear(nn.Module):
 
 
 class MaskedMLP(nn.Module):
-    """Two gated MLPs, w2(act(w1(x)) * w3(x)) where the mask is set and the same of u elsewhere.
+    """Two gated MLPs: ``w2(act(w1(x)) * w3(x))`` where the mask is set, the same with u1, u2, u3 elsewhere.
 
-    x [..., hidden], mask [...] -> [..., hidden]. pattern: as of MaskedLinear.
+    Maps x [..., hidden] and mask [...] to [..., hidden].
+
+    Args:
+        hidden, intermediate, act: as in ``GatedMLP``.
+        pattern: expected distribution of the mask, as in `fftune.ops.masked_linear`.
+        device, dtype: of the parameters.
     """
 
     def __init__(self, hidden: int, intermediate: int, act: str = "silu",
@@ -213,17 +256,23 @@ class _Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """A mixture of experts with its router, with the names of Mixtral, Qwen3-MoE and DeepSeek-V3 in
-    transformers 5: gate.weight [experts, hidden], experts.gate_up_proj [experts, 2 * intermediate,
-    hidden], experts.down_proj [experts, hidden, intermediate]; with shared experts
-    shared_experts.gate_proj, up_proj and down_proj, a GatedMLP.
+    """A mixture of experts with its router, with the state dict of Mixtral, Qwen3-MoE and DeepSeek-V3 in
+    transformers 5.
 
-    Maps `x` [..., hidden] to [..., hidden]. `top_k`: experts that a token chooses. `shared`:
-    experts of the same size that process every token. `bias`: a float32 buffer
-    gate.e_score_correction_bias [experts], zeros at first, that is added to the scores for the
-    choice alone; a load balancer may write it. `score` and the following options are those of
-    ops.moe_route, act and recompute those of GatedMLP. Logits have the type of gate.weight, also
-    where x has another.
+    Maps [..., hidden] to [..., hidden]. The parameters are gate.weight [experts, hidden],
+    experts.gate_up_proj [experts, 2 · intermediate, hidden] and experts.down_proj [experts, hidden,
+    intermediate]; shared experts are one ``GatedMLP``, shared_experts. Logits have the element type of
+    gate.weight.
+
+    Args:
+        hidden, intermediate: features of x, and of an expert's products before the activation.
+        experts, top_k: number of experts, and of those that a token chooses.
+        act, recompute: as in ``GatedMLP``.
+        device, dtype: of the parameters.
+        score, order, renormalise, groups, top_groups, group_score, scale: as in `fftune.ops.moe_route`.
+        bias: whether there is a float32 buffer gate.e_score_correction_bias [experts], zeros at first,
+            that is added to the scores for the choice alone; a load balancer may update it.
+        shared: number of experts of the same size that process every token.
     """
 
     def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, act: str = "silu",
@@ -266,12 +315,19 @@ class MoE(nn.Module):
 
 
 class QuantLinear(nn.Module):
-    """A linear layer with a weight of 4 bits: (q - 8) * scale, or with `zeros` (q - zero) * scale,
-    with a scale for each `group` elements of a row, or with group=0 for each row.
+    """A linear layer whose weight has 4 bits: ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``.
 
-    x [..., in] -> [..., out]. The weight is packed in the order of kernels. State dicts have the
-    tensors of compressed-tensors' pack-quantized format: weight_packed, weight_scale, weight_shape
-    and with `zeros` weight_zero_point.
+    Maps [..., in_features] to [..., out_features]. The weight is kept in the layout that kernels read.
+    State dicts have the tensors of compressed-tensors' pack-quantized format: weight_packed,
+    weight_scale, weight_shape and with `zeros` weight_zero_point.
+
+    Args:
+        in_features, out_features: size of the weight.
+        bias: whether there is a bias [out_features].
+        group: elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. It divides
+            in_features.
+        zeros: whether there are zero points.
+        device, dtype: of the scales and the bias.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, group: int = 128,
@@ -384,9 +440,19 @@ class QuantLinear(nn.Module):
 
 def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: bool = False,
              skip: tuple[str, ...] = ("lm_head",)) -> nn.Module:
-    """Rounds the weight of each nn.Linear in the module to 4 bits, in place, and returns the module,
-    or the QuantLinear of a module that is an nn.Linear itself. `skip`: last parts of names of
-    layers that stay as they are."""
+    """Rounds the weight of each ``nn.Linear`` of a module to 4 bits, in place.
+
+    Weights are rounded to the nearest code, without calibration.
+
+    Args:
+        module: the module; a single ``nn.Linear`` too.
+        format: "int4".
+        group, zeros: as in ``QuantLinear``.
+        skip: layers that stay as they are, by the last part of their name.
+
+    Returns:
+        The module, or the ``QuantLinear`` in the place of an ``nn.Linear``.
+    """
     _expect_one_of("format", format, ("int4",))
     group_word("quantise", group)
     if type(module) is nn.Linear:

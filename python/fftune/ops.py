@@ -1,12 +1,17 @@
 """fftune's ops as functions of tensors.
 
-Each is backed by custom ops (torch.ops.fftune.*) with fake kernels, gradients and autocast rules, so
-that torch.compile(fullgraph=True) keeps them whole and CUDA graphs capture them. Activations are
-[..., features] with any leading dimensions, weights [out_features, in_features]. Inputs that are
-not contiguous are copied, but for those of `rope`, whose strides the kernels take.
+Conventions that every function shares:
 
-Element types: bfloat16, float16 and float32 on a GPU; float32 and bfloat16 on the CPU. All tensors
-of a call have one type, but where a function says otherwise. Errors are fftune.Error.
+* Activations are ``[..., features]`` with any leading dimensions. Weights are
+  ``[out_features, in_features]``, as in ``torch.nn.Linear``.
+* Element types are bfloat16, float16 and float32 on a GPU, and bfloat16 and float32 on the CPU. All
+  tensors of a call have one element type unless an argument says otherwise. Sums are float32.
+* Tensors that are not contiguous are copied, except where a function takes strides.
+* Results are new contiguous tensors of x's element type unless a function says otherwise.
+* Wrong shapes, element types, devices and values raise ``fftune.Error``, before a kernel is launched.
+
+Each function is backed by custom ops (``torch.ops.fftune.*``) with fake kernels, gradients and
+autocast rules. ``torch.compile(fullgraph=True)`` keeps them whole, and CUDA graphs capture them.
 """
 from ._ops.attention import attention, pack_mask
 from ._ops.cross_entropy import cross_entropy, linear_cross_entropy

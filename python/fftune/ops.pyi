@@ -6,789 +6,192 @@ from torch import Tensor
 
 from ._ops.packed import PackedWeight as PackedWeight
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | tuple[Tensor, Tensor] | None=None,
-    *,
-    causal: bool=False,
-    window: int=0,
-    bias: Tensor | None=None,
-    offsets: Tensor | None=None,
-    kv_offsets: Tensor | None=None,
-    lengths: Tensor | None=None,
-    sinks: Tensor | None=None,
-    pages: Tensor | None=None,
-    softcap: float=0.0,
-    scale: float=0.0,
-    return_lse: bool=False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q kᵀ + bias) v over the keys that each query may see.
-
-    q [batch, tokens, heads, features]; k, v [batch, keys, kv heads, features], kv heads a divisor
-    of heads; or all [tokens, heads, features] of sequences that begin at `offsets` [sequences + 1],
-    their keys at `kv_offsets` if those are others. They may be parts of one row, as of a product
-    that makes all three. -> as q; with return_lse also the logarithm of the sum of exponentials,
-    float32 [batch, heads, tokens].
-
-    The last query stands at the last key. `causal`: a query sees no key after its own place.
-    `window`: it sees that many keys to the left, its own included. `mask` [batch, 1 or heads,
-    tokens, keys] of bool, or the result of pack_mask for it: it sees the keys that are set.
-    `lengths` [batch]: how many keys of each sequence count. `bias` [1 or batch, 1 or heads, tokens,
-    keys] has no gradient. `softcap`: scores become softcap * tanh(score / softcap) before bias is
-    added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
-    of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
-    gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
-    other keys are read. Keys and values of a head may be side by side there, parts of one tensor [..., 2
-    features]. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
-    Gradients have the same bits in each run under torch.use_deterministic_algorithms.
-    """
-
-def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
-    for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
-
-def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    reduction: Literal['none', 'sum', 'mean']='mean',
-    items: Tensor | float | None=None,
-    class_weights: Tensor | None=None,
-    ignore_index: int | float=-100,
-    label_smoothing: float=0.0,
-    z_loss: float=0.0,
-    softcap: float=0.0,
-    lse: bool=False,
-    logprobs: bool=False,
-    entropy: bool=False,
-) -> Tensor | tuple[Tensor, ...]:
-    """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
-
-    `reduction`: "none" gives a loss for each row, "sum" their sum, and "mean" that sum divided by
-    `items`: by default the number of labels that count, or the sum of their `class_weights` [vocab]
-    (float32). Rows whose label is `ignore_index` have a loss of 0 and no gradient; a label that is no
-    id makes its row NaN. `z_loss` times the squared log-sum-exp is added to each row's loss.
-    `softcap`: logits are softcap · tanh(logits / softcap).
-
-    `lse`, `logprobs` and `entropy` add results [...], in this order: the log-sum-exp of each row, the
-    log-probability of its label and the entropy of its distribution. These have no gradients: that of
-    a log-probability is the negative one of a loss with reduction="none".
-    """
-
-def linear_cross_entropy(
-    x: Tensor,
-    w: Tensor,
-    labels: Tensor,
-    bias: Tensor | None=None,
-    *,
-    reduction: Literal['none', 'sum', 'mean']='mean',
-    items: Tensor | float | None=None,
-    class_weights: Tensor | None=None,
-    ignore_index: int | float=-100,
-    label_smoothing: float=0.0,
-    z_loss: float=0.0,
-    softcap: float=0.0,
-    lse: bool=False,
-    logprobs: bool=False,
-    entropy: bool=False,
-    workspace: float=512,
-    recompute: bool=False,
-    skip_ignored: bool=False,
-) -> Tensor | tuple[Tensor, ...]:
-    """`cross_entropy` of the logits x·wᵀ (+ bias), which never lie in memory together.
-
-    x [..., d]; w [vocab, d]; bias [vocab]; labels [...]; the other arguments and the results are those
-    of `cross_entropy`. Logits are rounded to x's type, as a linear layer's are. Rows are computed in
-    chunks, whose logits take at most `workspace` MiB.
-
-    Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
-    by the loss's own. With `recompute`, and with reduction="none", the backward pass computes the
-    logits again instead, from the log-sum-exp: a third more work, and no gradient lies in memory
-    before. `skip_ignored`: rows whose label is
-    `ignore_index` are left out of the work, for which the host waits until it knows their number.
-    """
-
-def decode(
-    ids: Tensor,
-    lengths: Tensor,
-    steps: Tensor,
-    ended: Tensor,
-    out: Tensor,
-    embedding: Tensor,
-    weights: Sequence[Mapping[str, Tensor]],
-    caches: Sequence[tuple[Tensor, Tensor]],
-    final_norm: Tensor,
-    w_head: Tensor,
-    heads: int,
-    kv_heads: int | None=None,
-    *,
-    limits: Tensor | None=None,
-    stop: Tensor | None=None,
-    pages: Tensor | None=None,
-    angles: Tensor | None=None,
-    final_norm_bias: Tensor | None=None,
-    head_bias: Tensor | None=None,
-    temperature: Tensor | float | None=None,
-    seeds: Tensor | int | None=None,
-    top_k: Tensor | int | None=None,
-    top_p: Tensor | float | None=None,
-    min_p: Tensor | float | None=None,
-    embed_scale: float=1.0,
-    logit_softcap: float=0.0,
-    pad: int=0,
-    logprobs: bool=False,
-    options: Mapping | None=None,
-) -> tuple[Tensor, ...]:
-    """(chosen, logit), or (chosen, logit, logprob) with `logprobs`: one token of a language model for
-    each of some sequences: embedding, layers, head, and the next id; the state of the sequences is
-    updated in place. So n tokens are n calls, or n replays of a CUDA graph of one call, with no work of
-    the host in between.
-
-    The state, int32 [batch]: `ids`, the last id of each sequence, whose key is not in the cache yet,
-    and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
-    `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
-    that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
-    step t goes to column t. For a sequence that has ended only its row of `ids` is written: it becomes
-    `pad`.
-
-    `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
-    embedding's rows. `weights`, `caches`, `heads`, `kv_heads`, `pages` and `angles` are those of
-    `layer`, and `options` has the others of its arguments by name: act, convention, eps and so on;
-    convention and eps are those of `final_norm` [d] too, which is a layer normalisation with
-    `final_norm_bias`. Positions are the places in the cache. `head_bias` [vocab]; `temperature`,
-    `seeds`, `top_k`, `top_p` and `min_p` are those of `sample`, and `logit_softcap` is its softcap. The
-    results are int32, float32 and float32 [batch], also for sequences that have ended. No gradients.
-    """
-
-def act_mul(
-    gate: Tensor,
-    up: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu',
-) -> Tensor:
-    """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
-    [..., h]. act: silu, gelu, gelu-tanh or relu."""
-
-def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor:
-    """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
-    float32. -> [..., h]"""
-
-def ffn(
-    x: Tensor,
-    w_gate: Tensor | PackedWeight,
-    w_up: Tensor | PackedWeight,
-    w_down: Tensor | PackedWeight,
-    bias: Tensor | None=None,
-    residual: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    recompute: bool=False,
-) -> Tensor:
-    """(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ (+ bias) (+ residual).
-
-    x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
-    act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
-    two products before the activation, [..., h] each, are kept. With three PackedWeights of the same
-    format, whose scales are of the type of x, the gradients are those of x, bias and residual.
-    """
-
-def ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    into: Sequence[Tensor] | None=None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dw_gate, dw_up, dw_down) of `ffn`. dy, x [..., d]; gate, up [..., h]: the products
-    before the activation, or None to compute them again.
-
-    With `into`, three tensors like the weights, the gradients of the weights are added to those in
-    place, and given as those: what gradient accumulation over several batches needs.
-    """
-
-def ffn_block(
-    x: Tensor,
-    residual: Tensor | None,
-    w_norm: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    eps: float=1e-06,
-    recompute: bool=False,
-) -> Tensor:
-    """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
-
-    x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
-    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
-    saves only its inputs.
-    """
-
-def ffn_fp8(
-    x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    x_scale: Tensor,
-    w_gate_scale: Tensor,
-    w_up_scale: Tensor,
-    w_down_scale: Tensor,
-    hidden_scale: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-) -> Tensor:
-    """`ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
-
-    With `hidden_scale` [1], which is the scale of the product in the middle, all scales are [1].
-    Without, one is for 128 elements of a row of x, [..., ⌈d/128⌉], or 128 x 128 of a weight,
-    [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
-    quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
-    """
-
-def mlp(
-    x: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    b_up: Tensor | None=None,
-    b_down: Tensor | None=None,
-    residual: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='gelu',
-) -> Tensor:
-    """act(x w_upᵀ (+ b_up)) w_downᵀ (+ b_down) (+ residual): the network without a gate.
-
-    x [..., d]; w_up [h, d]; w_down [d, h]; b_up [h]; b_down [d]; residual [..., d]. -> [..., d].
-    act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
-    """
-
-def head(
-    x: Tensor,
-    w: Tensor,
-    norm: Tensor | None=None,
-    *,
-    norm_bias: Tensor | None=None,
-    bias: Tensor | None=None,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    temperature: Tensor | float | None=None,
-    seeds: Tensor | int | None=None,
-    steps: Tensor | int | None=None,
-    top_k: Tensor | int | None=None,
-    top_p: Tensor | float | None=None,
-    min_p: Tensor | float | None=None,
-    softcap: float=0.0,
-    logits: Literal['same', 'f32']='same',
-    logprobs: bool=False,
-) -> tuple[Tensor, ...]:
-    """The next ids of hidden states x [..., d]: `sample` of the logits norm(x)·wᵀ (+ bias), with its
-    arguments and results.
-
-    `w` [vocab, d]; `norm` [d]: the weights of a final RMSNorm with `eps` and `convention`, as
-    `rmsnorm` has them; with `norm_bias` [d] of a layer normalisation; without `norm` there is none.
-    Logits are rounded to x's type before ids are chosen, or with logits="f32" not. For up to 16
-    tokens without top_k, top_p and min_p no logit reaches memory.
-    """
-
-def head_logits(
-    x: Tensor,
-    w: Tensor,
-    norm: Tensor | None=None,
-    *,
-    norm_bias: Tensor | None=None,
-    bias: Tensor | None=None,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    logits: Literal['same', 'f32']='same',
-) -> Tensor:
-    """The logits of `head`, [..., vocab], of x's type or with logits="f32" in float32."""
-
-def sample(
-    logits: Tensor,
-    temperature: Tensor | float | None=None,
-    *,
-    seeds: Tensor | int | None=None,
-    steps: Tensor | int | None=None,
-    top_k: Tensor | int | None=None,
-    top_p: Tensor | float | None=None,
-    min_p: Tensor | float | None=None,
-    softcap: float=0.0,
-    logprobs: bool=False,
-) -> tuple[Tensor, ...]:
-    """(ids, logit), or (ids, logit, logprob) with `logprobs`: the next id of each row of `logits`
-    [..., vocab], its logit, and the log-probability that log_softmax gives it.
-
-    Without `temperature`, the id of the largest logit; of equal ones the first. With it, a sample of
-    softmax(logits / temperature), or the best id in rows where it is not above 0. `top_k`,
-    `top_p` and `min_p` filter the ids first, as transformers' processors do in that order, but ids of
-    equal logits stay together. All of these are numbers, or tensors [...].
-
-    The same `seeds` (int64) and `steps` (int32) draw the same ids in every run and on every device.
-    A sequence has one seed and counts its steps. `softcap`: logits are softcap · tanh(logits /
-    softcap). Returns int32 and float32 [...].
-    """
-
-def layer(
-    x: Tensor,
-    weights: Sequence[Mapping[str, Tensor]],
-    caches: Sequence[tuple[Tensor, Tensor]],
-    lengths: Tensor,
-    heads: int,
-    kv_heads: int | None=None,
-    *,
-    slots: Tensor | None=None,
-    pages: Tensor | None=None,
-    positions: Tensor | None=None,
-    angles: Tensor | None=None,
-    act: str='silu',
-    convention: str='llama',
-    eps: float=1e-06,
-    softcap: float=0.0,
-    scale: float=0.0,
-    rope_scale: float=0.0,
-    top_k: int=0,
-    score: str='softmax',
-    order: str='before',
-    renormalise: bool=False,
-    packing: str='halves',
-    groups: int=0,
-    top_groups: int=0,
-    group_score: str='max',
-    route_scale: float=1.0,
-    parallel: bool=False,
-    rotation: str='halves',
-    constants: Sequence[str]=(),
-    grouped: bool=False,
-    norm_last: bool=False,
-    multiplier: float=1.0,
-    wide_logits: bool=False,
-) -> Tensor:
-    """Transformer layers, one after the other, for new tokens of sequences with a cache: norm, q, k
-    and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
-    experts.
-
-    `x` [batch, tokens, d]. `weights`: the tensors of each layer by name. All layers have attn_norm [d],
-    w_q [heads * dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d], w_gate, w_up
-    [h, d], w_down [d, h]. Some have attn_norm_bias, ffn_norm_bias (then the norms are layer
-    normalisation), b_q, b_k, b_v, b_o, b_up, b_down, and the norms of heads q_norm, k_norm [dim]. The
-    norms attn_post_norm, ffn_post_norm apply to the summands of the residual. Without w_gate the
-    network is act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as attention,
-    beside it, and with `parallel` and ffn_norm it takes x by that norm. Without attn_norm and ffn_norm
-    there are only the norms of the summands. `constants` names weights and biases of norms that the
-    layers do not have: they are 1 and 0.
-
-    The tensors w_qkv [(heads + 2 kv_heads) dim, d] and b_qkv may stand for w_q, w_k and w_v: all rows
-    of q, then of k, then of v. With `grouped` they have the rows of the heads of q that share a head of
-    k, then of that head of k, then of v. The norms q_norm [heads * dim] and k_norm [kv_heads * dim] are
-    over all heads together; with q_norm_bias and k_norm_bias heads have layer normalisation; with
-    `norm_last` norms are behind RoPE. `multiplier` is a factor of the summands of the residual, or
-    residual_scale [d] float32 one for each feature.
-
-    With w_router [experts, d] it is a mixture of experts: a token chooses `top_k` of them, by `score`,
-    `order` and `renormalise` as in moe_route. The experts are w_gate, w_up [experts, h, d], w_down
-    [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as in
-    moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`, `top_groups`
-    and `group_score`, `route_scale` (its scale), and `wide_logits` (float32, as if x and w_router
-    were). Its biases are b_gate, b_up [experts, h] or b_gate_up, and b_down [experts, d]. A network of
-    all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
-    weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
-    head has a logit that joins the softmax.
-
-    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
-    the layers are then those with w_qkv, a gate, and no mixture of experts.
-
-    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
-    torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
-    [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
-    [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the
-    places in front of `lengths` if left out. With `pages` [batch, n] int32 the caches are contiguous
-    [pages, page, kv_heads, dim], with pages of 16 to 256 keys, a power of two: key t of sequence i is
-    in page pages[i, t // page] at row t % page, and one outside of the cache is zeros. Slots are rows
-    of all pages; a token whose slot is no row is written nowhere. `angles` [rows, rotary] float32: for RoPE, with `rotation`
-    and the columns as in ops.rope, found by positions [batch, tokens] int32, which are the places if
-    left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
-    [batch, tokens, d]. No gradients.
-    """
-
-def add_layernorm(
-    x: Tensor,
-    residual: Tensor,
-    w: Tensor,
-    b: Tensor,
-    *,
-    eps: float=1e-05,
-) -> tuple[Tensor, Tensor]:
-    """(layernorm(s), s) of s = x + residual. x, residual [..., d]; w, b [d]. -> two of [..., d]"""
-
-def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the last dimension. x [..., d]; w, b [d]. ->
-    [..., d]"""
-
-def linear(
-    x: Tensor,
-    w: Tensor | PackedWeight,
-    bias: Tensor | None=None,
-    residual: Tensor | None=None,
-) -> Tensor:
-    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]
-
-    With a PackedWeight, whose scales are of the type of x, the gradients are those of x, bias and
-    residual.
-    """
-
-def linear_backward(
-    dy: Tensor,
-    x: Tensor,
-    w: Tensor,
-    *,
-    bias: bool=False,
-    into: Sequence[Tensor] | None=None,
-) -> tuple[Tensor, ...]:
-    """(dx, dw) of `linear`, or (dx, dw, dbias) with `bias`. dy [..., n]; x [..., k]; w [n, k].
-
-    With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
-    those in place, and given as those.
-    """
-
-def masked_ffn(
-    x: Tensor,
-    mask: Tensor,
-    w_gate_true: Tensor,
-    w_up_true: Tensor,
-    w_down_true: Tensor,
-    w_gate_false: Tensor,
-    w_up_false: Tensor,
-    w_down_false: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    recompute: bool=False,
-    pattern: str | None=None,
-) -> Tensor:
-    """`ffn` with the first three weights where mask_i, else with the others.
-
-    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]. pattern: as of
-    `masked_linear`.
-    """
-
-def masked_ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    mask: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    *weights: Tensor,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
-    into: Sequence[Tensor] | None=None,
-    pattern: str | None=None,
-) -> tuple[Tensor, ...]:
-    """dx and the gradients of the six weights of `masked_ffn`, which are given in its order.
-
-    gate, up: what torch.ops.fftune.masked_ffn_preact gave, or None to compute them again. into:
-    six tensors like the weights, to which their gradients are added.
-    """
-
-def masked_linear(
-    x: Tensor,
-    mask: Tensor,
-    w_true: Tensor,
-    w_false: Tensor,
-    *,
-    pattern: str | None=None,
-) -> Tensor:
-    """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
-
-    `x` [..., k]; `mask` [...] of bool, or of bytes that are not 0 if it is set; `w_true`, `w_false`
-    [n, k]. Returns [..., n]. `pattern`: the distribution of masks, which helps to choose kernels;
-    any mask gives right results. The pattern "block:0.33" (the default) is one run of a third of
-    the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
-    even:SHARE.
-    """
-
-def masked_linear_backward(
-    dy: Tensor,
-    x: Tensor,
-    mask: Tensor,
-    w_true: Tensor,
-    w_false: Tensor,
-    *,
-    into: Sequence[Tensor] | None=None,
-    pattern: str | None=None,
-) -> tuple[Tensor, ...]:
-    """(dx, dw_true, dw_false) of `masked_linear`; with `into`, two tensors like the weights, the
-    gradients of the weights are added to those, and given as those."""
-
-def masked_softmax(
-    x: Tensor,
-    mask: Tensor | None=None,
-    *,
-    causal: bool=False,
-    scale: float=1.0,
-) -> Tensor:
-    """softmax(scale * x) over the last dimension, of the columns that each row may see.
-
-    `x` [batch, heads, queries, keys]; `mask` [batch, 1 or heads, queries, keys] of bool, or causal:
-    the last row stands at the last column. Returns a tensor like x. Masked elements are 0, and so
-    is a row without allowed elements.
-    """
-
-def moe_ffn(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor | None,
-    w_down: Tensor,
-    *,
-    biases: tuple[Tensor, Tensor] | None=None,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
-    packing: str='halves',
-    weigh: Literal['after', 'before']='after',
-    shared: int=0,
-    recompute: bool=False,
-    routing: str | None=None,
-) -> Tensor:
-    """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
-
-    `x` [..., d]; `ids` [..., k] of integers: the experts that a token chose, each once; one outside
-    of [0, experts) is not here and adds nothing. `weights` [..., k] of any floating type, float32 in
-    the kernels. `w_gate`, `w_up` [experts, h, d]; `w_down` [experts, d, h]. Returns [..., d].
-    Without w_up, w_gate [experts, 2h, d] holds both: per expert all gate rows, then all up rows;
-    with packing="interleaved" they alternate. Then there may be biases [experts, 2h], in the same
-    order, and [experts, d]. `weigh="before"`: a token is multiplied by its weights before the
-    experts' first product. `act="swiglu-oai"` is gpt-oss' clamped activation. `shared`: this many of
-    the experts, the last ones, process every token, with weight 1.
-
-    x, weights (for the router), the experts and their biases have gradients. act and recompute: as
-    of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
-    default) or "zipf:1"; any choice is right.
-    """
-
-def moe_ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
-    into: Sequence[Tensor] | None=None,
-    routing: str | None=None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns (dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared
-    experts, with gate and up apart; d_weights is float32. `dy` [..., d]; `gate`, `up` [tokens * k,
-    h]: results of torch.ops.fftune.moe_ffn_preact, or None to compute them again. `into`: three
-    tensors like the experts' weights, to which their gradients are added."""
-
-def moe_ffn_fp8(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor | None,
-    w_down: Tensor,
-    x_scale: Tensor,
-    w_gate_scale: Tensor,
-    w_up_scale: Tensor | None,
-    w_down_scale: Tensor,
-    hidden_scale: Tensor | None=None,
-    *,
-    act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
-    packing: str='halves',
-    shared: int=0,
-    routing: str | None=None,
-) -> Tensor:
-    """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
-
-    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds.
-    Tensor scales: x_scale [1], weights' [E] (for gate and up in one tensor [E, 2]), and
-    hidden_scale [1], the scale of the product in the middle, which is given for this kind alone.
-    Token and row scales: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]),
-    w_down_scale [E, d]. Scales of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉,
-    ⌈columns/128⌉].
-    """
-
-def moe_route(
-    logits: Tensor,
-    top_k: int,
-    *,
-    bias: Tensor | None=None,
-    score: Literal['softmax', 'sigmoid']='softmax',
-    order: Literal['before', 'after']='before',
-    groups: int=0,
-    top_groups: int=0,
-    group_score: Literal['max', 'top2']='max',
-    renormalise: bool=False,
-    scale: float=1.0,
-) -> tuple[Tensor, Tensor]:
-    """(ids, weights): the `top_k` experts that each token chooses, the best first, and their
-    weights, as `moe_ffn` takes them.
-
-    `logits` [..., experts]. Returns int32 [..., top_k] and float32 [..., top_k]; the weights have
-    gradients to the logits. `score`: "softmax" of all logits, or with order="after" of those chosen
-    alone; or "sigmoid". `bias` [experts]: is added to the scores for the choice alone (DeepSeek).
-    With `groups` groups of neighbours only the best `top_groups` take part, by their best expert or
-    with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
-    `scale`, which otherwise only multiplies them.
-    """
-
-def ngram_block(
-    ids: Tensor,
-    logits: Tensor,
-    n: int | Tensor=3,
-    *,
-    padding: int=-1,
-    lengths: Tensor | None=None,
-    prefix: Tensor | None=None,
-    prefix_lengths: Tensor | None=None,
-) -> Tensor:
-    """Sets, in place, the logits to -inf of tokens that would repeat an n-gram of their row.
-
-    `ids` [rows, length] of int32 or int64: the generated ids. `logits` [rows, vocabulary]; `n` one
-    for all rows or [rows]; `padding`: an id that never matches; `lengths` [rows]: how many ids of
-    each row count. `prefix` [rows / beams, length]: ids in front of theirs that neighbouring rows
-    share, with prefix_lengths. Returns int32 [rows]: how many ids of each row are no tokens.
-    """
-
-def pack_weight(
-    codes: Tensor,
-    scale: Tensor,
-    zero: Tensor | None=None,
-    *,
-    k: int | None=None,
-    group: int=128,
-) -> PackedWeight:
-    """The weight in the order in which kernels read it: exact, and PackedWeight.unpack() is the
-    inverse.
-
-    `codes` uint8 [n, ceil(k / 2)]: two neighbouring elements of a row in a byte, the first in its
-    low bits. `scale` [n, groups of k]; `zero` uint8 of the same shape. k is even unless given.
-    """
-
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(codes, scale, zero) as `pack_weight` took them."""
-
-def qkv(
-    x: Tensor,
-    w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight,
-    heads: int,
-    kv_heads: int | None=None,
-    *,
-    bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,
-    norms: tuple[Tensor, Tensor] | None=None,
-    eps: float=1e-06,
-    positions: Tensor | None=None,
-    angles: Tensor | None=None,
-    rotation: Literal['none', 'halves', 'interleaved']='halves',
-    rotary: int=0,
-    rule: str | None=None,
-    base: float=10000.0,
-    factor: float=1.0,
-    context: float=8192.0,
-    low: float=1.0,
-    high: float=4.0,
-    beta_fast: float=32.0,
-    beta_slow: float=1.0,
-    scale: float=0.0,
-    caches: tuple[Tensor, Tensor] | None=None,
-    slots: Tensor | None=None,
-) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-    """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
-
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
-    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
-    and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
-    options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
-    position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
-
-    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, or parts of one
-    contiguous tensor [..., kv_heads, 2 dim] that has each head's keys and values side by side. Keys and values
-    are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
-    that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
-    `rope`; writing to caches has none.
-    """
-
-def add_rmsnorm(
-    x: Tensor,
-    residual: Tensor,
-    w: Tensor,
-    *,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    save_rstd: bool=False,
-) -> tuple[Tensor, Tensor]:
-    """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
-
-def rmsnorm(
-    x: Tensor,
-    w: Tensor,
-    *,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    save_rstd: bool=False,
-) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
-
-    `x` [..., d]; `w` [d], of x's type or float32. Returns [..., d]. `convention`: "llama" rounds to
-    x's type before it multiplies with w; "t5" rounds once, at the end; "gemma" does so too, and
-    multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
-    backward pass, which computes it again otherwise.
-    """
-
-def rmsnorm_quantised(
-    x: Tensor,
-    w: Tensor,
-    residual: Tensor | None=None,
-    *,
-    eps: float=1e-06,
-    convention: Literal['llama', 'gemma', 't5']='llama',
-    dtype: torch.dtype=torch.float8_e4m3fn,
-) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """rmsnorm quantised with a scale for each token: (q, scale), or (q, scale, s) with a residual.
-
-    x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
-    norm is q * scale. No gradients.
-    """
-
-def rope(
-    q: Tensor,
-    k: Tensor | None=None,
-    *,
-    angles: Tensor | None=None,
-    starts: Tensor | None=None,
-    offsets: Tensor | None=None,
-    rotation: Literal['halves', 'interleaved']='halves',
-    rotary: int=0,
-    rule: str | None=None,
-    base: float=10000.0,
-    factor: float=1.0,
-    context: float=8192.0,
-    low: float=1.0,
-    high: float=4.0,
-    beta_fast: float=32.0,
-    beta_slow: float=1.0,
-    scale: float=0.0,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotary position embedding: x cos f + rotated(x) sin f, of q, or of q and k at once.
-
-    q [batch, tokens, heads, features], k the same with its own number of heads; or both [tokens,
-    heads, features] of sequences that begin at `offsets` [sequences + 1]. They may be views: the
-    kernels take their strides. Results are contiguous.
-
-    angles [positions, rotary] of float32: f of every token's position in its sequence. Without it,
-    f is position times a frequency, by rule "base" (the default), "llama3" or "yarn". `starts`
-    [batch]: the position of each sequence's first token. `rotary`: features to rotate, 0 for all.
-    `rotation`: "halves" (Llama) or "interleaved" (GPT-J). `scale`: factor of sines and cosines, 0
-    for the rule's own.
-    """
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None=None, *,
+              causal: bool=False, window: int=0, bias: Tensor | None=None,
+              offsets: Tensor | None=None, kv_offsets: Tensor | None=None,
+              lengths: Tensor | None=None, sinks: Tensor | None=None, pages: Tensor | None=None,
+              softcap: float=0.0, scale: float=0.0, return_lse: bool=False
+             ) -> Tensor | tuple[Tensor, Tensor]: ...
+
+def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]: ...
+
+def cross_entropy(logits: Tensor, labels: Tensor, *,
+                  reduction: Literal['none', 'sum', 'mean']='mean',
+                  items: Tensor | float | None=None, class_weights: Tensor | None=None,
+                  ignore_index: int | float=-100, label_smoothing: float=0.0, z_loss: float=0.0,
+                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False
+                 ) -> Tensor | tuple[Tensor, ...]: ...
+
+def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None=None, *,
+                         reduction: Literal['none', 'sum', 'mean']='mean',
+                         items: Tensor | float | None=None, class_weights: Tensor | None=None,
+                         ignore_index: int | float=-100, label_smoothing: float=0.0,
+                         z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
+                         logprobs: bool=False, entropy: bool=False, workspace: float=512,
+                         recompute: bool=False, skip_ignored: bool=False
+                        ) -> Tensor | tuple[Tensor, ...]: ...
+
+def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
+           embedding: Tensor, weights: Sequence[Mapping[str, Tensor]],
+           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor, w_head: Tensor, heads: int,
+           kv_heads: int | None=None, *, limits: Tensor | None=None, stop: Tensor | None=None,
+           pages: Tensor | None=None, angles: Tensor | None=None,
+           final_norm_bias: Tensor | None=None, head_bias: Tensor | None=None,
+           temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
+           top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
+           min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
+           pad: int=0, logprobs: bool=False, options: Mapping | None=None
+          ) -> tuple[Tensor, ...]: ...
+
+def act_mul(gate: Tensor, up: Tensor | None=None, *,
+            act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...
+
+def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor: ...
+
+def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
+        w_down: Tensor | PackedWeight, bias: Tensor | None=None, residual: Tensor | None=None, *,
+        act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu', recompute: bool=False
+       ) -> Tensor: ...
+
+def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
+                 w_up: Tensor, w_down: Tensor, *,
+                 act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+                 into: Sequence[Tensor] | None=None) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
+              w_down: Tensor, *, act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+              convention: Literal['llama', 'gemma', 't5']='llama', eps: float=1e-06,
+              recompute: bool=False) -> Tensor: ...
+
+def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
+            w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
+            hidden_scale: Tensor | None=None, *,
+            act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu') -> Tensor: ...
+
+def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None=None,
+        b_down: Tensor | None=None, residual: Tensor | None=None, *,
+        act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='gelu') -> Tensor: ...
+
+def head(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
+         bias: Tensor | None=None, eps: float=1e-06,
+         convention: Literal['llama', 'gemma', 't5']='llama',
+         temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
+         steps: Tensor | int | None=None, top_k: Tensor | int | None=None,
+         top_p: Tensor | float | None=None, min_p: Tensor | float | None=None, softcap: float=0.0,
+         logits: Literal['same', 'f32']='same', logprobs: bool=False) -> tuple[Tensor, ...]: ...
+
+def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
+                bias: Tensor | None=None, eps: float=1e-06,
+                convention: Literal['llama', 'gemma', 't5']='llama',
+                logits: Literal['same', 'f32']='same') -> Tensor: ...
+
+def sample(logits: Tensor, temperature: Tensor | float | None=None, *,
+           seeds: Tensor | int | None=None, steps: Tensor | int | None=None,
+           top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
+           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False
+          ) -> tuple[Tensor, ...]: ...
+
+def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
+          caches: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, heads: int,
+          kv_heads: int | None=None, *, slots: Tensor | None=None, pages: Tensor | None=None,
+          positions: Tensor | None=None, angles: Tensor | None=None, act: str='silu',
+          convention: str='llama', eps: float=1e-06, softcap: float=0.0, scale: float=0.0,
+          rope_scale: float=0.0, top_k: int=0, score: str='softmax', order: str='before',
+          renormalise: bool=False, packing: str='halves', groups: int=0, top_groups: int=0,
+          group_score: str='max', route_scale: float=1.0, parallel: bool=False,
+          rotation: str='halves', constants: Sequence[str]=(), grouped: bool=False,
+          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False) -> Tensor: ...
+
+def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05
+                 ) -> tuple[Tensor, Tensor]: ...
+
+def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05) -> Tensor: ...
+
+def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None=None,
+           residual: Tensor | None=None) -> Tensor: ...
+
+def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool=False,
+                    into: Sequence[Tensor] | None=None) -> tuple[Tensor, ...]: ...
+
+def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor, w_down_true: Tensor,
+               w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor, *,
+               act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+               recompute: bool=False, pattern: str | None=None) -> Tensor: ...
+
+def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None, up: Tensor | None,
+                        *weights: Tensor,
+                        act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',
+                        into: Sequence[Tensor] | None=None, pattern: str | None=None
+                       ) -> tuple[Tensor, ...]: ...
+
+def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                  pattern: str | None=None) -> Tensor: ...
+
+def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                           into: Sequence[Tensor] | None=None, pattern: str | None=None
+                          ) -> tuple[Tensor, ...]: ...
+
+def masked_softmax(x: Tensor, mask: Tensor | None=None, *, causal: bool=False, scale: float=1.0
+                  ) -> Tensor: ...
+
+def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+            w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None=None,
+            act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+            packing: str='halves', weigh: Literal['after', 'before']='after', shared: int=0,
+            recompute: bool=False, routing: str | None=None) -> Tensor: ...
+
+def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
+                     up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
+                     act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+                     into: Sequence[Tensor] | None=None, routing: str | None=None
+                    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+                w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
+                w_down_scale: Tensor, hidden_scale: Tensor | None=None, *,
+                act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+                packing: str='halves', shared: int=0, routing: str | None=None) -> Tensor: ...
+
+def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None=None,
+              score: Literal['softmax', 'sigmoid']='softmax',
+              order: Literal['before', 'after']='before', groups: int=0, top_groups: int=0,
+              group_score: Literal['max', 'top2']='max', renormalise: bool=False, scale: float=1.0
+             ) -> tuple[Tensor, Tensor]: ...
+
+def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=-1,
+                lengths: Tensor | None=None, prefix: Tensor | None=None,
+                prefix_lengths: Tensor | None=None) -> Tensor: ...
+
+def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
+                group: int=128) -> PackedWeight: ...
+
+def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
+        kv_heads: int | None=None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,
+        norms: tuple[Tensor, Tensor] | None=None, eps: float=1e-06, positions: Tensor | None=None,
+        angles: Tensor | None=None, rotation: Literal['none', 'halves', 'interleaved']='halves',
+        rotary: int=0, rule: str | None=None, base: float=10000.0, factor: float=1.0,
+        context: float=8192.0, low: float=1.0, high: float=4.0, beta_fast: float=32.0,
+        beta_slow: float=1.0, scale: float=0.0, caches: tuple[Tensor, Tensor] | None=None,
+        slots: Tensor | None=None) -> tuple[Tensor, Tensor, Tensor] | Tensor: ...
+
+def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float=1e-06,
+                convention: Literal['llama', 'gemma', 't5']='llama', save_rstd: bool=False
+               ) -> tuple[Tensor, Tensor]: ...
+
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float=1e-06,
+            convention: Literal['llama', 'gemma', 't5']='llama', save_rstd: bool=False
+           ) -> Tensor: ...
+
+def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None=None, *, eps: float=1e-06,
+                      convention: Literal['llama', 'gemma', 't5']='llama',
+                      dtype: torch.dtype=torch.float8_e4m3fn
+                     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+
+def rope(q: Tensor, k: Tensor | None=None, *, angles: Tensor | None=None,
+         starts: Tensor | None=None, offsets: Tensor | None=None,
+         rotation: Literal['halves', 'interleaved']='halves', rotary: int=0, rule: str | None=None,
+         base: float=10000.0, factor: float=1.0, context: float=8192.0, low: float=1.0,
+         high: float=4.0, beta_fast: float=32.0, beta_slow: float=1.0, scale: float=0.0
+        ) -> Tensor | tuple[Tensor, Tensor]: ...

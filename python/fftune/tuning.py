@@ -114,12 +114,19 @@ def user_presets() -> Path:
 
 def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
          presets: str | os.PathLike | None = None) -> TuneReport:
-    """Searches the problems that model(example) runs and that no preset serves, and writes presets.
+    """Searches the problems that ``model(example)`` runs and no preset serves, and writes presets.
 
-    model: a patched model, or any that uses fftune. example: its input, a tuple or dict of its
-    inputs. budget: seconds in all. train: the backward pass's problems too. presets: the folder to
-    write to, else the user's. The results are used from then on; models that were compiled or
-    captured before keep their variants.
+    The results are used from then on. Models that were compiled or captured before keep their kernels.
+
+    Args:
+        model: a patched model, or any that uses fftune.
+        example: its input, or a tuple or dict of its inputs.
+        budget: seconds in all.
+        train: search the problems of the backward pass too.
+        presets: folder to write to; the user's folder by default.
+
+    Returns:
+        A ``TuneReport``.
     """
     expect_module("tune", model)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
@@ -181,7 +188,7 @@ def _search(report: TuneReport, device: int, problem: dict, tokens: list[int], s
 
 
 def forget_plans() -> None:
-    """Reads presets anew: problems that are run from now on get new plans."""
+    """Reads presets again: problems that run from now on get new plans."""
     with _library._lock:
         _run.forget_plans()
         _library._contexts.clear()
@@ -207,17 +214,21 @@ class CheckReport:
 
 
 def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
-    """Compares a module, with its own weights and this input, with float64.
+    """Compares a module with float64, or without a module every preset of this device.
 
-    module: patched or not; example: its input, a tuple or dict of its inputs. -> the errors and
-    times of the patched module and of eager PyTorch. Without a module it is the tool's check of
-    every preset on this device -> whether all passed.
+    Args:
+        module: patched or not; it runs with its own weights.
+        example: its input, or a tuple or dict of its inputs.
+
+    Returns:
+        A ``CheckReport`` with the errors and times of the patched module and of eager PyTorch. Without a
+        module: whether ``fftune check`` passed.
     """
     if module is None:
         return subprocess.run([str(tool_path()), "check"], env=tool_environment()).returncode == 0
     expect_module("check", module)
-    eager = unpatch(_twin(module))
-    ours = _twin(module)
+    eager = unpatch(_copied(module))
+    ours = _copied(module)
     replaced = patch(ours)
     exact = unpatch(copy.deepcopy(module)).double()
     with torch.no_grad():
@@ -229,7 +240,7 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     return CheckReport(*errors, *times, good, str(replaced))
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module) -> nn.Module:
     """A module with the same weights, not copies of them."""
     return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
 
@@ -275,11 +286,16 @@ def _times(*runs) -> list[float]:
 # explain
 
 def explain(problem: dict, device: str | torch.device | None = None) -> dict:
-    """Explains a problem, such as {"op": "ffn", "m": 16, "d": 2048, "h": 8192}: the variants that
-    would run it on a device, and why.
+    """Explains which kernels would run a problem on a device, and why.
 
-    -> variants with their parameters, the preset and the rule that chose it, "reason", and the
-    buffers in order with shapes and types. `fftune ops` lists the fields of problems.
+    Args:
+        problem: the fields of a problem, such as ``{"op": "ffn", "m": 16, "d": 2048, "h": 8192}``;
+            ``fftune ops`` lists them.
+        device: the current GPU by default, or the CPU without one.
+
+    Returns:
+        A dict: the variant of each stage with its parameters, the preset and the rule that chose it, the
+        same in words as "reason", and the buffers in order with shapes and element types.
     """
     if not isinstance(problem, dict):
         raise Error(f"explain: problem is {named(problem)}: give a dict with \"op\" and sizes")

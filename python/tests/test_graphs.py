@@ -1,6 +1,8 @@
 """patch(graphs=True): what a replayed step reads and gives. Without a GPU the steps run again, and write
 into the same outputs each time, as a graph does."""
 import copy
+import threading
+import types
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import transformers
 from torch import nn
 
 import fftune
+from fftune.patching.graphs import Steps
 from models import inputs, make
 
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
@@ -155,3 +158,204 @@ def test_models_that_cannot_be_compiled_whole_run_as_before(kind, settings):
     assert any("cannot be compiled whole" in words for _, words in report.left)
     assert model.generation_config.cache_implementation is None
     assert torch.equal(generated(model, ids), right)
+
+
+class Small(nn.Module):
+    """A step of generate() may do all of this: give an input back, read a setting and the cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.product = nn.Linear(4, 4, bias=False)
+        self.config = types.SimpleNamespace(offset=1.0)
+
+    @property
+    def device(self):
+        return self.product.weight.device
+
+    def forward(self, x, scale=1.0, past_key_values=None):
+        y = self.product(x) * scale + past_key_values.layers[0].keys.sum() + self.config.offset
+        return {"x": x, "y": y}
+
+
+class StaticLayer:  # by the name of transformers' own
+    is_initialized = True
+
+    def __init__(self, value):
+        self.keys = self.values = torch.full((2, 4), value, device=DEVICE)
+        self.cumulative_length = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+
+
+def cache_of(value=0.0):
+    return types.SimpleNamespace(layers=[StaticLayer(value)])
+
+
+@pytest.fixture
+def steps():
+    """A model's steps, called without gradients; what a call must give; and the number of replays."""
+    model = Small().to(DEVICE)
+    runner = Steps(model, None)
+
+    def check(x, cache, mode=torch.no_grad, **options):
+        with mode():
+            ours, right = (each(x=x, past_key_values=cache, **options) for each in (runner, model))
+        assert ours["x"] is x
+        assert ours["y"].dtype == right["y"].dtype and torch.equal(ours["y"], right["y"])
+        return ours
+
+    return runner, check
+
+
+def rows(count=2):
+    return torch.randn(count, 4, device=DEVICE)
+
+
+def test_a_step_is_captured_at_its_second_call_and_gives_its_own_input_back(steps):
+    runner, check = steps
+    cache, kept = cache_of(), []
+    for call in range(4):
+        x = rows()
+        y = check(x, cache)["y"]
+        kept.append((x, x.clone(), y, y.clone()))
+        assert replays(runner) == (call > 0)
+    for x, x_then, y, y_then in kept:  # none was written over
+        assert torch.equal(x, x_then) and torch.equal(y, y_then)
+
+
+def test_values_that_are_no_tensors_are_of_the_step(steps):
+    runner, check = steps
+    cache = cache_of()
+    for scale in (1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0):
+        check(rows(), cache, scale=scale)
+
+
+def test_a_cache_that_follows_before_the_capture_is_that_of_the_graph(steps):
+    runner, check = steps
+    check(rows(), cache_of(1.0))
+    cache = cache_of(2.0)
+    check(rows(), cache)
+    assert replays(runner) == 0
+    check(rows(), cache)
+    assert replays(runner) == 1
+    check(rows(), cache_of(3.0))  # and one that follows later is copied into it
+
+
+def test_a_cache_that_a_user_made_runs_as_before(steps):
+    runner, check = steps
+    cache = cache_of()
+    cache._is_user_defined = True
+    for _ in range(3):
+        check(rows(), cache)
+    assert not runner._steps
+
+
+def test_a_configuration_that_changes_between_two_calls_of_generate(steps):
+    runner, check = steps
+    cache = cache_of()
+    for offset in (1.0, 3.0):
+        runner.model.config.offset = offset
+        runner.look()
+        for _ in range(3):
+            check(rows(), cache)
+    assert replays(runner) == 2
+
+
+def test_a_model_that_generates_with_another_cache_keeps_it():
+    model = make("llama", device=DEVICE)
+    model.generation_config.cache_implementation = "quantized"
+    report = fftune.patch(model, graphs=True)
+    assert any("generates with the cache 'quantized'" in words for _, words in report.left)
+    assert model.generation_config.cache_implementation == "quantized"
+
+
+def test_unpatched_a_model_has_the_cache_that_it_had():
+    model = make("llama", device=DEVICE)
+    fftune.patch(model, graphs=True)
+    assert model.generation_config.cache_implementation == "static"
+    fftune.unpatch(model)
+    assert model.generation_config.cache_implementation is None
+    assert "get_compiled_call" not in vars(model)
+
+
+def test_the_four_steps_that_were_used_last_are_kept(steps):
+    runner, check = steps
+    cache = cache_of()
+    for count in (1, 2, 3, 4):
+        for _ in range(2):
+            check(rows(count), cache)
+    assert replays(runner) == 4
+    check(rows(1), cache)
+    check(rows(5), cache)  # in the place of 2
+    assert len(runner._steps) == 4 and replays(runner) == 3
+    check(rows(1), cache)
+    assert replays(runner) == 3
+    check(rows(2), cache)  # anew
+    assert replays(runner) == 2
+
+
+def test_steps_with_gradients_run_as_before(steps):
+    runner, check = steps
+    for _ in range(3):
+        assert check(rows(), cache_of(), mode=torch.enable_grad)["y"].requires_grad
+    assert not runner._steps
+
+
+@pytest.mark.parametrize("mode", [
+    lambda: torch.autocast(DEVICE, torch.bfloat16), torch.inference_mode])
+def test_a_mode_has_steps_of_its_own(steps, mode):
+    runner, check = steps
+    cache = cache_of()
+
+    class Both:
+        def __enter__(self):
+            self.all = torch.no_grad(), mode()
+            [each.__enter__() for each in self.all]
+
+        def __exit__(self, *error):
+            [each.__exit__(*error) for each in reversed(self.all)]
+
+    for own in (torch.no_grad, Both, torch.no_grad, Both):
+        for _ in range(3):
+            check(rows(), cache, mode=own)
+    assert replays(runner) == 2
+
+
+def test_a_thread_has_steps_of_its_own(steps):
+    runner, check = steps
+    cache = cache_of()
+    for _ in range(2):
+        check(rows(), cache)
+    thread = threading.Thread(target=check, args=(rows(), cache))
+    thread.start()
+    thread.join()
+    assert len(runner._steps) == 2 and replays(runner) == 1
+
+
+@pytest.mark.parametrize("options", [
+    dict(prompt_lookup_num_tokens=3), "assistant", transformers.DynamicCache, transformers.StaticCache,
+    transformers.GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=6, do_sample=False)],
+    ids=["prompt_lookup", "assistant", "dynamic", "static", "configuration"])
+def test_calls_that_cannot_have_a_static_cache_run_as_before(options):
+    model, assistant = make("llama"), make("llama")
+    for each in (model, assistant):
+        each.generation_config.eos_token_id = None
+    other = copy.deepcopy(model)
+    fftune.patch(other, graphs=True)
+    ids = inputs("llama", 1, 9)["input_ids"]
+
+    def run(each):
+        given = dict(max_new_tokens=6, do_sample=False, disable_compile=True)
+        if options == "assistant":
+            given["assistant_model"] = assistant
+        elif isinstance(options, type):
+            sizes = {} if options is transformers.DynamicCache else {"max_cache_len": 40}
+            given["past_key_values"] = options(config=model.config, **sizes)
+        elif isinstance(options, dict):
+            given |= options
+        else:
+            given = {"generation_config": options}
+        return each.generate(ids, **given)
+
+    assert torch.equal(run(other), run(model))
+    assert other.generation_config.cache_implementation == "static"
+    fftune.unpatch(other)
+    assert "generate" not in vars(other)

@@ -195,7 +195,7 @@ TEST_CASE("several threads enqueue at once") {
   REQUIRE(results == std::array<int, 4>{500, 500, 500, 500});
 }
 
-TEST_CASE("the ceilings are measured once") {
+TEST_CASE("the ceilings are measured once", "[timing]") {
   const auto backend = open_cpu();
   const auto limits = backend->limits(DType::f32);
   REQUIRE(limits.bytes_per_second > 1e8);

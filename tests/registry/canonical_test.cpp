@@ -80,6 +80,10 @@ TEST_CASE("a number has one form, and a range") {
     CHECK(whole.option("eps") == "1e-05");
     CHECK(whole.number("eps") == 1e-5);
   }
+  for (const char* text : {"0", "1"}) {  // the least and the most
+    problem.options["eps"] = text;
+    CHECK(complaint(problem).empty());
+  }
   for (const char* text : {"", "small", "1e-5x", "-1e-9", "1.5", "nan", "inf", "1e400"}) {
     problem.options["eps"] = text;
     CHECK(complaint(problem) ==
@@ -133,6 +137,20 @@ TEST_CASE("an op costs its stages' operations, and its inputs and outputs once")
   const Cost cost = cost_of(FakeOp({"first", "second", "third"}), fake_problem(10, 64));
   REQUIRE(cost.flops == 3 * 640.0);
   REQUIRE(cost.bytes == 2 * 640 * 4.0);
+}
+
+TEST_CASE("an op costs only the part of a tensor that it reads") {
+  struct HalfRead final : FakeOp {
+    using FakeOp::FakeOp;
+    std::vector<TensorSpec> tensors(const Problem& problem) const override {
+      auto tensors = FakeOp::tensors(problem);
+      tensors.front().read_share = 0.5;
+      return tensors;
+    }
+  };
+  CHECK(cost_of(HalfRead({"first", "second"}), fake_problem(10, 64)).bytes == 1.5 * 640 * 4.0);
+  // A single stage says itself what it moves.
+  CHECK(cost_of(HalfRead({"only"}), fake_problem(10, 64)).bytes == 2 * 640 * 4.0);
 }
 
 TEST_CASE("a tensor past 2^31 bytes has its size in 64 bits") {

@@ -83,8 +83,8 @@ struct Call {
   }
 };
 
-/// The probability that a chi-square variate of so many degrees of freedom exceeds the value, by
-/// Wilson and Hilferty.
+/// The probability that a chi-square variate with this number of degrees of freedom exceeds the
+/// value, by Wilson and Hilferty.
 double chi_square_tail(double value, double degrees) {
   const double z =
       (std::cbrt(value / degrees) - (1 - 2 / (9 * degrees))) / std::sqrt(2 / (9 * degrees));

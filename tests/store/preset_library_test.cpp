@@ -56,6 +56,9 @@ TEST_CASE("a preset's device is exact, an alias, or one of the same architecture
   REQUIRE(device_match(preset, gpu("NVIDIA H200 NVL", "sm_90a", 132)) == DeviceMatch::alias);
   REQUIRE(device_match(preset, gpu("NVIDIA H100", "sm_90a", 132)) ==
           DeviceMatch::same_arch_and_size);
+  // An alias may be written like a folder.
+  REQUIRE(device_match(named("NVIDIA H200", "sm_90a", 132, {"nvidia-h200-nvl"}),
+                       gpu("NVIDIA H200 NVL", "sm_90a", 132)) == DeviceMatch::alias);
   REQUIRE(device_match(preset, gpu("NVIDIA H100 PCIe", "sm_90a", 114)) == DeviceMatch::same_arch);
   REQUIRE_FALSE(device_match(preset, gpu("NVIDIA A100", "sm_80", 132)));
   auto cpu = h200;
@@ -180,7 +183,8 @@ TEST_CASE("performance-neutral fields decide nothing about which record serves")
   const testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), example::device(), "ffn",
                        {example::record(with(16, "llama3")),
-                        example::record(with(64, "table").with_size("positions", 131072))});
+                        example::record(with(64, "table").with_size("positions", 131072)),
+                        example::record(with(128, "llama3").with_size("d", 2048))});
   const auto library = PresetLibrary::load({folder.path()});
   const auto served = [&](const Problem& problem) {
     const auto match = library.find(problem, h200, legal, neutral);
@@ -205,6 +209,8 @@ TEST_CASE("performance-neutral fields decide nothing about which record serves")
   CHECK(library.recorded_tokens(with(1, "yarn"), h200, neutral) == std::set<std::int64_t>{16, 64});
   CHECK(distance(with(16, "table").with_size("positions", 8), with(64, "yarn"), neutral) == 1);
   CHECK_FALSE(library.find(with(16, "base"), h200, legal, comparison));
+  // The same library serves those that compare them all.
+  CHECK(library.find(with(16, "llama3"), h200, legal, {"m", {}, {}, {}}));
 }
 
 TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
@@ -297,6 +303,21 @@ TEST_CASE("devices are tried from the exact to the like, folders in their order 
   REQUIRE(median() == 6);
   put(first, named("NVIDIA H200", "sm_90a", 132), 7);
   REQUIRE(median() == 7);
+}
+
+TEST_CASE("one library serves devices of one name that differ in their number of SMs") {
+  const testing::TemporaryFolder folder;
+  for (const int multiprocessors : {78, 114}) {
+    const std::string name = "NVIDIA H" + std::to_string(multiprocessors);
+    merge_preset_records(folder.path(), named(name, "sm_90a", multiprocessors), "ffn",
+                         {example::record(example::ffn(16), multiprocessors)});
+  }
+  const auto library = PresetLibrary::load({folder.path()});
+  for (const int multiprocessors : {78, 114, 78}) {
+    const auto match = find(library, example::ffn(16), gpu("MIG", "sm_90a", multiprocessors));
+    REQUIRE(match);
+    CHECK(match->record->verdict.median_us == multiprocessors);
+  }
 }
 
 TEST_CASE("a record that is illegal here is passed over, and the reason says so") {

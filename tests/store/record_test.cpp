@@ -138,6 +138,19 @@ TEST_CASE("rounding a number that is rounded changes nothing") {
   }
 }
 
+TEST_CASE("an error may be as large as the tolerance, and no larger") {
+  auto record = example::record(example::ffn(16));
+  record.error = record.tolerance;
+  CHECK(
+      parse_preset_text(preset_text(example::device(), "ffn", {record}), "a.json").records.size() ==
+      1);
+  record.error = record.tolerance * 1.01;
+  const auto file = parse_preset_text(preset_text(example::device(), "ffn", {record}), "a.json");
+  CHECK(file.records.empty());
+  REQUIRE(file.complaints.size() == 1);
+  CHECK_THAT(file.complaints.front(), ContainsSubstring("no larger than the tolerance"));
+}
+
 TEST_CASE("records are sorted by their problem") {
   const auto a = example::record(example::ffn(16));
   const auto b = example::record(example::ffn(256));

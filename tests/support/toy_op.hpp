@@ -88,6 +88,25 @@ class ToyFamily final : public Family {
   bool fallback_;
 };
 
+/// A family of both stages, which refuses nothing; its space and programs are the test's.
+class WholeToyFamily : public Family {
+ public:
+  WholeToyFamily(std::string_view name, std::string_view summary, DeviceKind kind = DeviceKind::cpu)
+      : name_(name), summary_(summary), kind_(kind) {}
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return kind_; }
+  std::vector<std::string> stages() const override { return {"first", "second"}; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+    return {};
+  }
+  std::vector<std::string> sources() const override { return {}; }
+
+ private:
+  std::string_view name_, summary_;
+  DeviceKind kind_;
+};
+
 class ToyOp : public Op {
  public:
   std::string_view name() const override { return "toy"; }

@@ -31,22 +31,15 @@ std::int64_t times_of(const Problem& problem) {
 }
 
 /// Both stages of as many toys as the problem has, in one program.
-class AllToys final : public Family {
+class AllToys final : public WholeToyFamily {
  public:
-  std::string_view name() const override { return "all"; }
-  std::string_view summary() const override { return "every time in one program"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  std::vector<std::string> stages() const override { return {"first", "second"}; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
-    return {};
-  }
+  AllToys() : WholeToyFamily("all", "every time in one program") {}
   Space space(const Problem&, const DeviceFacts&) const override {
     return Space().parameter("block", "rows at once", {1});
   }
   Config default_config(const Problem&, const DeviceFacts&) const override {
     return {{"block", 1}};
   }
-  std::vector<std::string> sources() const override { return {}; }
   bool covers_repetition() const override { return true; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {

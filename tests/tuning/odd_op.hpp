@@ -25,15 +25,9 @@ enum OddBehaviour : int {
   odd_count,
 };
 
-class OddFamily final : public Family {
+class OddFamily final : public WholeToyFamily {
  public:
-  std::string_view name() const override { return "odd"; }
-  std::string_view summary() const override { return "each variant in its own way"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  std::vector<std::string> stages() const override { return {"first", "second"}; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
-    return {};
-  }
+  OddFamily() : WholeToyFamily("odd", "each variant in its own way") {}
   Space space(const Problem&, const DeviceFacts&) const override {
     std::vector<std::int64_t> values;
     for (int value = 0; value < odd_count; ++value) values.push_back(value);
@@ -42,7 +36,6 @@ class OddFamily final : public Family {
   Config default_config(const Problem&, const DeviceFacts&) const override {
     return {{"way", odd_slow}};
   }
-  std::vector<std::string> sources() const override { return {}; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
     const int way = config.get("way");

@@ -30,22 +30,15 @@ constexpr bool misbehaves(int p) {
   return p % 5 == 0;
 }
 
-class MisbehavingFamily final : public Family {
+class MisbehavingFamily final : public WholeToyFamily {
  public:
   /// A way, or "none", or "crowd", or "mixed": each of the ways in turn.
-  explicit MisbehavingFamily(std::string way) : way_(std::move(way)) {}
+  explicit MisbehavingFamily(std::string way)
+      : WholeToyFamily("odd", "some of it misbehaves"), way_(std::move(way)) {}
 
-  std::string_view name() const override { return "odd"; }
-  std::string_view summary() const override { return "some of it misbehaves"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  std::vector<std::string> stages() const override { return {"first", "second"}; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
-    return {};
-  }
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override { return {{"p", 0}}; }
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
-  std::vector<std::string> sources() const override { return {}; }
 
  private:
   std::string way_of(int p) const;

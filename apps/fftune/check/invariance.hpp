@@ -22,9 +22,9 @@ struct InvarianceResult {
   std::string difference;  // the first one, for people; empty: all bits are the same
 };
 
-/// Runs the recipes that the library chooses for `most` tokens, and for each of `counts`, at most
-/// so many, on some of the same rows. Compares each row with that of the first run. `cancelled` may
-/// be empty. Throws like Plan.
+/// Runs the recipes that the library chooses for `most` tokens, and for each of `counts`, which are
+/// at most `most`, on some of the same rows. Compares each row with that of the first run.
+/// `cancelled` may be empty. Throws like Plan.
 InvarianceResult check_invariance(const Catalog& catalog, Backend& backend,
                                   const PresetLibrary& presets, const Problem& problem,
                                   std::int64_t most, std::span<const std::int64_t> counts,

@@ -175,7 +175,7 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
   const double resident = std::max(1.0, std::floor(block.resident(gemm, facts)));
   const double waves = std::ceil(each / resident);
   const double imbalance = each * processors / static_cast<double>(block.blocks(gemm));
-  // Warps whose share of k is no whole number of loads issue some in vain.
+  // Warps whose share of k is no whole number of loads issue some for padding.
   const double k_of_loads = 32.0 * block.unroll * block.warps * block.split_k;
   const double k = static_cast<double>(gemm.k);
   const double padding = std::ceil(k / k_of_loads) * k_of_loads / k;

@@ -145,8 +145,14 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
   const double l2 = blocks * m * (k / block.split_k) * 2 / 5.07e6;
   const double stream =
       std::pow(std::pow(memory, 4) + std::pow(compute, 4) + std::pow(l2, 4), 0.25);
-  const double large = 1 + 0.07 * std::log2(block.tiles) + 0.056 * std::log2(block.unroll);
+  const double large = 1 + 0.07 * std::log2(block.tiles) + 0.065 * std::log2(block.unroll);
   return stream * large + 0.58 + 1.96 * waves + (block.split_k > 1 ? 0.34 * block.split_k : 0);
+}
+
+std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
+                               const Config& config) {
+  const GemmProblem& gemm = chain.front();
+  return 1e-6 * microseconds(Block(gemm, config), gemm, facts);
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
@@ -182,6 +188,7 @@ const Engine& packed_decode_engine() {
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,
+                             .estimate = estimate,
                              .append = append,
                              .sources = {"gemm/decode/packed.cu"}};
   return engine;

@@ -27,10 +27,6 @@ sm90_schedule schedule_of(std::string_view word) {
   return static_cast<sm90_schedule>(at - schedules.begin());
 }
 
-int optional_value(const Config& config, std::string_view name, int otherwise) {
-  return config.contains(name) ? config.get(name) : otherwise;
-}
-
 /// Whether C's columns may take wgmma's 64-row side.
 bool may_swap(const Workload& work) {
   return !work.a_mn_major() && !work.b_mn_major() && work.tensors_per_stage == 1 &&
@@ -373,7 +369,9 @@ void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload
 
 }  // namespace
 
-Tile::Tile(const Config& config)
+Tile::Tile(const Config& config) : Tile(ConfigReader(config)) {}
+
+Tile::Tile(ConfigReader config)
     : sm90_config{.bm = config.get("bm"),
                   .bn = config.get("bn"),
                   .schedule = schedule_of(config.word("schedule")),
@@ -383,10 +381,10 @@ Tile::Tile(const Config& config)
                   .split_k = config.get("split_k"),
                   .stages = config.get("stages"),
                   .epilogue_stages = config.get("epilogue_stages"),
-                  .a_reuse = optional_value(config, "a_reuse", 1),
-                  .gather_warps = optional_value(config, "gather_warps", 2)},
+                  .a_reuse = config.get_or("a_reuse", 1),
+                  .gather_warps = config.get_or("gather_warps", 2)},
       group_m(config.get("group_m")),
-      pre_permute(optional_value(config, "pre_permute", 0) == 1) {}
+      pre_permute(config.get_or("pre_permute", 0) == 1) {}
 
 std::string template_argument(const sm90_config& config) {
   return fmt::format(

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "core/config_reader.hpp"
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "kernels/gemm/problem.hpp"
@@ -20,6 +21,9 @@ struct Tile : sm90_config {
   bool pre_permute = false;
 
   explicit Tile(const Config& config);
+
+ private:
+  explicit Tile(ConfigReader config);
 };
 
 /// "fftune::sm90_config{.bm = 128, ...}"

@@ -105,8 +105,8 @@ typedef struct fftune_context_options {
   /* CUDA: not 0: compile nothing. A kernel that is neither in the bundle nor in the cache is an
    * error (FFTUNE_UNAVAILABLE). Set too by $FFTUNE_NO_JIT=1. */
   int no_jit;
-  /* CPU: use at most so many threads, the caller's among them, whatever a preset was tuned with;
-   * 0: $FFTUNE_THREADS, or one for each core. OpenBLAS runs on no more than it was set to. */
+  /* CPU: use at most this number of threads, the caller's included, whatever a preset was tuned
+   * with; 0: $FFTUNE_THREADS, or one for each core. OpenBLAS runs on no more than it was set to. */
   int threads;
   /* CPU: runs the tasks of plans instead of threads of our own, called by the thread that runs a
    * plan with at most `threads` tasks; NULL: none. `pool` is passed through. */

@@ -154,25 +154,36 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
               lengths: Tensor | None = None, sinks: Tensor | None = None,
               pages: Tensor | None = None, softcap: float = 0.0, scale: float = 0.0,
               return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q kᵀ + bias) v over the keys that each query may see.
+    """Softmax attention: ``softmax(scale · q kᵀ + bias) v`` over the visible keys of each query.
 
-    q [batch, tokens, heads, features]; k, v [batch, keys, kv heads, features], kv heads a divisor
-    of heads; or all [tokens, heads, features] of sequences that begin at `offsets` [sequences + 1],
-    their keys at `kv_offsets` if those are others. They may be parts of one row, as of a product
-    that makes all three. -> as q; with return_lse also the logarithm of the sum of exponentials,
-    float32 [batch, heads, tokens].
+    Heads share keys and values as in grouped-query attention: `heads` is a multiple of `kv_heads`. The
+    last query of a sequence is aligned with its last key. A query without a visible key gives zeros.
+    Masked pairs do not exist: NaN and infinities of keys that no query sees have no effect.
 
-    The last query stands at the last key. `causal`: a query sees no key after its own place.
-    `window`: it sees that many keys to the left, its own included. `mask` [batch, 1 or heads,
-    tokens, keys] of bool, or the result of pack_mask for it: it sees the keys that are set.
-    `lengths` [batch]: how many keys of each sequence count. `bias` [1 or batch, 1 or heads, tokens,
-    keys] has no gradient. `softcap`: scores become softcap * tanh(score / softcap) before bias is
-    added. `sinks` [heads]: a logit that joins each softmax without a value. `pages` [batch, pages
-    of a sequence]: k, v [pages, tokens of a page, kv heads, features] are a paged cache; without
-    gradients. A page that is not in the cache is one of zeros. Whatever lengths and offsets say, no
-    other keys are read. Keys and values of a head may be side by side there, parts of one tensor [..., 2
-    features]. `scale`: 0 for 1 / sqrt(features). A query that sees no key gives zeros.
-    Gradients have the same bits in each run under torch.use_deterministic_algorithms.
+    Args:
+        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
+            after the other. q, k and v may be views of one packed row, as a joint projection makes them.
+        k, v: [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads, features]; with `pages`
+            [pages, page_size, kv_heads, features]. Keys and values of a head may be neighbours in one
+            tensor [..., 2 · features].
+        mask: bool [batch, 1 or heads, tokens, keys], True where a query sees a key; or the result of
+            `pack_mask` for such a mask.
+        causal: a query sees no key behind its own position.
+        window: a query sees this many keys up to its own position, its own included; 0 for all.
+        bias: [1 or batch, 1 or heads, tokens, keys], added to the scores; it has no gradient.
+        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
+        kv_offsets: the same for keys, if they differ.
+        lengths: int32 [batch], the number of keys of each sequence.
+        sinks: [heads], a logit per head that joins each softmax without a value, as in gpt-oss.
+        pages: int32 [batch, pages per sequence], a paged cache without gradients. A page id out of range
+            stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
+        softcap: if not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
+        scale: factor of the scores; 0 for ``1 / sqrt(features)``.
+        return_lse: return the log-sum-exp of the scores too.
+
+    Returns:
+        A tensor like q; with `return_lse` also float32 [batch, heads, tokens]. Gradients have the same
+        bits in every run under ``torch.use_deterministic_algorithms(True)``.
     """
     if bias is not None and wants_gradient(bias):
         raise Error("attention: bias has no gradient: detach it")
@@ -187,6 +198,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
 
 
 def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
-    for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
+    """Packs a boolean mask into the form that `attention` reads fastest, once for many layers.
+
+    Args:
+        mask: bool [batch, 1 or heads, queries, keys].
+
+    Returns:
+        (bits, flags): the mask with 32 pairs per int32, and in uint8 which tiles of 64 × 64 pairs
+        are empty, full or mixed.
+    """
     return call(OPS.pack_mask, mask)

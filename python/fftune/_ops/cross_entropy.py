@@ -147,17 +147,28 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
                   ignore_index: int | float = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
                   softcap: float = 0.0, lse: bool = False, logprobs: bool = False,
                   entropy: bool = False) -> Tensor | tuple[Tensor, ...]:
-    """torch.nn.functional.cross_entropy of logits [..., vocab] and labels [...] (int64), in float32.
+    """Cross-entropy of logits and labels, as ``torch.nn.functional.cross_entropy``, in float32.
 
-    `reduction`: "none" gives a loss for each row, "sum" their sum, and "mean" that sum divided by
-    `items`: by default the number of labels that count, or the sum of their `class_weights` [vocab]
-    (float32). Rows whose label is `ignore_index` have a loss of 0 and no gradient; a label that is no
-    id makes its row NaN. `z_loss` times the squared log-sum-exp is added to each row's loss.
-    `softcap`: logits are softcap · tanh(logits / softcap).
+    Args:
+        logits: [..., vocab].
+        labels: int64 [...]. A label outside of the vocabulary makes its row's loss NaN.
+        reduction: "none" for a loss per row, "sum" for their sum, "mean" for the sum divided by `items`.
+        items: divisor of "mean". By default the number of rows that count, or the sum of their class
+            weights.
+        class_weights: float32 [vocab].
+        ignore_index: rows with this label have loss 0 and no gradient.
+        label_smoothing: share of the uniform distribution in the target, in [0, 1].
+        z_loss: factor of the squared log-sum-exp that is added to each row's loss (`PaLM
+            <https://arxiv.org/abs/2204.02311>`_).
+        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
+        lse: also return the log-sum-exp of each row.
+        logprobs: also return the log-probability of each row's label.
+        entropy: also return the entropy of each row's distribution.
 
-    `lse`, `logprobs` and `entropy` add results [...], in this order: the log-sum-exp of each row, the
-    log-probability of its label and the entropy of its distribution. These have no gradients: that of
-    a log-probability is the negative one of a loss with reduction="none".
+    Returns:
+        The loss, float32, a scalar or [...]; with `lse`, `logprobs` or `entropy` a tuple of the loss and
+        these, float32 [...] each, in this order and without gradients. The gradient of a log-probability
+        is the negative one of a loss with ``reduction="none"``.
     """
     _expect_rules("cross-entropy", reduction, items, ignore_index, lse=lse, logprobs=logprobs,
                   entropy=entropy)
@@ -177,17 +188,27 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          lse: bool = False, logprobs: bool = False, entropy: bool = False,
                          workspace: float = 512, recompute: bool = False,
                          skip_ignored: bool = False) -> Tensor | tuple[Tensor, ...]:
-    """`cross_entropy` of the logits x·wᵀ (+ bias), which never lie in memory together.
+    """`cross_entropy` of the logits ``x wᵀ + bias``, without all logits in memory.
 
-    x [..., d]; w [vocab, d]; bias [vocab]; labels [...]; the other arguments and the results are those
-    of `cross_entropy`. Logits are rounded to x's type, as a linear layer's are. Rows are computed in
-    chunks, whose logits take at most `workspace` MiB.
+    Rows are computed in chunks. Logits are rounded to x's element type, as those of a linear layer are.
+    The forward pass computes the gradients of x, w and bias too, and the backward pass multiplies them
+    by the gradient of the loss. With `recompute`, and with ``reduction="none"``, the backward pass
+    computes the logits again instead, from the log-sum-exp: a third more work, and no gradients in memory
+    in between.
 
-    Gradients of x, w and bias are computed along with the loss, and the backward pass multiplies them
-    by the loss's own. With `recompute`, and with reduction="none", the backward pass computes the
-    logits again instead, from the log-sum-exp: a third more work, and no gradient lies in memory
-    before. `skip_ignored`: rows whose label is
-    `ignore_index` are left out of the work, for which the host waits until it knows their number.
+    Args:
+        x: hidden states, [..., d].
+        w: weight of the head, [vocab, d].
+        labels: int64 [...].
+        bias: [vocab].
+        reduction, items, class_weights, ignore_index, label_smoothing, z_loss, softcap, lse, logprobs,
+            entropy: as in `cross_entropy`.
+        workspace: most MiB that a chunk's logits take.
+        recompute: compute the logits again in the backward pass.
+        skip_ignored: leave out rows whose label is `ignore_index`. The host waits for their number.
+
+    Returns:
+        As `cross_entropy`.
     """
     label = "linear-cross-entropy"
     _expect_rules(label, reduction, items, ignore_index, lse=lse, logprobs=logprobs, entropy=entropy,

@@ -127,25 +127,39 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            min_p: Tensor | float | None = None, embed_scale: float = 1.0,
            logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False,
            options: Mapping | None = None) -> tuple[Tensor, ...]:
-    """(chosen, logit), or (chosen, logit, logprob) with `logprobs`: one token of a language model for
-    each of some sequences: embedding, layers, head, and the next id; the state of the sequences is
-    updated in place. So n tokens are n calls, or n replays of a CUDA graph of one call, with no work of
-    the host in between.
+    """One token of a language model per sequence: embedding, layers, head and the next id, in one plan.
 
-    The state, int32 [batch]: `ids`, the last id of each sequence, whose key is not in the cache yet,
-    and then the next id; `lengths`, its keys in the cache; `steps`, how many ids were chosen;
-    `ended`, 0 for a sequence that goes on, 1 for one that ended with an id of `stop` [n], 2 for one
-    that has `limits` [batch] ids, its prompt included, or a full cache. `out` [batch, room]: the id of
-    step t goes to column t. For a sequence that has ended only its row of `ids` is written: it becomes
-    `pad`.
+    The state of the sequences advances on the device, so n tokens are n calls, or n replays of a CUDA graph
+    of one call, without work on the host in between. All layers are of one kind. No gradients.
 
-    `embedding` and `w_head` [vocab, d], which may be one tensor, `embed_scale` a factor of the
-    embedding's rows. `weights`, `caches`, `heads`, `kv_heads`, `pages` and `angles` are those of
-    `layer`, and `options` has the others of its arguments by name: act, convention, eps and so on;
-    convention and eps are those of `final_norm` [d] too, which is a layer normalisation with
-    `final_norm_bias`. Positions are the places in the cache. `head_bias` [vocab]; `temperature`,
-    `seeds`, `top_k`, `top_p` and `min_p` are those of `sample`, and `logit_softcap` is its softcap. The
-    results are int32, float32 and float32 [batch], also for sequences that have ended. No gradients.
+    Args:
+        ids: int32 [batch], updated: the last id of each sequence, whose key is not in the cache yet;
+            then the next id.
+        lengths: int32 [batch], updated: keys in the cache.
+        steps: int32 [batch], updated: number of ids chosen.
+        ended: int32 [batch], updated: 0 while a sequence goes on, 1 if it ended with an id of `stop`, 2 if
+            it reached its limit or the cache is full. An ended sequence keeps its state and caches; its
+            entry of `ids` becomes `pad`.
+        out: int32 [batch, room], updated: the id of step t is written to column t.
+        embedding: [vocab, d].
+        weights, caches, heads, kv_heads, pages, angles: as in `layer`. Positions are those in the cache.
+        final_norm: [d], weight of the final RMSNorm; with `final_norm_bias` of a layer normalisation.
+        w_head: [vocab, d]; it may be the embedding.
+        limits: int32 [batch], most ids of each sequence, its prompt included.
+        stop: int32 [n], ids that end a sequence.
+        final_norm_bias: [d].
+        head_bias: [vocab].
+        temperature, seeds, top_k, top_p, min_p: as in `sample`.
+        embed_scale: factor of the embedding's rows.
+        logit_softcap: `softcap` of `sample`.
+        pad: id of sequences that have ended.
+        logprobs: also return log-probabilities.
+        options: the other arguments of `layer` by name: act, convention, eps and so on. convention and
+            eps are those of `final_norm` too.
+
+    Returns:
+        (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
+        [batch].
     """
     expect_given("decode", ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
                  embedding=embedding, final_norm=final_norm, w_head=w_head)

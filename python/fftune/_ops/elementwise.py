@@ -29,8 +29,17 @@ _GELU = {"none": "gelu", "tanh": "gelu-tanh"}
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
-    """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
-    float32. -> [..., h]"""
+    """``gelu(x + bias)``.
+
+    Args:
+        x: [..., h].
+        bias: [h], of x's element type or float32.
+        approximate: "none" for gelu with erf, "tanh" for its approximation, as in
+            ``torch.nn.functional.gelu``.
+
+    Returns:
+        [..., h].
+    """
     act = _GELU.get(approximate) if isinstance(approximate, str) else None
     if act is None:
         raise Error(f"bias-gelu: approximate is {named(approximate)}: give 'none' or 'tanh'")
@@ -38,8 +47,17 @@ def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
 
 
 def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
-    """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
-    [..., h]. act: silu, gelu, gelu-tanh or relu."""
+    """``act(gate) * up``, the activation of a gated MLP.
+
+    Args:
+        gate: [..., h]; without `up` [..., 2h], with gate in the first half of each row and up in the
+            second.
+        up: [..., h].
+        act: "silu", "gelu" (with erf), "gelu-tanh" or "relu".
+
+    Returns:
+        [..., h].
+    """
     if up is None:
         return call(OPS.act_mul_packed, gate, act)
     return call(OPS.act_mul, gate, up, act)

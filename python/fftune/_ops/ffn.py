@@ -96,12 +96,24 @@ def _(ctx, dy):
 def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
         w_down: Tensor | PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None,
         *, act: str = "silu", recompute: bool = False) -> Tensor:
-    """(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ (+ bias) (+ residual).
+    """Gated MLP: ``(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ + bias + residual``.
 
-    x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
-    act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
-    two products before the activation, [..., h] each, are kept. With three PackedWeights of the same
-    format, whose scales are of the type of x, the gradients are those of x, bias and residual.
+    The GLU variants of Shazeer, `GLU Variants Improve Transformer
+    <https://arxiv.org/abs/2002.05202>`_; with ``act="silu"`` the MLP of Llama.
+
+    Args:
+        x: input, [..., d].
+        w_gate, w_up: weights of the first products, [h, d]. Three ``PackedWeight`` of one format may
+            stand for the three weights; their scales have x's element type.
+        w_down: weight of the last product, [d, h].
+        bias: [d].
+        residual: [..., d].
+        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
+        recompute: save only the inputs for the backward pass, and compute both first products again
+            there. By default these products, [..., h] each, are saved too.
+
+    Returns:
+        [..., d]. With dense weights all inputs have gradients; with packed weights x, bias and residual.
     """
     if any(isinstance(w, PackedWeight) for w in (w_gate, w_up, w_down)):
         return ffn_packed(x, w_gate, w_up, w_down, bias, residual, act)
@@ -113,11 +125,21 @@ def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
 def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
                  w_up: Tensor, w_down: Tensor, *, act: str = "silu",
                  into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dw_gate, dw_up, dw_down) of `ffn`. dy, x [..., d]; gate, up [..., h]: the products
-    before the activation, or None to compute them again.
+    """Gradients of `ffn` without bias and residual, for autograd functions of your own.
 
-    With `into`, three tensors like the weights, the gradients of the weights are added to those in
-    place, and given as those: what gradient accumulation over several batches needs.
+    Args:
+        dy: gradient of the result, [..., d].
+        x: input of the forward pass, [..., d].
+        gate, up: the products before the activation, ``x w_gateᵀ`` and ``x w_upᵀ``, [..., h]; None to
+            compute them again.
+        w_gate, w_up: [h, d].
+        w_down: [d, h].
+        act: as in `ffn`.
+        into: three tensors with the shapes of the weights. The gradients of the weights are added to
+            them in place, as gradient accumulation needs, and these tensors are returned.
+
+    Returns:
+        (dx, dw_gate, dw_up, dw_down).
     """
     if into is None:
         return call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, act)
@@ -128,11 +150,23 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
 def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
               w_down: Tensor, *, act: str = "silu", convention: str = "llama", eps: float = 1e-6,
               recompute: bool = False) -> Tensor:
-    """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
+    """MLP block of a pre-norm layer: ``s + ffn(rmsnorm(s))`` with ``s = x + residual``.
 
-    x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
-    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, which
-    saves only its inputs.
+    Without gradients one plan runs all of it. With gradients it runs `add_rmsnorm` and `ffn`, or with
+    `recompute` the one plan.
+
+    Args:
+        x: input, [..., d].
+        residual: [..., d], or None for ``s = x``.
+        w_norm: weight of the norm, [d].
+        w_gate, w_up: [h, d].
+        w_down: [d, h].
+        act: as in `ffn`.
+        convention, eps: as in `rmsnorm`.
+        recompute: save only the inputs for the backward pass.
+
+    Returns:
+        [..., d].
     """
     if (wants_gradient(x, residual, w_norm, w_gate, w_up, w_down)
             and not flag("ffn", "recompute", recompute)):
@@ -148,12 +182,29 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
 def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
             w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
             hidden_scale: Tensor | None = None, *, act: str = "silu") -> Tensor:
-    """`ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+    """`ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
 
-    With `hidden_scale` [1], which is the scale of the product in the middle, all scales are [1].
-    Without, one is for 128 elements of a row of x, [..., ⌈d/128⌉], or 128 x 128 of a weight,
-    [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
-    quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
+    Scales are float32 and of one of two kinds:
+
+    * per tensor, if `hidden_scale` is given: every scale is [1];
+    * per block: x_scale [..., ⌈d / 128⌉] has one scale per 128 elements of a row of x, and a weight's
+      scale [⌈rows / 128⌉, ⌈columns / 128⌉] one per 128 × 128 elements. The scales of the activation
+      between the products are computed.
+
+    Args:
+        x: [..., d], float8_e4m3fn.
+        w_gate, w_up: [h, d], float8_e4m3fn.
+        w_down: [d, h], float8_e4m3fn.
+        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
+        hidden_scale: scale of the activation between the products, [1].
+        act: as in `ffn`.
+
+    Returns:
+        [..., d], bfloat16.
+
+    See also:
+        ``fftune.reference.quantise`` and ``quantise_weight``, which quantise tensors, and
+        ``fftune.nn.GatedMLP.to_fp8``, which quantises a module.
     """
     return call(OPS.ffn_fp8, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
                  w_up_scale, hidden_scale, w_down_scale, act)
@@ -191,9 +242,20 @@ def _(ctx, dy):
 def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
         b_down: Tensor | None = None, residual: Tensor | None = None, *, act: str = "gelu"
         ) -> Tensor:
-    """act(x w_upᵀ (+ b_up)) w_downᵀ (+ b_down) (+ residual): the network without a gate.
+    """MLP without a gate: ``act(x w_upᵀ + b_up) w_downᵀ + b_down + residual``.
 
-    x [..., d]; w_up [h, d]; w_down [d, h]; b_up [h]; b_down [d]; residual [..., d]. -> [..., d].
-    act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
+    The backward pass saves only the inputs.
+
+    Args:
+        x: input, [..., d].
+        w_up: [h, d].
+        w_down: [d, h].
+        b_up: [h].
+        b_down: [d].
+        residual: [..., d].
+        act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
+
+    Returns:
+        [..., d].
     """
     return call(OPS.mlp, x, w_up, w_down, b_up, b_down, residual, act)

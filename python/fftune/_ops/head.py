@@ -53,17 +53,30 @@ def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
            top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
            min_p: Tensor | float | None = None, softcap: float = 0.0, logprobs: bool = False
            ) -> tuple[Tensor, ...]:
-    """(ids, logit), or (ids, logit, logprob) with `logprobs`: the next id of each row of `logits`
-    [..., vocab], its logit, and the log-probability that log_softmax gives it.
+    """Next id of each row of logits: the best, or a sample of ``softmax(logits / temperature)``.
 
-    Without `temperature`, the id of the largest logit; of equal ones the first. With it, a sample of
-    softmax(logits / temperature), or the best id in rows where it is not above 0. `top_k`,
-    `top_p` and `min_p` filter the ids first, as transformers' processors do in that order, but ids of
-    equal logits stay together. All of these are numbers, or tensors [...].
+    The same logits, seeds and steps give the same ids in every run and on every device. A sequence has
+    one seed and counts its steps. `temperature`, `top_k`, `top_p`, `min_p`, `seeds` and `steps` are
+    numbers for all rows, or tensors [...].
 
-    The same `seeds` (int64) and `steps` (int32) draw the same ids in every run and on every device.
-    A sequence has one seed and counts its steps. `softcap`: logits are softcap · tanh(logits /
-    softcap). Returns int32 and float32 [...].
+    Args:
+        logits: [..., vocab].
+        temperature: None, or 0 and less in a row, for the id of the largest logit, the first of equal
+            ones.
+        seeds: int64.
+        steps: int32, the number of ids drawn with a seed before.
+        top_k: keep the ids of the k largest logits. The filters are applied in the order top_k, top_p,
+            min_p, as in transformers, but ids of equal logits are kept or dropped together.
+        top_p: keep the most probable ids whose probabilities add up to this (`nucleus sampling
+            <https://arxiv.org/abs/1904.09751>`_).
+        min_p: keep ids with at least this share of the best id's probability
+            (`min-p <https://arxiv.org/abs/2407.01082>`_).
+        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
+        logprobs: also return log-probabilities.
+
+    Returns:
+        (ids, logit), int32 and float32 [...]; with `logprobs` also the log-probability of the id by
+        ``log_softmax(logits)``, float32 [...].
     """
     ids, logit, logprob = call(
         OPS.sample, logits, *_draw("sample", logits, temperature, seeds, steps, top_k, top_p, min_p),
@@ -77,13 +90,22 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
          steps: Tensor | int | None = None, top_k: Tensor | int | None = None,
          top_p: Tensor | float | None = None, min_p: Tensor | float | None = None,
          softcap: float = 0.0, logits: str = "same", logprobs: bool = False) -> tuple[Tensor, ...]:
-    """The next ids of hidden states x [..., d]: `sample` of the logits norm(x)·wᵀ (+ bias), with its
-    arguments and results.
+    """Next ids of hidden states: final norm, logits ``norm(x) wᵀ + bias``, and their choice by `sample`.
 
-    `w` [vocab, d]; `norm` [d]: the weights of a final RMSNorm with `eps` and `convention`, as
-    `rmsnorm` has them; with `norm_bias` [d] of a layer normalisation; without `norm` there is none.
-    Logits are rounded to x's type before ids are chosen, or with logits="f32" not. For up to 16
-    tokens without top_k, top_p and min_p no logit reaches memory.
+    For up to 16 tokens without top_k, top_p and min_p no logits are written to memory.
+
+    Args:
+        x: hidden states, [..., d].
+        w: weight of the head, [vocab, d].
+        norm: weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
+        norm_bias: [d].
+        bias: [vocab].
+        eps, convention: of the norm, as in `rmsnorm`.
+        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: as in `sample`.
+        logits: "same" rounds logits to x's element type before the choice, "f32" does not.
+
+    Returns:
+        As `sample`.
     """
     ids, logit, logprob = call(
         OPS.head, x, norm, norm_bias, w, bias,
@@ -95,7 +117,15 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
 def head_logits(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor | None = None,
                 bias: Tensor | None = None, eps: float = 1e-6, convention: str = "llama",
                 logits: str = "same") -> Tensor:
-    """The logits of `head`, [..., vocab], of x's type or with logits="f32" in float32."""
+    """The logits of `head`.
+
+    Args:
+        x, w, norm, norm_bias, bias, eps, convention: as in `head`.
+        logits: "same" for logits of x's element type, "f32" for float32.
+
+    Returns:
+        [..., vocab].
+    """
     return call(OPS.head_logits, x, norm, norm_bias, w, bias, *_norm_options(norm, eps, convention),
                 logits)
 

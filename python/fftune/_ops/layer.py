@@ -244,51 +244,68 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
           norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False) -> Tensor:
-    """Transformer layers, one after the other, for new tokens of sequences with a cache: norm, q, k
-    and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
-    experts.
+    """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
-    `x` [batch, tokens, d]. `weights`: the tensors of each layer by name. All layers have attn_norm [d],
-    w_q [heads * dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d], w_gate, w_up
-    [h, d], w_down [d, h]. Some have attn_norm_bias, ffn_norm_bias (then the norms are layer
-    normalisation), b_q, b_k, b_v, b_o, b_up, b_down, and the norms of heads q_norm, k_norm [dim]. The
-    norms attn_post_norm, ffn_post_norm apply to the summands of the residual. Without w_gate the
-    network is act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as attention,
-    beside it, and with `parallel` and ffn_norm it takes x by that norm. Without attn_norm and ffn_norm
-    there are only the norms of the summands. `constants` names weights and biases of norms that the
-    layers do not have: they are 1 and 0.
+    A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
+    mixture of experts, each with its residual. The weights present in `weights` decide about its form. No
+    gradients.
 
-    The tensors w_qkv [(heads + 2 kv_heads) dim, d] and b_qkv may stand for w_q, w_k and w_v: all rows
-    of q, then of k, then of v. With `grouped` they have the rows of the heads of q that share a head of
-    k, then of that head of k, then of v. The norms q_norm [heads * dim] and k_norm [kv_heads * dim] are
-    over all heads together; with q_norm_bias and k_norm_bias heads have layer normalisation; with
-    `norm_last` norms are behind RoPE. `multiplier` is a factor of the summands of the residual, or
-    residual_scale [d] float32 one for each feature.
+    **Weights.** All layers have the same names:
 
-    With w_router [experts, d] it is a mixture of experts: a token chooses `top_k` of them, by `score`,
-    `order` and `renormalise` as in moe_route. The experts are w_gate, w_up [experts, h, d], w_down
-    [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as in
-    moe_ffn. It may have b_router, choice_bias [experts] (the bias of moe_route), `groups`, `top_groups`
-    and `group_score`, `route_scale` (its scale), and `wide_logits` (float32, as if x and w_router
-    were). Its biases are b_gate, b_up [experts, h] or b_gate_up, and b_down [experts, d]. A network of
-    all tokens may stand beside the experts: w_shared_gate, w_shared_up [n, d], w_shared_down [d, n],
-    weighted by sigmoid(x w_shared_routerᵀ) if there is w_shared_router [1, d]. With sinks [heads] each
-    head has a logit that joins the softmax.
+    * attention: w_q [heads · dim, d], w_k and w_v [kv_heads · dim, d], w_o [d, heads · dim], and biases
+      b_q, b_k, b_v, b_o. w_qkv [(heads + 2 · kv_heads) · dim, d] and b_qkv can replace the three: all
+      rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. sinks
+      [heads]: a logit per head that joins the softmax.
+    * norms before: attn_norm and ffn_norm [d], with attn_norm_bias and ffn_norm_bias as layer
+      normalisations. Without ffn_norm the MLP takes the same normalised input as attention, in parallel;
+      with `parallel` it takes the layer's input, normalised by ffn_norm. Without both only the norms
+      behind remain.
+    * norms behind: attn_post_norm and ffn_post_norm [d], of what is added to the residual.
+    * norms of q and k: q_norm and k_norm, [dim] per head, or [heads · dim] and [kv_heads · dim] over all
+      heads; with q_norm_bias and k_norm_bias as layer normalisations.
+    * MLP: w_gate and w_up [h, d], w_down [d, h], biases b_up and b_down; without w_gate it is
+      ``act(x w_upᵀ) w_downᵀ``.
+    * mixture of experts: w_router [experts, d]; w_gate and w_up [experts, h, d], or w_gate_up
+      [experts, 2h, d] in the order of `packing`; w_down [experts, d, h]. Optional: b_router, choice_bias
+      [experts] (the bias of `moe_route`), b_gate and b_up [experts, h] or b_gate_up, b_down [experts, d].
+      A shared MLP beside the experts: w_shared_gate and w_shared_up [n, d], w_shared_down [d, n],
+      weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
+    * residual_scale: float32 [d], a factor per feature of what is added to the residual.
 
-    The weights w_qkv, w_o, w_gate, w_up and w_down may be PackedWeights of one format, all of them:
-    the layers are then those with w_qkv, a gate, and no mixture of experts.
+    w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv, a
+    gate and no experts.
 
-    `caches`: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
-    torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. `lengths`
-    [batch] int32: how many keys each sequence has, with the new ones, which are its last. `slots`
-    [batch, tokens] int32: rows for keys and values of new tokens, i * cache + place for sequence i; the
-    places in front of `lengths` if left out. With `pages` [batch, n] int32 the caches are contiguous
-    [pages, page, kv_heads, dim], with pages of 16 to 256 keys, a power of two: key t of sequence i is
-    in page pages[i, t // page] at row t % page, and one outside of the cache is zeros. Slots are rows
-    of all pages; a token whose slot is no row is written nowhere. `angles` [rows, rotary] float32: for RoPE, with `rotation`
-    and the columns as in ops.rope, found by positions [batch, tokens] int32, which are the places if
-    left out; without angles there is no RoPE. `scale`: factor of scores, 0 for 1 / sqrt(dim). Returns
-    [batch, tokens, d]. No gradients.
+    Args:
+        x: hidden states of the new tokens, [batch, tokens, d].
+        weights: one mapping from names to tensors per layer.
+        caches: one (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
+            order [batch, cache, kv_heads, dim]; with `pages` contiguous
+            [pages, page_size, kv_heads, dim], page_size a power of two from 16 to 256.
+        lengths: int32 [batch], the number of keys of each sequence, the new tokens included, which are
+            its last.
+        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
+        slots: int32 [batch, tokens], the cache row for each new key and value:
+            ``sequence · cache + position``, or with pages ``page · page_size + row``. By default the last
+            rows of `lengths`. A slot out of range writes nothing.
+        pages: int32 [batch, n], key t of sequence i is in page ``pages[i, t // page_size]``. A page id
+            out of range stands for a page of zeros.
+        positions: int32 [batch, tokens], rows of `angles`; by default the positions in the cache.
+        angles: float32 [rows, rotary], angles of RoPE as in `rope`. None: no RoPE.
+        act, packing: as in `moe_ffn`.
+        convention, eps: of the norms, as in `rmsnorm`.
+        softcap, scale: as in `attention`.
+        rope_scale, rotation: `scale` and `rotation` of `rope`.
+        top_k, score, order, renormalise, groups, top_groups, group_score: as in `moe_route`.
+        route_scale: `scale` of `moe_route`.
+        parallel: see the norms before.
+        constants: names of norm weights and biases that the layers lack: weights of 1, biases of 0.
+        grouped: see w_qkv.
+        norm_last: norms of q and k are applied after RoPE.
+        multiplier: factor of what is added to the residual.
+        wide_logits: compute router logits as if x and w_router were float32.
+
+    Returns:
+        [batch, tokens, d].
     """
     expect_given("layer", x=x, lengths=lengths)
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,

@@ -12,12 +12,28 @@ declare("layernorm_backward", "layernorm", "dy, x, w, dsum?, eps", "dx, dw, db",
 
 
 def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the last dimension. x [..., d]; w, b [d]. ->
-    [..., d]"""
+    """``(x - mean(x)) / sqrt(var(x) + eps) * w + b`` over the last dimension, with the biased variance.
+
+    Args:
+        x: input, [..., d].
+        w, b: [d].
+        eps: added to the variance.
+
+    Returns:
+        [..., d].
+    """
     return call(OPS.layernorm, x, w, b, eps)
 
 
 def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5
                   ) -> tuple[Tensor, Tensor]:
-    """(layernorm(s), s) of s = x + residual. x, residual [..., d]; w, b [d]. -> two of [..., d]"""
+    """``s = x + residual`` and its layer normalisation, in one kernel.
+
+    Args:
+        x, residual: [..., d].
+        w, b, eps: as in `layernorm`.
+
+    Returns:
+        (layernorm(s), s), [..., d] each.
+    """
     return call(OPS.add_layernorm, x, residual, w, b, eps)

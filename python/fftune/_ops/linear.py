@@ -40,10 +40,17 @@ def _(ctx, dy):
 
 def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None = None,
            residual: Tensor | None = None) -> Tensor:
-    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]
+    """``x wᵀ + bias + residual``.
 
-    With a PackedWeight, whose scales are of the type of x, the gradients are those of x, bias and
-    residual.
+    Args:
+        x: input, [..., k].
+        w: weight, [n, k], dense or a ``PackedWeight`` whose scales have x's element type.
+        bias: [n].
+        residual: [..., n].
+
+    Returns:
+        [..., n]. With a dense weight all inputs have gradients; with a packed weight x, bias and
+        residual.
     """
     if isinstance(w, PackedWeight):
         return linear_packed(x, w, bias, residual)
@@ -52,10 +59,18 @@ def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None = None,
 
 def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
                     into: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
-    """(dx, dw) of `linear`, or (dx, dw, dbias) with `bias`. dy [..., n]; x [..., k]; w [n, k].
+    """Gradients of `linear`, for autograd functions of your own.
 
-    With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
-    those in place, and given as those.
+    Args:
+        dy: gradient of the result, [..., n].
+        x: input of the forward pass, [..., k].
+        w: weight, [n, k].
+        bias: whether to compute the gradient of a bias.
+        into: (dw,), or (dw, dbias) with `bias`: gradients of earlier passes. The new gradients are added
+            to them in place, and these tensors are returned.
+
+    Returns:
+        (dx, dw), or (dx, dw, dbias) with `bias`.
     """
     bias = flag("linear", "bias", bias)
     if into is None:

@@ -42,13 +42,18 @@ def _or_empty(pattern: str | None) -> str:
 
 def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
                   pattern: str | None = None) -> Tensor:
-    """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
+    """``x_i w_trueᵀ`` where ``mask_i``, else ``x_i w_falseᵀ``.
 
-    `x` [..., k]; `mask` [...] of bool, or of bytes that are not 0 if it is set; `w_true`, `w_false`
-    [n, k]. Returns [..., n]. `pattern`: the distribution of masks, which helps to choose kernels;
-    any mask gives right results. The pattern "block:0.33" (the default) is one run of a third of
-    the tokens, "random:0.33" a third of them here and there; also all, none, tail:SHARE and
-    even:SHARE.
+    Args:
+        x: input, [..., k].
+        mask: bool [...], or bytes that are not 0 where it is set.
+        w_true, w_false: [n, k].
+        pattern: expected distribution of the mask, by which kernels are chosen; results do not depend
+            on it. "block:SHARE" is one run of this share of the tokens, "random:SHARE" scattered tokens;
+            also "all", "none", "tail:SHARE" and "even:SHARE". The default is "block:0.33".
+
+    Returns:
+        [..., n].
     """
     return call(OPS.masked_linear, x, mask, w_true, w_false, _or_empty(pattern))
 
@@ -57,10 +62,17 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
                w_down_true: Tensor, w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor,
                *, act: str = "silu", recompute: bool = False, pattern: str | None = None
                ) -> Tensor:
-    """`ffn` with the first three weights where mask_i, else with the others.
+    """`ffn` with the first three weights where ``mask_i``, else with the other three.
 
-    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]. pattern: as of
-    `masked_linear`.
+    Args:
+        x: input, [..., d].
+        mask, pattern: as in `masked_linear`.
+        w_gate_true, w_up_true, w_gate_false, w_up_false: [h, d].
+        w_down_true, w_down_false: [d, h].
+        act, recompute: as in `ffn`.
+
+    Returns:
+        [..., d].
     """
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
@@ -72,8 +84,17 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
 def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
                            into: Sequence[Tensor] | None = None, pattern: str | None = None
                            ) -> tuple[Tensor, ...]:
-    """(dx, dw_true, dw_false) of `masked_linear`; with `into`, two tensors like the weights, the
-    gradients of the weights are added to those, and given as those."""
+    """Gradients of `masked_linear`, for autograd functions of your own.
+
+    Args:
+        dy: gradient of the result, [..., n].
+        x, mask, w_true, w_false, pattern: as in `masked_linear`.
+        into: two tensors with the shapes of the weights. The gradients of the weights are added to them
+            in place, and these tensors are returned.
+
+    Returns:
+        (dx, dw_true, dw_false).
+    """
     arguments = dy, x, mask, w_true, w_false
     if into is None:
         return call(OPS.masked_linear_backward, *arguments, _or_empty(pattern))
@@ -85,10 +106,18 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
                         up: Tensor | None, *weights: Tensor, act: str = "silu",
                         into: Sequence[Tensor] | None = None, pattern: str | None = None
                         ) -> tuple[Tensor, ...]:
-    """dx and the gradients of the six weights of `masked_ffn`, which are given in its order.
+    """Gradients of `masked_ffn`, for autograd functions of your own.
 
-    gate, up: what torch.ops.fftune.masked_ffn_preact gave, or None to compute them again. into:
-    six tensors like the weights, to which their gradients are added.
+    Args:
+        dy: gradient of the result, [..., d].
+        x, mask, pattern, act: as in `masked_ffn`.
+        gate, up: results of ``torch.ops.fftune.masked_ffn_preact``; None to compute them again.
+        weights: the six weights in the order of `masked_ffn`.
+        into: six tensors with the shapes of the weights. The gradients of the weights are added to them
+            in place, and these tensors are returned.
+
+    Returns:
+        dx, then the gradients of the six weights.
     """
     arguments = dy, x, mask, gate, up
     weights = several("masked-ffn", "weights", weights, 6, "the six weights of masked_ffn")

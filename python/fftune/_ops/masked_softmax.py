@@ -32,10 +32,16 @@ declare("masked_softmax_backward", "masked-softmax", "dy, y, causal=mask:bool, s
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = False,
                    scale: float = 1.0) -> Tensor:
-    """softmax(scale * x) over the last dimension, of the columns that each row may see.
+    """``softmax(scale · x)`` over the last dimension, of the visible columns of each row.
 
-    `x` [batch, heads, queries, keys]; `mask` [batch, 1 or heads, queries, keys] of bool, or causal:
-    the last row stands at the last column. Returns a tensor like x. Masked elements are 0, and so
-    is a row without allowed elements.
+    Args:
+        x: scores, [batch, heads, queries, keys].
+        mask: bool [batch, 1 or heads, queries, keys], True where a column is visible.
+        causal: instead of a mask, each row sees no column behind its own; the last row is aligned with
+            the last column.
+        scale: factor of the scores.
+
+    Returns:
+        A tensor like x. Masked elements are 0, and so is a row without visible columns.
     """
     return call(OPS.masked_softmax, x, mask, causal, scale)

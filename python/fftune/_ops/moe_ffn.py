@@ -94,20 +94,29 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
             packing: str = "halves", weigh: str = "after", shared: int = 0,
             recompute: bool = False, routing: str | None = None) -> Tensor:
-    """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
+    """Mixture of experts: ``Σ_j weights_j · ffn_{ids_j}(x)`` over the choices j of each token.
 
-    `x` [..., d]; `ids` [..., k] of integers: the experts that a token chose, each once; one outside
-    of [0, experts) is not here and adds nothing. `weights` [..., k] of any floating type, float32 in
-    the kernels. `w_gate`, `w_up` [experts, h, d]; `w_down` [experts, d, h]. Returns [..., d].
-    Without w_up, w_gate [experts, 2h, d] holds both: per expert all gate rows, then all up rows;
-    with packing="interleaved" they alternate. Then there may be biases [experts, 2h], in the same
-    order, and [experts, d]. `weigh="before"`: a token is multiplied by its weights before the
-    experts' first product. `act="swiglu-oai"` is gpt-oss' clamped activation. `shared`: this many of
-    the experts, the last ones, process every token, with weight 1.
+    x, weights, the experts and their biases have gradients.
 
-    x, weights (for the router), the experts and their biases have gradients. act and recompute: as
-    of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
-    default) or "zipf:1"; any choice is right.
+    Args:
+        x: input, [..., d].
+        ids: integers [..., k], the experts that a token chose, each once. An id outside of
+            [0, experts) adds nothing.
+        weights: [..., k] of any floating-point type; kernels use float32.
+        w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
+            the order of `packing`.
+        w_down: [experts, d, h].
+        biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone.
+        act: as in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
+        packing: "halves" for all rows of gate, then all of up; "interleaved" for alternating rows.
+        weigh: "after" the experts, or "before": x is multiplied by the weight (Llama 4).
+        shared: the last `shared` experts process every token, with weight 1.
+        recompute: as in `ffn`.
+        routing: expected distribution of the choices, by which kernels are chosen; results do not depend
+            on it: "uniform", the default, or "zipf:EXPONENT".
+
+    Returns:
+        [..., d].
     """
     biases = (None, None) if biases is None else several(
         "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
@@ -147,10 +156,19 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
                      up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
                      act: str = "silu", into: Sequence[Tensor] | None = None,
                      routing: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns (dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared
-    experts, with gate and up apart; d_weights is float32. `dy` [..., d]; `gate`, `up` [tokens * k,
-    h]: results of torch.ops.fftune.moe_ffn_preact, or None to compute them again. `into`: three
-    tensors like the experts' weights, to which their gradients are added."""
+    """Gradients of `moe_ffn` without biases and shared experts, for autograd functions of your own.
+
+    Args:
+        dy: gradient of the result, [..., d].
+        x, ids, weights, w_gate, w_up, w_down, act, routing: as in `moe_ffn`, with w_gate and w_up apart.
+        gate, up: [tokens · k, h], results of ``torch.ops.fftune.moe_ffn_preact``; None to compute them
+            again.
+        into: three tensors with the shapes of the experts' weights. The gradients of the weights are
+            added to them in place, and these tensors are returned.
+
+    Returns:
+        (dx, d_weights, dw_gate, dw_up, dw_down); d_weights is float32.
+    """
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
         return tuple(call(OPS.moe_ffn_backward, *arguments, None, None, act, "halves", "after", 0,
@@ -164,14 +182,25 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
                 w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
                 w_down_scale: Tensor, hidden_scale: Tensor | None = None, *, act: str = "silu",
                 packing: str = "halves", shared: int = 0, routing: str | None = None) -> Tensor:
-    """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+    """`moe_ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
 
-    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds.
-    Tensor scales: x_scale [1], weights' [E] (for gate and up in one tensor [E, 2]), and
-    hidden_scale [1], the scale of the product in the middle, which is given for this kind alone.
-    Token and row scales: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]),
-    w_down_scale [E, d]. Scales of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉,
-    ⌈columns/128⌉].
+    Scales are float32. E counts all experts, shared ones included. The kinds are:
+
+    * per tensor: x_scale [1], weights' scales [E] ([E, 2] for gate and up in one tensor), and
+      `hidden_scale` [1], which is given for this kind alone;
+    * per token and row: x_scale [..., 1], w_gate_scale and w_up_scale [E, h] (or [E, 2h]),
+      w_down_scale [E, d];
+    * per block of 128: x_scale [..., ⌈d / 128⌉], weights' scales [E, ⌈rows / 128⌉, ⌈columns / 128⌉].
+
+    Args:
+        x: [..., d], float8_e4m3fn.
+        ids, weights, act, packing, shared, routing: as in `moe_ffn`.
+        w_gate, w_up, w_down: shapes as in `moe_ffn`, float8_e4m3fn.
+        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
+        hidden_scale: scale of the activation between the products, [1].
+
+    Returns:
+        [..., d], bfloat16.
     """
     return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
                 w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,

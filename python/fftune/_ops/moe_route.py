@@ -22,15 +22,24 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
               order: str = "before", groups: int = 0, top_groups: int = 0,
               group_score: str = "max", renormalise: bool = False, scale: float = 1.0
               ) -> tuple[Tensor, Tensor]:
-    """(ids, weights): the `top_k` experts that each token chooses, the best first, and their
-    weights, as `moe_ffn` takes them.
+    """The router of a mixture: the `top_k` experts of each token, and their weights.
 
-    `logits` [..., experts]. Returns int32 [..., top_k] and float32 [..., top_k]; the weights have
-    gradients to the logits. `score`: "softmax" of all logits, or with order="after" of those chosen
-    alone; or "sigmoid". `bias` [experts]: is added to the scores for the choice alone (DeepSeek).
-    With `groups` groups of neighbours only the best `top_groups` take part, by their best expert or
-    with group_score="top2" by the sum of their best two. `renormalise`: a token's weights add up to
-    `scale`, which otherwise only multiplies them.
+    Args:
+        logits: [..., experts].
+        top_k: number of experts per token.
+        bias: [experts], added to the scores for the choice alone, as in `DeepSeek-V3
+            <https://arxiv.org/abs/2412.19437>`_.
+        score: "softmax" or "sigmoid" of the logits.
+        order: "before": the softmax is that of all logits; "after": of the chosen ones alone.
+        groups, top_groups: if not 0, experts are divided into `groups` groups of neighbours, and only
+            those of the best `top_groups` groups can be chosen.
+        group_score: a group's score, "max" of its experts' scores or "top2" for the sum of the best two.
+        renormalise: divide a token's weights by their sum.
+        scale: factor of the weights.
+
+    Returns:
+        (ids, weights): int32 and float32 [..., top_k], the best first, as `moe_ffn` takes them. The
+        weights have gradients to the logits.
     """
     weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,
                         top_groups, group_score, renormalise, scale)

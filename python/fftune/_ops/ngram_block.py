@@ -56,12 +56,19 @@ declare("ngram_block", "ngram-block", "ids, logits!, n:int, padding:int, lengths
 def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: int = -1,
                 lengths: Tensor | None = None, prefix: Tensor | None = None,
                 prefix_lengths: Tensor | None = None) -> Tensor:
-    """Sets, in place, the logits to -inf of tokens that would repeat an n-gram of their row.
+    """Sets logits to -inf, in place, of tokens that would repeat an n-gram of their row.
 
-    `ids` [rows, length] of int32 or int64: the generated ids. `logits` [rows, vocabulary]; `n` one
-    for all rows or [rows]; `padding`: an id that never matches; `lengths` [rows]: how many ids of
-    each row count. `prefix` [rows / beams, length]: ids in front of theirs that neighbouring rows
-    share, with prefix_lengths. Returns int32 [rows]: how many ids of each row are no tokens.
+    Args:
+        ids: int32 or int64 [rows, length], the generated ids.
+        logits: [rows, vocabulary], updated in place.
+        n: length of the n-grams, an int for all rows or a tensor [rows].
+        padding: an id that matches nothing.
+        lengths: [rows], the number of ids of each row that count.
+        prefix: [rows / beams, length], ids in front of `ids` that neighbouring rows share.
+        prefix_lengths: [rows / beams], the number of prefix ids that count.
+
+    Returns:
+        int32 [rows]: how many ids of each row are outside of the vocabulary.
     """
     ns = n if isinstance(n, Tensor) else None
     return call(OPS.ngram_block, ids, logits, 1 if ns is not None else n, padding,

@@ -39,8 +39,11 @@ def group_word(label: str, group: int) -> str:
 
 
 class PackedWeight(NamedTuple):
-    """A weight [n, k] as `pack_weight` gives it: (q - zero) * scale, or (q - 8) * scale where zero
-    is None, with a scale for each `group` elements of a row, or with group 0 for each row."""
+    """A weight [n, k] of 4 bits in the layout that kernels read, as `pack_weight` makes it.
+
+    Element (i, j) is ``(q - zero) * scale``, or ``(q - 8) * scale`` if `zero` is None. There is one scale,
+    and one zero point, per row and `group` elements of k; ``group=0`` stands for one per row.
+    """
 
     w: Tensor
     scale: Tensor
@@ -50,11 +53,11 @@ class PackedWeight(NamedTuple):
     group: int
 
     def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(codes, scale, zero) as `pack_weight` took them."""
+        """(codes, scale, zero): the arguments of `pack_weight`, exactly."""
         return unpack_weight(self)
 
     def dense(self) -> Tensor:
-        """The weight [n, k] in the type of its scales."""
+        """The weight [n, k] in the element type of its scales."""
         codes, scale, zero = unpack_weight(self)
         q = codes_of_pairs(codes, self.k).float()
         groups = torch.arange(self.k, device=q.device) // (self.group or self.k)
@@ -64,11 +67,20 @@ class PackedWeight(NamedTuple):
 
 def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: int | None = None,
                 group: int = 128) -> PackedWeight:
-    """The weight in the order in which kernels read it: exact, and PackedWeight.unpack() is the
-    inverse.
+    """Packs a weight of 4 bits into the layout that kernels read.
 
-    `codes` uint8 [n, ceil(k / 2)]: two neighbouring elements of a row in a byte, the first in its
-    low bits. `scale` [n, groups of k]; `zero` uint8 of the same shape. k is even unless given.
+    The packing is exact: ``PackedWeight.unpack()`` returns the same codes, scales and zero points.
+
+    Args:
+        codes: uint8 [n, ⌈k / 2⌉]. A byte has two neighbouring elements of a row, the first in its low
+            four bits.
+        scale: [n, ⌈k / group⌉], or [n, 1] with ``group=0``.
+        zero: zero points, uint8 with the shape of scale. None: the zero point is 8.
+        k: elements of a row; twice the bytes of a row by default.
+        group: elements of a row that share a scale: 128, 64, 32, or 0 for the whole row.
+
+    Returns:
+        A ``PackedWeight``.
     """
     word = group_word("pack-weight", group)
     if not isinstance(codes, Tensor) or codes.dim() != 2:
@@ -79,7 +91,7 @@ def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: 
 
 
 def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(codes, scale, zero) as `pack_weight` took them."""
+    """(codes, scale, zero): the arguments of `pack_weight`, exactly."""
     if not isinstance(packed, PackedWeight):
         raise Error(f"pack-weight: packed is {named(packed)}: give what pack_weight gave")
     w, scale, zero, n, k, group = packed

@@ -106,19 +106,31 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
         beta_slow: float = 1.0, scale: float = 0.0, caches: tuple[Tensor, Tensor] | None = None,
         slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-    """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
+    """Queries, keys and values of attention: ``x wᵀ + bias``, head norms and RoPE in one kernel.
 
-    `x` [..., d]; `w` [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, dense or a
-    PackedWeight, or the three dense weights; `bias` the same without d. `norms`: weights [dim] of the RMS norms of the heads of q
-    and of k. `positions` [...] of integers: the position of each token, for the rotation, whose
-    options are those of `rope`. `angles` [rows, rotary], the same for both of a pair, are found by
-    position. Returns q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
+    With gradients the call runs `linear`, `rmsnorm` and `rope`; writing to caches has no gradients.
 
-    `caches`: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, or parts of one
-    contiguous tensor [..., kv_heads, 2 dim] that has each head's keys and values side by side. Keys and values
-    are written to them in place, those of a token to row slots [...] of all rows, or nowhere if
-    that is negative. The result is then q alone. With gradients it is `linear`, `rmsnorm` and
-    `rope`; writing to caches has none.
+    Args:
+        x: input, [..., d].
+        w: weight [(heads + 2 · kv_heads) · dim, d] with the rows of q, then k, then v; dense or a
+            ``PackedWeight``. Or a tuple of three dense weights.
+        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
+        bias: [(heads + 2 · kv_heads) · dim], or a tuple of three.
+        norms: (q_norm, k_norm), weights [dim] of an RMSNorm over each head of q and k.
+        eps: of these norms.
+        positions: int32 or int64 [...], the position of each token. Without it there is no RoPE.
+        angles: float32 [rows, rotary], looked up by position, the same for both features of a pair.
+            Without it angles are computed.
+        rotation, rotary, rule, base, factor, context, low, high, beta_fast, beta_slow, scale: as in
+            `rope`.
+        caches: (k_cache, v_cache), [..., kv_heads, dim] with any leading dimensions, contiguous, or both
+            views of one contiguous [..., kv_heads, 2 · dim]. k and v are written there in place.
+        slots: int32 or int64 [...], with caches: the row of all leading dimensions that a token's k and v
+            are written to. A negative slot writes nothing.
+
+    Returns:
+        (q, k, v), q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them; with
+        caches q alone.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     words = "those of q, k and v, or one of all"

@@ -21,12 +21,21 @@ declare("rmsnorm_backward", "rmsnorm", "dy, x, w:row, dsum?, rstd?, eps, convent
 
 def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama",
             save_rstd: bool = False) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
+    """``x / sqrt(mean(x²) + eps) * w``, with the mean over the last dimension.
 
-    `x` [..., d]; `w` [d], of x's type or float32. Returns [..., d]. `convention`: "llama" rounds to
-    x's type before it multiplies with w; "t5" rounds once, at the end; "gemma" does so too, and
-    multiplies with 1 + w. `save_rstd`: keep 1 / sqrt(mean(x²) + eps) of every token for the
-    backward pass, which computes it again otherwise.
+    Zhang and Sennrich, `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_.
+
+    Args:
+        x: input, [..., d].
+        w: weight, [d], of x's element type or float32.
+        eps: added to the mean of squares.
+        convention: "llama" rounds the normalised value to x's element type before the product with w;
+            "t5" rounds once, after it; "gemma" rounds once and multiplies by ``1 + w``.
+        save_rstd: save ``1 / sqrt(mean(x²) + eps)`` of each row for the backward pass, instead of
+            computing it again there.
+
+    Returns:
+        [..., d].
     """
     if save_rstd is not False and flag("rmsnorm", "save_rstd", save_rstd) and wants_gradient(x, w):
         return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
@@ -35,7 +44,15 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
-    """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
+    """``s = x + residual`` and its RMSNorm, in one kernel.
+
+    Args:
+        x, residual: [..., d].
+        w, eps, convention, save_rstd: as in `rmsnorm`.
+
+    Returns:
+        (rmsnorm(s), s), [..., d] each.
+    """
     if (save_rstd is not False and flag("rmsnorm", "save_rstd", save_rstd)
             and wants_gradient(x, residual, w)):
         return call(OPS.add_rmsnorm_rstd, x, residual, w, eps, convention)[:2]
@@ -45,10 +62,18 @@ def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
 def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, eps: float = 1e-6,
                       convention: str = "llama", dtype: torch.dtype = torch.float8_e4m3fn
                       ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """rmsnorm quantised with a scale for each token: (q, scale), or (q, scale, s) with a residual.
+    """RMSNorm whose result is quantised with one scale per row. No gradients.
 
-    x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
-    norm is q * scale. No gradients.
+    Args:
+        x: [..., d].
+        w: [d].
+        residual: [..., d]; if given, the norm is that of ``s = x + residual``.
+        eps, convention: as in `rmsnorm`.
+        dtype: torch.float8_e4m3fn or torch.int8.
+
+    Returns:
+        (q, scale), or (q, scale, s) with a residual. q [..., d] has element type `dtype`, scale [...] is
+        float32, and the norm is ``q * scale``.
     """
     if not isinstance(dtype, torch.dtype) or dtype not in (torch.int8, torch.float8_e4m3fn):
         raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")

@@ -70,17 +70,33 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
          rotary: int = 0, rule: str | None = None, base: float = 10000.0, factor: float = 1.0,
          context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
          beta_slow: float = 1.0, scale: float = 0.0) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotary position embedding: x cos f + rotated(x) sin f, of q, or of q and k at once.
+    """Rotary position embedding: ``x cos f + rotated(x) sin f``.
 
-    q [batch, tokens, heads, features], k the same with its own number of heads; or both [tokens,
-    heads, features] of sequences that begin at `offsets` [sequences + 1]. They may be views: the
-    kernels take their strides. Results are contiguous.
+    Su et al., `RoFormer <https://arxiv.org/abs/2104.09864>`_. Strides are taken as they are: q and k
+    may be views. Results are contiguous.
 
-    angles [positions, rotary] of float32: f of every token's position in its sequence. Without it,
-    f is position times a frequency, by rule "base" (the default), "llama3" or "yarn". `starts`
-    [batch]: the position of each sequence's first token. `rotary`: features to rotate, 0 for all.
-    `rotation`: "halves" (Llama) or "interleaved" (GPT-J). `scale`: factor of sines and cosines, 0
-    for the rule's own.
+    Args:
+        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
+            after the other.
+        k: the same with its own number of heads.
+        angles: float32 [positions, rotary], the angle f of each position and feature. Without it f is
+            position × frequency, with frequencies by `rule`.
+        starts: int32 [batch], the position of each sequence's first token; 0 by default.
+        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
+        rotation: "halves" pairs feature i with i + rotary / 2 (Llama); "interleaved" pairs neighbours
+            (GPT-J).
+        rotary: number of features to rotate, the first ones; 0 for all.
+        rule: "base" for frequencies ``base^(-2i / rotary)``, "llama3" for those of Llama 3.1, "yarn" for
+            `YaRN <https://arxiv.org/abs/2309.00071>`_.
+        base: base of the frequencies.
+        factor, context: of "llama3" and "yarn": the factor by which the context is extended, and the
+            context length before.
+        low, high: of "llama3": its low and high frequency factors.
+        beta_fast, beta_slow: of "yarn".
+        scale: factor of sines and cosines; 0 for the rule's own.
+
+    Returns:
+        q rotated, or (q, k) with k.
     """
     if rule is None:
         rule = "base" if angles is None else "table"

@@ -9,17 +9,18 @@ from torch import nn
 from .._library import Error
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
+from .copies import keep_copies_right, restore
 from .decoding import patch_greedy
 from .experts import patch_experts, patch_router, restore_experts
 from .generation import patch_generation
-from .graphs import patch_steps, restore_steps
+from .graphs import patch_steps
 from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
-from .quantised import has_codes, patch_quantised, restore_merged, restore_quantised
+from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
@@ -32,22 +33,36 @@ def expect_module(function: str, model) -> None:
 def patch(model: nn.Module, *, recompute: bool = False,
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
           whole_layers: bool = False, loss: bool = True) -> PatchReport:
-    """Replaces what is known in a transformers model with fused ops, in place.
+    """Replaces parts of a transformers model with fused ops, in place.
 
-    Replaces norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu,
-    rotary embeddings, causal masks that need not be made, the loss in training, and the blocking of
-    repeated n-grams in `generate`. Training works; `recompute` saves only the inputs of MLPs for the backward pass.
-    `projections`: replaces those of attention by `linear` too, the last with the residual: with
-    "auto" in calls of up to 64 tokens without gradients, where it is faster, with True in all calls.
-    `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without
-    the masks. `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
-    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op, and a greedy
-    search of `generate` runs its steps as fftune.generate() does. `loss`: calls with labels in training
-    compute transformers' loss without logits in memory; `logits` of their outputs are computed when they
-    are read, and are None under torch.compile. Modules that cannot be replaced are left alone, and the report says why; nothing is raised for them. A second
-    call takes back the first. A patched model can be saved, compiled, copied and moved; `unpatch`
-    gives the old one back. As with other changes of a module, no other thread may run this model during
-    patch() and unpatch(): a call in flight would meet modules of both kinds.
+    These are norms, gated MLPs and their norm and residual, bias and gelu, rotary embeddings, linear
+    layers with weights of 4 bits, experts and routers, causal masks that need not be made, the loss in
+    training, and the blocking of repeated n-grams in ``generate``. A module is replaced only if what it
+    computes is recognised for every input; all others are left alone, and the report says why. Nothing is
+    raised for them, and nothing of the model runs during patch().
+
+    A patched model can be trained, compiled, copied and moved, and its state dict is the same; a pickle
+    of it is that of the model before patch(). A second call of patch() takes back the first; unpatch()
+    restores the model. No other thread may run the model during either.
+
+    Args:
+        model: a model of transformers, or any module with such parts.
+        recompute: save only the inputs of MLPs for the backward pass.
+        projections: whether to replace the projections of attention: True in all calls, "auto" in calls
+            of up to 64 tokens without gradients, where they are faster, False in none.
+        attention: whether to replace PyTorch's attention by `fftune.ops.attention`.
+        graphs: whether ``generate`` uses a static cache and replays each step as a CUDA graph.
+        whole_layers: with a static cache, run all layers by `fftune.ops.layer` in calls of up to 64
+            tokens, and the steps of greedy and sampled ``generate`` as `fftune.generate` does.
+        loss: in training, compute the loss of calls with labels by `fftune.ops.linear_cross_entropy`.
+            ``outputs.logits`` are then computed when they are read, before the optimizer's step; under
+            ``torch.compile`` they are None.
+
+    Returns:
+        A ``PatchReport``: the modules that were replaced, and those that were not, with reasons.
+
+    Raises:
+        fftune.Error: `model` is no ``torch.nn.Module``, or `projections` has another value.
     """
     expect_module("patch", model)
     if projections not in (True, False, "auto"):
@@ -75,6 +90,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
         try_to(report, "generate", lambda: patch_greedy(model))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
+    for module in model.modules():
+        keep_copies_right(module)
     return report
 
 
@@ -85,24 +102,16 @@ def _mark_dropout(module: nn.Module) -> None:
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Takes back what patch() did. -> the model
+    """Restores a model that patch() changed. No other thread may run it meanwhile.
 
-    No other thread may run the model meanwhile.
+    Returns:
+        The model.
     """
     expect_module("unpatch", model)
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)
-        restore_quantised(module)
-        for name in ("forward", "generate", "_get_logits_processor"):
-            if hasattr(module.__dict__.get(name), "_fftune"):
-                delattr(module, name)
-        module.__dict__.pop("_fftune", None)
-        module.__dict__.pop("_fftune_parts", None)
-        module.__dict__.pop("_fftune_drops", None)
-        module.__dict__.pop("_fftune_head", None)
-        module.__dict__.pop("_fftune_view", None)
-        restore_steps(module)
+        restore(module)
     for module in model.modules():
         restore_merged(module)
     attentions.restore(model)

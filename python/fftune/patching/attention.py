@@ -28,13 +28,13 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def register_attention() -> None:
-    """Makes attn_implementation="fftune" known to transformers, 4.53 or newer.
+    """Registers ``attn_implementation="fftune"`` with transformers 4.53 or newer.
 
-    Then AutoModelForCausalLM.from_pretrained(name, attn_implementation="fftune"), or
-    model.set_attn_implementation("fftune"), runs attention by fftune.ops.attention, over the keys
-    of a static cache too, with sinks and soft caps. Calls that cannot be run PyTorch's: with
-    dropout, with padding beside a cache, and over a cache that grows. With sinks or a soft cap they
-    run the module's own attention.
+    Models loaded with ``from_pretrained(name, attn_implementation="fftune")``, or changed by
+    ``model.set_attn_implementation("fftune")``, then run attention by `fftune.ops.attention`, also over a
+    static cache, with sinks and soft caps. Calls that it cannot run are PyTorch's: with dropout, with
+    padding beside a cache, and over a growing cache. With sinks or a soft cap these run the module's own
+    attention.
     """
     if not is_available():
         raise Error("register_attention: this transformers cannot be told of another attention: "

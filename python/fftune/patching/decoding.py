@@ -327,17 +327,25 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
              pad: int | None = None, temperature: float | None = None, top_k: int | None = None,
              top_p: float | None = None, min_p: float | None = None,
              seeds: Tensor | int | None = None) -> Tensor:
-    """Continues the sequences `ids` [batch, tokens] with up to `max_new_tokens` new ids: -> [batch,
-    tokens + new]. The model is one of patch(model, whole_layers=True), and sequences have no padding.
+    """Generates tokens with a model of ``patch(model, whole_layers=True)``: ids go in and ids come out.
 
-    The next id is the best one, or with `temperature` a sample, as `ops.sample` draws it with `top_k`,
-    `top_p` and `min_p`. Sequence i has the seed `seeds[i]`; by default seeds come from PyTorch's
-    generator. A sequence ends with an id of `stop`, by default the model's eos_token_id; `stop=[]`: no
-    id ends it. Behind its end there is `pad`, by default the model's pad_token_id, or its first id of
-    `stop`.
+    The prompt runs through the decoder and the head. On a GPU the second step is captured in a CUDA graph
+    and each further step is one launch of it; with a sliding-window cache the steps run uncaptured.
 
-    On a GPU, the second step is captured in a CUDA graph, and each further step is one launch of it;
-    with a cache of a window's size, steps run as they are.
+    Args:
+        model: the patched model.
+        ids: int32 or int64 [batch, tokens], prompts of one length, without padding.
+        max_new_tokens: most new ids of a sequence.
+        stop: an id or ids that end a sequence; the model's eos_token_id by default, [] for none.
+        pad: id behind the end of a sequence; the model's pad_token_id by default, or the first of `stop`.
+        temperature, top_k, top_p, min_p: as in `fftune.ops.sample`; without temperature the best id.
+        seeds: int64 [batch] or an int, the seed of each sequence; by default from PyTorch's generator.
+
+    Returns:
+        [batch, tokens + new], the prompts and the new ids.
+
+    Raises:
+        fftune.Error: the model has no whole layers, or its head is not recognised.
     """
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
         raise Error("generate: ids are no integers [batch, tokens] with a token each: give input_ids")

@@ -19,13 +19,13 @@ NAME = "fftune"
 
 
 def register_experts() -> None:
-    """Makes experts_implementation="fftune" known to transformers, 5.0 or newer.
+    """Registers ``experts_implementation="fftune"`` with transformers 5.0 or newer.
 
-    Then AutoModelForCausalLM.from_pretrained(name, experts_implementation="fftune"), or
-    model.set_experts_implementation("fftune"), runs the experts of mixtures by fftune.ops.moe_ffn,
-    with gradients. Experts that it does not compute run their own forward, with a warning that says
-    why. Weights that are transposed, as gpt-oss', are laid out in the other order in the first call.
-    That call is to be before torch.compile, unless the activation is SiLU.
+    Models loaded with ``from_pretrained(name, experts_implementation="fftune")``, or changed by
+    ``model.set_experts_implementation("fftune")``, then run the experts of mixtures by
+    `fftune.ops.moe_ffn`, with gradients. Experts that it cannot run keep their own forward, with a warning
+    that says why. Transposed weights, as in gpt-oss, are laid out in the other order by the first call.
+    Make that call before ``torch.compile`` unless the activation is SiLU.
     """
     try:
         from transformers.integrations.moe import ExpertsInterface

@@ -349,7 +349,7 @@ def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
     return replace(spec, weights=tuple(map(of, parse(spec.form).weights, spec.weights)))
 
 
-def _twin(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
+def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
     """The layer with dense layers, which have shapes and no numbers, in the place of those with weights
     of 4 bits."""
     def dense(module: nn.Module) -> nn.Linear:
@@ -363,14 +363,14 @@ def _twin(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.M
                 setattr(linear, name, nn.Parameter(number.expand(shape), requires_grad=False))
         return linear
 
-    twin = view_of(layer, {path: dense(module) for path, module in quantised.items()})
-    for module in twin.modules():
+    view = view_of(layer, {path: dense(module) for path, module in quantised.items()})
+    for module in view.modules():
         if any(name.startswith("_fftune") for name in module._buffers):  # q, k and v in one
             module.__dict__["_buffers"] = {name: tensor for name, tensor in module._buffers.items()
                                            if not name.startswith("_fftune")}
         if is_patched(module, packed_mlp_forward):
             replace_forward(module, gated_mlp_forward, module._fftune)
-    return twin
+    return view
 
 
 # how a decoder calls its layers
@@ -472,11 +472,11 @@ class Recogniser:
                      if is_quantised(module)}
         if not quantised:
             return self._spec_of(layer, at)
-        twin = _twin(layer, quantised)
-        return self._packed(layer, quantised, self._spec_of(twin, at, runs=False))
+        view = _dense_view(layer, quantised)
+        return self._packed(layer, quantised, self._spec_of(view, at, runs=False))
 
     def _packed(self, layer: nn.Module, quantised: dict, dense: Spec) -> Spec:
-        """The spec of a layer with packed weights, from that of its twin."""
+        """The spec of a layer with packed weights, from that of its dense view."""
         weights = dict(zip(parse(dense.form).weights, dense.weights))
         paths = {name: weights[name].path for name in ("w_q", "w_k", "w_v", *PACKED[1:])
                  if name in weights}

@@ -185,17 +185,17 @@ def patch_packed_mlp(module: nn.Module, known: dict, options: Options) -> str | 
             or any(id(t) not in own for t in (*module.parameters(), *module.buffers())) \
             or required_arguments(module) != 1:
         return None
-    twins = {name: nn.Linear(child._fftune[0].k, child._fftune[0].n, child.bias is not None,
+    dense = {name: nn.Linear(child._fftune[0].k, child._fftune[0].n, child.bias is not None,
                              device="meta") for name, child in layers.items()}
-    roles = _roles(twins)
+    roles = _roles(dense)
     if not roles:
         return None
     if "forward" in module.__dict__:
         raise Unfit("its forward was replaced already")
     activation_name(activation_of(module))
-    twin = view_of(module, {tuple(name.split(".")): linear for name, linear in twins.items()})
+    view = view_of(module, {tuple(name.split(".")): linear for name, linear in dense.items()})
     form = remembered(known, ("packed", kind_of(module)),
-                      lambda: _gated_form(twin, twins, roles, options))
+                      lambda: _gated_form(view, dense, roles, options))
     gate, up, down = (layers[name] for name in (form.gate, form.up, form.down))
     if gate.bias is not None or up.bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
