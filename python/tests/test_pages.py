@@ -238,3 +238,10 @@ def test_table_of_ops_is_that_of_the_package():
                  if inspect.isfunction(value) and not name.startswith("_")}
     assert len(functions) > 30
     assert functions == {name for name in functions if f"`{name}`" in text or f"`{name}(" in text}
+
+
+def test_readme_has_every_preset_of_cmake():
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+    names = {preset["name"] for preset in presets if not preset.get("hidden")}
+    building = README[README.index("\n## Building\n"):].split("\n## ")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", building, re.M)) == names
