@@ -238,3 +238,27 @@ def test_table_of_ops_is_that_of_the_package():
                  if inspect.isfunction(value) and not name.startswith("_")}
     assert len(functions) > 30
     assert functions == {name for name in functions if f"`{name}`" in text or f"`{name}(" in text}
+
+
+def test_readme_has_every_preset_of_cmake():
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+    names = {preset["name"] for preset in presets if not preset.get("hidden")}
+    building = README[README.index("\n## Building\n"):].split("\n## ")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", building, re.M)) == names
+
+
+def test_other_pages_repeat_the_ratios_of_whole_layers():
+    recorded = read(MEASUREMENTS / "h200" / "models.json")
+    ratios = {case: f"{times['compile'] / times['compile+whole']:.2f}"
+              for case, times in recorded["whole"].items()}
+    layers = (MEASUREMENTS / "layers.md").read_text()
+    for case, ratio in ratios.items():
+        name, shape = case.split(" ")
+        assert f"| {model_sizes.title(name)}, {shape.replace('x', ' × ')} | {ratio} |" in layers
+    summary = (MEASUREMENTS / "h200.md").read_text()
+    assert (f"| {ratios['llama-1b 1x128']} at 128 keys, {ratios['llama-1b 1x2048']} at 2048 |"
+            in summary)
+    assert f"one token | `torch.compile` | {ratios['llama-8b/4 1x2048']} |" in summary
+    prefill = [f"{times['compile'] / times['eager+whole']:.2f}"
+               for times in recorded["prefill"].values()]
+    assert f"| {' and '.join(prefill)} |" in summary

@@ -9,6 +9,7 @@
 #include "support/catch.hpp"
 
 using fftune::testing::Finished;
+using fftune::testing::lines_in;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using fftune::testing::write_text;
@@ -286,4 +287,17 @@ TEST_CASE("a search says how the library comes to its result, and install makes 
   CHECK(sandbox.fftune("devices").out.find("fftune presets install presets") != std::string::npos);
   const Finished direct = sandbox.fftune(sweep + " --out .local/share/fftune/presets");
   CHECK(direct.out.find("presets install") == std::string::npos);
+}
+
+TEST_CASE("many notes of validate are a line for each kind, and -v has them all") {
+  const Sandbox sandbox;
+  const std::string words = "presets validate " FFTUNE_SOURCE_DIR "/presets";
+  const Finished brief = sandbox.fftune(words), full = sandbox.fftune(words + " -v");
+  REQUIRE(brief.code == 0);
+  const auto notes = Json::parse(sandbox.fftune(words + " --json").out).at("notes");
+  REQUIRE(notes.size() > 8);
+  CHECK(lines_in(brief.out) <= 5);
+  CHECK(brief.out.find("-v names the records") != std::string::npos);
+  CHECK(brief.out.find("measured while the device was disturbed") != std::string::npos);
+  CHECK(static_cast<std::size_t>(lines_in(full.out)) == notes.size() + 1);
 }

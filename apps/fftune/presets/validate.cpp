@@ -1,5 +1,6 @@
 // fftune presets validate: reads the files as the library would, and names all that it would skip.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <memory>
 #include <optional>
@@ -46,6 +47,7 @@ std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& 
 struct Findings {
   std::vector<std::string> faults;
   std::vector<std::string> notes;
+  std::size_t stale = 0, disturbed = 0, unknown = 0;  // records with a note of each kind
 };
 
 void check_record(const PresetRecord& record, const PresetFile& file,
@@ -54,6 +56,7 @@ void check_record(const PresetRecord& record, const PresetFile& file,
   const std::string where = fmt::format("{}:{}", file.path.string(), record.problem.text());
   if (!facts) {
     findings.notes.push_back(where + ": its device is unknown here: only its form was checked");
+    ++findings.unknown;
     return;
   }
   // A record of a file is a candidate: an error in it is a finding, and the next follows.
@@ -64,15 +67,36 @@ void check_record(const PresetRecord& record, const PresetFile& file,
                                     : "the problem lacks fields of its op";
     if (!illegal.empty()) findings.faults.push_back(fmt::format("{}: {}", where, illegal));
     if (!illegal.empty()) return;
-    for (const std::string& family : stale_families(catalog, op, record))
-      findings.notes.push_back(fmt::format(
-          "{}: stale: the sources of {} have changed since it was tuned; it is still used", where,
-          family));
+    if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
+      findings.notes.push_back(
+          fmt::format("{}: stale: the sources of {} have changed since it was tuned; it is still "
+                      "used",
+                      where, fmt::join(stale, ", ")));
+      ++findings.stale;
+    }
     for (const std::string& disturbance : record.verdict.disturbances)
       findings.notes.push_back(fmt::format("{}: measured while disturbed: {}", where, disturbance));
+    findings.disturbed += record.verdict.disturbances.empty() ? 0 : 1;
   } catch (const Error& error) {
     findings.faults.push_back(fmt::format("{}: {}", where, error.what()));
   }
+}
+
+/// All notes where they are few or asked for, else a line for each kind.
+void print_notes(const Findings& findings, const Output& output) {
+  constexpr std::size_t most = 8;
+  if (output.verbose() || findings.notes.size() <= most) {
+    for (const std::string& note : findings.notes) output.line("note: " + note);
+    return;
+  }
+  const auto tell = [&](std::size_t records, const char* what) {
+    if (records > 0) output.line(fmt::format("note: {} {}", counted(records, "record"), what));
+  };
+  tell(findings.unknown, "of devices that are unknown here: only their form was checked");
+  tell(findings.stale,
+       "stale: kernel sources have changed since; still used, and fftune refresh times them again");
+  tell(findings.disturbed, "measured while the device was disturbed");
+  output.line("-v names the records");
 }
 
 int run(const Options& options, const Session& session) {
@@ -89,8 +113,7 @@ int run(const Options& options, const Session& session) {
     records += file.records.size();
   }
   for (const std::string& fault : findings.faults) session.output.line(fault);
-  if (!session.output.quiet())
-    for (const std::string& note : findings.notes) session.output.line("note: " + note);
+  if (!session.output.quiet()) print_notes(findings, session.output);
   session.output.line(fmt::format(
       "{}, {}, {}, {}", counted(files.size(), "file"), counted(records, "readable record"),
       counted(findings.faults.size(), "fault"), counted(findings.notes.size(), "note")));

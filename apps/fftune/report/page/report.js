@@ -386,16 +386,16 @@ function comparisonSection() {
   const who = (record) => `${record.device}, ${record.date.slice(0, 10)}` + (data.paths.length > 1 ? `, ${data.paths[record.path]}` : "");
   const counts = ["FASTER", "SLOWER", "SAME", "UNDECIDED"].map((name) => `${rows.filter((row) => row.verdict === name).length} ${name}`).join(", ");
   const tones = { FASTER: "good", SLOWER: "bad", SAME: "limit", UNDECIDED: "caution" };
-  const node = figure("Time after over time before, by the 95% intervals: below 1 is faster", "Comparison: " + rows.map((row) => `${row.name}: ${row.verdict}`).join("; "), () =>
+  const node = figure("Time of the second over that of the first, by the 95% intervals: below 1 the second is faster", "Comparison: " + rows.map((row) => `${row.name}: ${row.verdict}`).join("; "), () =>
     barChart(rows.map((row) => row.name + " " + row.verdict), [{
-      label: "after / before", data: rows.map((row, i) => ({ x: [row.least, row.most], y: i, words: `${row.least.toFixed(3)} to ${row.most.toFixed(3)}, ${row.verdict}` })),
+      label: "second / first", data: rows.map((row, i) => ({ x: [row.least, row.most], y: i, words: `${row.least.toFixed(3)} to ${row.most.toFixed(3)}, ${row.verdict}` })),
       backgroundColor: rows.map((row) => color(tones[row.verdict])), borderSkipped: false, barPercentage: 0.6, minBarLength: 3,
-    }], "after / before", false));
+    }], "second / first", false));
   node.querySelector(".plot").style.height = Math.max(10, 6 + 3.2 * rows.length) + "rem";
   return element("section", { id: "comparison" }, element("h2", {}, "Side by side"),
     element("p", {}, `${counts}. SAME: the intervals lie within 2% of each other. FASTER and SLOWER: they do not overlap. UNDECIDED: more samples are needed.`),
     node,
-    table("Comparison", [{ title: "problem" }, { title: "before" }, { title: "µs", number: true }, { title: "after" }, { title: "µs", number: true }, { title: "after / before", number: true }, { title: "verdict" }],
+    table("Comparison", [{ title: "problem" }, { title: "first" }, { title: "µs", number: true }, { title: "second" }, { title: "µs", number: true }, { title: "second / first", number: true }, { title: "verdict of the second" }],
       rows.map((row) => [row.name, who(row.before), microseconds(row.before.us), who(row.after), microseconds(row.after.us), ratio(row.after.us / row.before.us), element("span", { class: row.verdict }, row.verdict)])));
 }
 
