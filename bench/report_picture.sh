@@ -1,6 +1,7 @@
 #!/bin/sh
 # Takes the picture of a report that the README shows.
-# usage: report_picture.sh FFTUNE OUT.png [PATH...]    (needs Chromium; default: ffn on an H200)
+# usage: [HEIGHT=780] report_picture.sh FFTUNE OUT.png [PATH...]
+# It needs Chromium; without a path it draws ffn on an H200.
 set -eu
 fftune=$(realpath "$1")
 out=$(realpath "$2")
@@ -14,5 +15,5 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$fftune" report "$@" -o "$folder/report.html"
 HOME=$folder "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars \
-  --user-data-dir="$folder/browser" --window-size=1100,780 --virtual-time-budget=20000 \
+  --user-data-dir="$folder/browser" --window-size="1100,${HEIGHT:-780}" --virtual-time-budget=20000 \
   --screenshot="$out" "file://$folder/report.html"

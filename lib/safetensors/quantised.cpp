@@ -163,15 +163,16 @@ void expect_four_bits(const JsonValue& config, std::string_view method) {
          field ? json_brief(*field) : "unknown");
 }
 
-/// qweight int32 [k/8, n] packed along k; qzeros int32 [G, n/8] packed along n; scales [G, n].
-class GptqWeight final : public QuantisedWeight {
- public:
-  GptqWeight(const Parts& parts, const JsonValue& config, bool zeros_less_one)
+/// The parts that GPTQ and AWQ share: qweight and qzeros of int32, each with eight codes of 4 bits,
+/// qzeros [G, n/8] packed along n; scales [G, n].
+class FourBitWeight : public QuantisedWeight {
+ protected:
+  FourBitWeight(const Parts& parts, Shape shape, const JsonValue& config)
       : QuantisedWeight(dense_tensor(parts.base() + "weight", computing_element(parts.at("scales")),
-                                     dense_shape(parts))),
+                                     std::move(shape))),
         n_(dense_.shape[0]),
-        less_one_(zeros_less_one),
-        groups_(make_groups(parts, config)),
+        group_(group_size(config) == 0 ? dense_.shape[1] : group_size(config)),
+        count_(ceil_div(dense_.shape[1], group_)),
         words_(parts.at("qweight")),
         zero_words_(parts.at("qzeros", {count_, ceil_div(n_, 8)})),
         scale_tensor_(parts.at("scales", {count_, n_})) {
@@ -179,6 +180,35 @@ class GptqWeight final : public QuantisedWeight {
     expect_element(zero_words_, {Element::i32});
     expect_element(scale_tensor_, {Element::f16, Element::bf16, Element::f32});
   }
+
+  void load(const ReadTensor& read) override {
+    codes_ = read_words(read, words_);
+    zeros_ = read_words(read, zero_words_);
+    scales_ = read_scales(read, scale_tensor_);
+  }
+  /// The code at `shift` in a word of qweight, with the zero at `zero_shift` and the scale of a
+  /// group's row.
+  double value(std::size_t word, std::size_t shift, std::size_t group, std::size_t row,
+               std::size_t zero_shift) const {
+    const std::uint32_t zero_word = zeros_[group * index(ceil_div(n_, 8)) + row / 8];
+    const std::uint32_t code = codes_[word] >> shift & 15, zero = zero_word >> zero_shift & 15;
+    return (static_cast<double>(code) - zero) * scales_[group * index(n_) + row];
+  }
+
+  std::int64_t n_, group_, count_;
+  SavedTensor words_, zero_words_, scale_tensor_;
+  std::vector<std::uint32_t> codes_, zeros_;
+  std::vector<double> scales_;
+};
+
+/// qweight [k/8, n] packed along k.
+class GptqWeight final : public FourBitWeight {
+ public:
+  GptqWeight(const Parts& parts, const JsonValue& config, bool zeros_less_one)
+      : FourBitWeight(parts, dense_shape(parts), config),
+        less_one_(zeros_less_one),
+        groups_(group_, count_,
+                parts.find("g_idx") ? &parts.at("g_idx", {dense_.shape[1]}) : nullptr) {}
 
  private:
   static Shape dense_shape(const Parts& parts) {
@@ -191,76 +221,38 @@ class GptqWeight final : public QuantisedWeight {
       k = indices->shape[0];
     return {packed[1], k};
   }
-  Groups make_groups(const Parts& parts, const JsonValue& config) {
-    const std::int64_t k = dense_.shape[1];
-    const std::int64_t size = group_size(config) == 0 ? k : group_size(config);
-    count_ = ceil_div(k, size);
-    return {size, count_, parts.find("g_idx") ? &parts.at("g_idx", {k}) : nullptr};
-  }
   void load(const ReadTensor& read) override {
     groups_.load(read);
-    codes_ = read_words(read, words_);
-    zeros_ = read_words(read, zero_words_);
+    FourBitWeight::load(read);
     // The first format has z - 1, subtracted from whole words: a z of 0 has borrowed from the next.
     if (less_one_)
       for (std::uint32_t& word : zeros_) word += 0x11111111u;
-    scales_ = read_scales(read, scale_tensor_);
   }
   double at(std::size_t row, std::size_t column) const override {
-    const std::size_t n = index(n_), group = groups_.of(column);
-    const std::uint32_t code = codes_[column / 8 * n + row] >> column % 8 * 4 & 15;
-    const std::uint32_t zero = zeros_[group * index(ceil_div(n_, 8)) + row / 8] >> row % 8 * 4 & 15;
-    return (static_cast<double>(code) - zero) * scales_[group * n + row];
+    return value(column / 8 * index(n_) + row, column % 8 * 4, groups_.of(column), row,
+                 row % 8 * 4);
   }
 
-  std::int64_t n_, count_ = 0;
   bool less_one_;
   Groups groups_;
-  SavedTensor words_, zero_words_, scale_tensor_;
-  std::vector<std::uint32_t> codes_, zeros_;
-  std::vector<double> scales_;
 };
 
-/// qweight int32 [k, n/8] and qzeros int32 [G, n/8], packed along n in the order 0 2 4 6 1 3 5 7;
-/// scales [G, n].
-class AwqWeight final : public QuantisedWeight {
+/// qweight [k, n/8], and qzeros, packed along n in the order 0 2 4 6 1 3 5 7.
+class AwqWeight final : public FourBitWeight {
  public:
   AwqWeight(const Parts& parts, const JsonValue& config)
-      : QuantisedWeight(dense_tensor(parts.base() + "weight", computing_element(parts.at("scales")),
-                                     dense_shape(parts))),
-        n_(dense_.shape[0]),
-        group_(group_size(config) == 0 ? dense_.shape[1] : group_size(config)),
-        words_(parts.at("qweight")),
-        zero_words_(parts.at("qzeros", {ceil_div(dense_.shape[1], group_), n_ / 8})),
-        scale_tensor_(parts.at("scales", {ceil_div(dense_.shape[1], group_), n_})) {
-    expect_element(words_, {Element::i32});
-    expect_element(zero_words_, {Element::i32});
-    expect_element(scale_tensor_, {Element::f16, Element::bf16, Element::f32});
-  }
+      : FourBitWeight(parts, dense_shape(parts), config) {}
 
  private:
   static Shape dense_shape(const Parts& parts) {
     const Shape packed = expect_matrix(parts.at("qweight"));
     return {packed[1] * 8, packed[0]};
   }
-  void load(const ReadTensor& read) override {
-    codes_ = read_words(read, words_);
-    zeros_ = read_words(read, zero_words_);
-    scales_ = read_scales(read, scale_tensor_);
-  }
   double at(std::size_t row, std::size_t column) const override {
-    constexpr std::array<int, 8> nibble{0, 4, 1, 5, 2, 6, 3, 7};
-    const std::size_t n = index(n_), width = n / 8, group = column / index(group_);
-    const int shift = nibble[row % 8] * 4;
-    const std::uint32_t code = codes_[column * width + row / 8] >> shift & 15;
-    const std::uint32_t zero = zeros_[group * width + row / 8] >> shift & 15;
-    return (static_cast<double>(code) - zero) * scales_[group * n + row];
+    constexpr std::array<std::size_t, 8> nibble{0, 4, 1, 5, 2, 6, 3, 7};
+    const std::size_t shift = nibble[row % 8] * 4;
+    return value(column * (index(n_) / 8) + row / 8, shift, column / index(group_), row, shift);
   }
-
-  std::int64_t n_, group_;
-  SavedTensor words_, zero_words_, scale_tensor_;
-  std::vector<std::uint32_t> codes_, zeros_;
-  std::vector<double> scales_;
 };
 
 /// weight_packed int32 [n, ceil(k * bits / 32)]; weight_zero_point int32 [ceil(n * bits / 32), G]

@@ -161,7 +161,7 @@ def test_models_that_cannot_be_compiled_whole_run_as_before(kind, settings):
 
 
 class Small(nn.Module):
-    """What a step of generate() may do: it gives an input back, and reads a setting and the cache."""
+    """A step of generate() may do all of this: give an input back, read a setting and the cache."""
 
     def __init__(self):
         super().__init__()
@@ -328,3 +328,34 @@ def test_a_thread_has_steps_of_its_own(steps):
     thread.start()
     thread.join()
     assert len(runner._steps) == 2 and replays(runner) == 1
+
+
+@pytest.mark.parametrize("options", [
+    dict(prompt_lookup_num_tokens=3), "assistant", transformers.DynamicCache, transformers.StaticCache,
+    transformers.GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=6, do_sample=False)],
+    ids=["prompt_lookup", "assistant", "dynamic", "static", "configuration"])
+def test_calls_that_cannot_have_a_static_cache_run_as_before(options):
+    model, assistant = make("llama"), make("llama")
+    for each in (model, assistant):
+        each.generation_config.eos_token_id = None
+    other = copy.deepcopy(model)
+    fftune.patch(other, graphs=True)
+    ids = inputs("llama", 1, 9)["input_ids"]
+
+    def run(each):
+        given = dict(max_new_tokens=6, do_sample=False, disable_compile=True)
+        if options == "assistant":
+            given["assistant_model"] = assistant
+        elif isinstance(options, type):
+            sizes = {} if options is transformers.DynamicCache else {"max_cache_len": 40}
+            given["past_key_values"] = options(config=model.config, **sizes)
+        elif isinstance(options, dict):
+            given |= options
+        else:
+            given = {"generation_config": options}
+        return each.generate(ids, **given)
+
+    assert torch.equal(run(other), run(model))
+    assert other.generation_config.cache_implementation == "static"
+    fftune.unpatch(other)
+    assert "generate" not in vars(other)

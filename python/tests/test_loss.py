@@ -260,3 +260,91 @@ def test_autocast_and_checkpoints():
     assert ours.logits.dtype == torch.bfloat16
     assert error(ours.loss, theirs.loss) < 1e-2
     assert error(gradients["lm_head.weight"], right["lm_head.weight"]) < 5e-2
+
+
+def capped_later(model):
+    model.config.final_logit_softcapping = 2.0
+
+
+def of_another_size(model):
+    torch.manual_seed(0)
+    model.resize_token_embeddings(104, mean_resizing=False)
+
+
+def with_another_loss(model):
+    model.loss_function = lambda logits, labels, **_: logits.float().square().mean()
+
+
+def with_another_decoder(model):
+    model.model = copy.deepcopy(model.model)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(1.2)
+
+
+def weighing_otherwise(model):
+    model.config.output_router_logits = True
+    model.router_aux_loss_coef = 0.7
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("name, change", [
+    ("gemma2", capped_later), ("llama", of_another_size), ("llama", with_another_loss),
+    ("llama", with_another_decoder), ("mixtral", weighing_otherwise)],
+    ids=lambda value: getattr(value, "__name__", value))
+def test_a_model_that_changes_after_patch(name, change, compiles):
+    model = make(name)
+    model.config.final_logit_softcapping = None
+    other = copy.deepcopy(model)
+    fftune.patch(other)
+    assert "_fftune_head" in vars(other)
+    for each in (model, other):
+        change(each)
+    theirs, _ = trained(model)
+    for _ in range(2):
+        other.train().zero_grad()
+        outputs = (torch.compile(other) if compiles else other)(**batch_of(), use_cache=False)
+        outputs.loss.backward()
+        assert error(outputs.loss, theirs.loss) < 1e-5
+        assert error(other.lm_head.weight.grad, model.lm_head.weight.grad) < 2e-4
+        assert compiles or error(outputs.logits, theirs.logits) < 1e-4
+
+
+@pytest.mark.parametrize("change", [
+    lambda head: torch.optim.SGD(head.parameters(), 1.0).step(),
+    lambda head: head.load_state_dict({"weight": head.weight.detach() * 2}, assign=True),
+    lambda head: setattr(head.weight, "data", head.weight.data * 2)])
+def test_logits_are_not_those_of_weights_of_later(change):
+    model = make("llama")
+    fftune.patch(model)
+    first, second = trained(model)[0], trained(model)[0]
+    before = first.logits
+    change(model.lm_head)
+    assert first.logits is before
+    with pytest.raises(fftune.Error, match="before the optimizer's step"):
+        second.logits
+
+
+def test_outputs_that_are_made_anew_have_their_logits():
+    model = make("llama")
+    fftune.patch(model)
+    outputs = trained(model)[0]
+    again = [type(outputs)(**outputs), type(outputs)(dict(outputs.items())), copy.copy(outputs),
+             torch.utils._pytree.tree_map(lambda value: value, outputs)]
+    for each in again:
+        assert torch.equal(each.logits, outputs.logits)
+        assert torch.equal(each.get("logits"), outputs.logits)
+    assert outputs.get("nothing", 3) == 3 and outputs.get("loss") is outputs.loss
+    other = trained(model)[0]
+    other.logits = torch.zeros(1)
+    assert not type(other)(**other).logits.any()
+
+
+def test_the_number_of_items_may_be_one_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    model = make("llama")
+    other = copy.deepcopy(model)
+    fftune.patch(other)
+    for items in (numpy.int64(7), numpy.float32(7.5), 7, 7.5):
+        ours, theirs = (trained(each, num_items_in_batch=items)[0] for each in (other, model))
+        assert error(ours.loss, theirs.loss) < 1e-5

@@ -15,7 +15,7 @@ import model_sizes  # noqa: E402
 
 LAYERS_OF_REAL_MODELS = {"Llama-3.2-1B": 16, "Llama-3.1-8B": 32, "Qwen2.5-7B": 28,
                          "Phi-3-mini": 32, "OLMo-2-1B": 16, "Mixtral-8x7B": 32,
-                         "Qwen3-30B-A3B": 48}
+                         "Qwen3-8B": 36, "Qwen3-30B-A3B": 48}
 MODELS = {**model_sizes.DENSE, **model_sizes.MIXTURES}
 
 
@@ -65,16 +65,176 @@ def test_tables_of_whole_models_are_the_recorded_numbers(part, heading, labels):
             assert label is None or int(cell) == round(times[label]), (case, label)
 
 
-def test_every_table_of_results_in_the_readme_names_gpu_day_and_command():
-    text = (ROOT / "README.md").read_text()
-    results = text[text.index("\n## Results\n"):].split("\n## ")[1]
-    tables = re.findall(r"([^\n]+)\n\n(\|[^\n]+(?:\n\|[^\n]+)*)", results)
-    assert len(tables) == 3
-    for lead, table in tables:
-        assert re.search(r"\b[AH]\d00\b", lead)
-        assert re.search(r"\b\d+ (to \d+ )?\w+ber 2026\b", lead)
+README = (ROOT / "README.md").read_text()
+MEASUREMENTS = ROOT / "docs" / "measurements"
+
+
+def read(path: Path):
+    return json.loads(path.read_text())
+
+
+def test_every_table_of_numbers_in_the_readme_names_gpu_day_and_command():
+    tables = re.findall(r"([^\n]+)\n\n(\|[^\n]+(?:\n\|[^\n]+)*)", README)
+    measured = [table for table in tables if re.search(r"\d\.\d|\d µs|TFLOP", table[1])]
+    assert len(measured) == 6
+    for lead, table in measured:
+        days = re.findall(r"November 2026", lead + table)
+        assert re.search(r"\b[AH]\d00\b", lead + table) and days
         commands = re.findall(r"`((?:python3|fftune) [^`]+)`", lead + table)
-        assert len(commands) == 1 or len(commands) == table.count("\n") - 1
+        rows = table.count("\n") - 1
+        assert len(commands) in (1, 2) or len(commands) == rows
         for command in commands:
             if script := re.search(r"\S+\.py", command):
                 assert (ROOT / script[0]).is_file()
+
+
+def cells_of(heading: str) -> list[list[str]]:
+    """The rows below the head of the first table behind a heading of the README."""
+    return [[name, *cells] for name, cells in rows_of(ROOT / "README.md", heading).items()]
+
+
+def test_h100_beside_h200_is_what_was_recorded():
+    rows = cells_of("### H100 beside H200")
+    h200, h100 = read(MEASUREMENTS / "h200" / "models.json"), MEASUREMENTS / "h100"
+    decoding, training, memory, *experts = rows
+    for recorded, cells in ((h200["whole"]["llama-1b 16x2048"], decoding[1:4]),
+                            (read(h100 / "whole-layers.json")["whole"]["llama-1b 16x2048"],
+                             decoding[4:])):
+        before, now = recorded["compile"], recorded["compile+whole"]
+        assert cells == [f"{before:.0f}", f"{now:.0f}", f"{before / now:.2f}"]
+    for recorded, times, sizes in (
+            (h200["train"]["llama-1b 4x2048"], training[1:4], memory[1:4]),
+            (read(h100 / "training.json")["train"]["llama-1b 4x2048"], training[4:], memory[4:])):
+        before, now = recorded["compile"] / 1e3, recorded["compile+patch"] / 1e3
+        assert times == [f"{before:.1f}", f"{now:.1f}", f"{before / now:.2f}"]
+        before, now = recorded["compile GB"], recorded["compile+patch GB"]
+        assert sizes == [f"{before:.1f}", f"{now:.1f}", f"{before / now:.2f}"]
+    assert len(experts) == 5
+    for device, at in (("nvidia-h200", 2), ("nvidia-h100-80gb-hbm3", 5)):
+        records = read(ROOT / "presets" / device / "moe-ffn.json")["records"]
+        for row in experts:
+            tokens = int(re.search(r"(\d+) tokens?", row[0])[1])
+            verdict, = [record["verdict"] for record in records
+                        if (record["problem"]["m"], record["problem"]["d"],
+                            record["problem"]["experts"], record["problem"]["dtype"]) ==
+                        (tokens, 2048, 128, "bf16")]
+            assert float(row[at]) == float(f"{verdict['median_us']:.3g}")
+            assert row[at + 1] == f"{100 * verdict['roofline_fraction']:.0f}%"
+
+
+def test_tables_of_an_h100_are_the_recorded_numbers():
+    page, folder = MEASUREMENTS / "h100.md", MEASUREMENTS / "h100"
+    recorded = read(folder / "whole-layers.json")["whole"]
+    rows = rows_of(page, "## Decoding in transformers")
+    assert len(rows) == len(recorded)
+    for case, times in recorded.items():
+        name, shape = case.split(" ")
+        *cells, ratio = rows[f"{model_sizes.title(name)}, {shape.replace('x', ' x ')}"]
+        labels = ("eager", "compile", "compile+patch", "eager+whole", "compile+whole")
+        assert [int(cell) for cell in cells] == [round(times[label]) for label in labels]
+        best = min(time for label, time in times.items()
+                   if label in ("compile+patch", "eager+whole", "compile+whole"))
+        assert float(ratio) == round(times["compile"] / best, 2)
+    training = read(folder / "training.json")["train"]["llama-1b 4x2048"]
+    text = page.read_text()
+    for label, title in (("eager", "eager"), ("eager+patch", "eager, patch"),
+                         ("compile", "`torch.compile`"), ("compile+patch", "`torch.compile`, patch"),
+                         ("eager+patch+recompute", "eager, patch with recompute")):
+        assert f"| {title} | {training[label] / 1e3:.1f} | {training[label + ' GB']:.1f} |" in text
+
+
+def vllm_titles() -> dict[str, str]:
+    """The titles of bench/vllm_beside.py's models, by the numbers of layers of its configurations."""
+    text = (ROOT / "bench" / "vllm_beside.py").read_text()
+    titles = {}
+    for name, layers in re.findall(r'^    "([\w.-]+)": sized\(\w+, \d+, \d+, (\d+),', text, re.M):
+        real = next(real for real in LAYERS_OF_REAL_MODELS if name.startswith(real.lower()))
+        full = LAYERS_OF_REAL_MODELS[real]
+        cut = "" if int(layers) == full else f" ({layers} of {full} layers)"
+        titles[real + cut] = name
+    return titles
+
+
+def test_vllm_is_what_was_recorded():
+    recorded = {(row["model"], row["batch"], row["time"]): (row["own"], row["mine"])
+                for row in read(MEASUREMENTS / "h100" / "vllm.json")["rows"]
+                if row["work"] == "decode"}
+    titles = vllm_titles()
+    rows = cells_of("### Inside vLLM")
+    assert len(rows) == 3
+    for title, *ratios in rows:
+        times = [recorded[titles[title], batch, "gpu"] for batch in (1, 16, 64)]
+        assert ratios == [f"{own / mine:.2f}" for own, mine in times]
+    page = (ROOT / "docs" / "vllm.md").read_text()
+    table = page[page.index("| model, 2,048 keys"):].split("\n\n")[0].split("\n")[2:]
+    assert len(table) == 9
+    for row in table:
+        title, batch, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        for kind, given in (("gpu", cells[:3]), ("wall", cells[3:])):
+            own, mine = recorded[titles[title], int(batch), kind]
+            assert given == [f"{1e3 * own:,.0f}", f"{1e3 * mine:,.0f}", f"{own / mine:.2f}"], row
+
+
+def test_first_table_of_the_readme_is_that_of_the_others():
+    text = README[:README.index("\n## ")]
+    forward = [float(row[-1]) for row in cells_of("## Results") if "training" not in row[0]]
+    assert f"| {min(forward):.2f} to {max(forward):.2f} times" in text
+    whole = README[README.index("whole_layers=True)`, on one H200"):].split("\n\n")[1]
+    ratios = [float(row.strip("|").split("|")[-1]) for row in whole.split("\n")[2:]]
+    assert f"| {min(ratios):.2f} to {max(ratios):.2f} times" in text
+    vllm = [float(ratio) for row in cells_of("### Inside vLLM") for ratio in row[1:]]
+    assert f"| {min(vllm):.2f} to {max(vllm):.2f} times" in text
+    training, memory = cells_of("### H100 beside H200")[1:3]
+    assert f"| {training[6]} times; peak memory of {memory[5]} GB instead of {memory[4]} |" in text
+    h100 = (MEASUREMENTS / "h100.md").read_text()
+    assert "| `linear` | k 4096, n 28672 | 1 | 25.9 | 25.0 | 20.1 |" in h100
+    assert f"| 25.9 µs, {20.1 / 25.9:.0%} of the roofline |" in text
+    assert "| Llama-3.1-8B | 1 | 2,048 | 5,318 | 95% |" in h100
+    assert "| 5.3 ms, 95% of the roofline |" in text
+
+
+def test_commands_of_pages_have_their_options():
+    """A call of fftune that a page quotes has a command and options of docs/cli.md."""
+    sections = dict(re.findall(r"^## `([^`]+)`\n(.*?)(?=^## |\Z)",
+                               (ROOT / "docs" / "cli.md").read_text(), re.M | re.S))
+    options = {name: set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
+               for name, text in sections.items()}
+    pages = [path for path in (*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+             if path.name != "cli.md"]
+    quoted = 0
+    for page in pages:
+        text = page.read_text()
+        calls = re.findall(r"`(fftune [^`\n]+)`", text)
+        for block in re.findall(r"^```.*?^```", text, re.M | re.S):
+            calls += re.findall(r"^(?:\$ )?(fftune [^#\n]+)", block, re.M)
+        for call in calls:
+            words = call.split()
+            command = max((name for name in sections if words[:len(name.split())] == name.split()),
+                          key=len, default="fftune")
+            own = options[command]
+            if command in ("fftune", "fftune list", "fftune bench"):  # OP, or the op of an example
+                own = own.union(*options.values())
+            wrong = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call)) - own
+            assert not wrong, (page.name, call)
+            quoted += 1
+    assert quoted > 100
+
+
+def test_table_of_ops_is_that_of_the_package():
+    """docs/python.md names every function of fftune.ops, with arguments that it has."""
+    import inspect
+
+    from fftune import ops
+
+    text = (ROOT / "docs" / "python.md").read_text()
+    text = text[text.index("\n## Ops\n"):].split("\n## ")[1]
+    table = re.findall(r"^\| (`[^|]+) \|", text, re.M)
+    calls = re.findall(r"`(\w+)(?:\(([^`]*)\))?`", "\n".join(table))
+    for name, arguments in calls:
+        has = inspect.signature(getattr(ops, name)).parameters
+        for argument in filter(None, arguments.split(", ")):
+            assert argument == "…" or argument.rstrip("=") in has, (name, argument)
+    functions = {name for name, value in vars(ops).items()
+                 if inspect.isfunction(value) and not name.startswith("_")}
+    assert len(functions) > 30
+    assert functions == {name for name in functions if f"`{name}`" in text or f"`{name}(" in text}

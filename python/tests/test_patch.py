@@ -77,6 +77,11 @@ def test_report(name):
     assert len(str(report).splitlines()) >= len(EXPECTED[name])
 
 
+def test_a_report_of_a_module_without_a_name():
+    report = fftune.patch(make("llama").model.layers[0].mlp)
+    assert str(report).startswith("replaced: the module itself: LlamaMLP by ffn")
+
+
 @EACH
 def test_logits(name):
     model = make(name)

@@ -1,11 +1,12 @@
 // Random problems against the float64 reference, on every family of a device; and the CUDA spaces.
-#include "support/fuzz.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "support/fuzz_cases.hpp"
 
-using namespace fftune;
-using namespace fftune::test;
+namespace fftune::test {
 
-namespace {
+const Op& fuzzed_op() {
+  return bias_gelu_op();
+}
 
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, h] = draw.matrix(most_elements);
@@ -20,24 +21,4 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
                    kind);
 }
 
-}  // namespace
-
-TEST_CASE("ten thousand small random problems are right on the CPU") {
-  verify_small_on_cpu(bias_gelu_op(), random_problem);
-}
-
-TEST_CASE("larger random problems are right on the CPU") {
-  verify_larger_on_cpu(bias_gelu_op(), random_problem);
-}
-
-TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
-  verify_on_gpu(bias_gelu_op(), random_problem);
-}
-
-TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(bias_gelu_op(), random_problem);
-}
-
-TEST_CASE("every CUDA family has a space with its default in it, and legal launches") {
-  check_cuda_spaces(bias_gelu_op(), random_problem);
-}
+}  // namespace fftune::test

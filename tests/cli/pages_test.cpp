@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "registry/catalog.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
 
@@ -82,6 +83,29 @@ TEST_CASE("every link of the pages leads to a file, and to a heading in it") {
       ++links;
     }
   CHECK(links > 50);
+}
+
+TEST_CASE("the README counts and lists every op, and those without a backward pass") {
+  const std::string page = text_of(root / "README.md");
+  const auto& ops = fftune::builtin_catalog().ops;
+  const std::string count = std::to_string(ops.size()) + " ops";
+  CHECK(page.find("[" + count + "](#operations)") != std::string::npos);
+  const std::size_t begin = page.find("\n## Operations\n");
+  REQUIRE(begin != std::string::npos);
+  const std::string list = page.substr(begin, page.find("\n## ", begin + 1) - begin);
+  CHECK(list.find("\n" + count + ".") != std::string::npos);
+  std::set<std::string> forward;
+  for (const fftune::Op* op : ops) {
+    CAPTURE(op->name());
+    CHECK(list.find("`" + std::string(op->name()) + "`") != std::string::npos);
+    if (op->passes().size() == 1) forward.insert(std::string(op->name()));
+  }
+  const std::string lead = "All ops have a forward and a backward pass, except ";
+  const std::size_t except = page.find(lead);
+  REQUIRE(except != std::string::npos);
+  const std::size_t names = except + lead.size();
+  const std::string sentence = page.substr(names, page.find('.', names) - names);
+  CHECK(matches(sentence, "`([a-z-]+)`") == forward);
 }
 
 TEST_CASE("docs/index.md leads to every page of docs") {

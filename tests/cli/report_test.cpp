@@ -91,7 +91,7 @@ for (const canvas of document.querySelectorAll("canvas")) {
   for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3] > 200) {
     drawn++; colours.add(pixels[i] + "," + pixels[i + 1] + "," + pixels[i + 2]);
   }
-  const series = ["--series-0", "--limit", "--good", "--bad", "--caution"].filter((name) => {
+  const series = ["--series-0", "--series-1", "--series-2", "--limit", "--good", "--bad", "--caution"].filter((name) => {
     const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     return colours.has([1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join(","));
   });
@@ -302,6 +302,10 @@ TEST_CASE("a browser draws every chart, in light and dark, narrow and wide") {
       }
       CHECK(!seen["said"].get<std::string>().empty());
       CHECK(seen["pageWidth"] <= seen["windowWidth"]);
+      // A bar of each device, in colours of their own.
+      const auto colours = seen["charts"][0]["series"].get<std::set<std::string>>();
+      for (const char* colour : {"--series-0", "--series-1", "--series-2"})
+        CHECK(colours.contains(colour));
       CHECK(seen["glance"]["rows"] == glance.first);
       CHECK(seen["glance"]["links"] == glance.second);
       CHECK(seen["glance"]["lost"] == 0);

@@ -19,6 +19,7 @@
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -63,16 +64,6 @@ std::string complaint(const Sizes& more, const Options& options = {}) {
   return "";
 }
 
-void verify_plan(Backend& backend, const Problem& problem, std::uint64_t seed) {
-  const Recipe recipe = default_recipe(decode_op(), problem, backend.facts());
-  const Plan plan(backend, decode_op(), problem, recipe);
-  CAPTURE(problem.text(), recipe_text(recipe));
-  Verifier verifier(backend, decode_op(), problem, seed);
-  const auto result = verifier.verify(0, decode_op().stages(problem).size(), plan.executables());
-  CAPTURE(result.failure, result.error, result.tolerance);
-  CHECK(result.passed);
-}
-
 /// How ids are chosen, and where keys are.
 struct Use {
   Sizes sizes;
@@ -93,10 +84,10 @@ void verify_model(Backend& backend, const SmallModel& model, DType dtype, int mo
     CAPTURE(model.name);
     const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
     CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
-    verify_plan(backend, problem, 1);
+    verify_plan(backend, decode_op(), problem, 1);
     Sizes several = use.sizes;
     several["layers"] = 3;
-    verify_plan(backend, problem_of(model, kind, dtype, several, use.options), 2);
+    verify_plan(backend, decode_op(), problem_of(model, kind, dtype, several, use.options), 2);
   }
 }
 
@@ -322,6 +313,21 @@ void compare_with_parts(Backend& backend, const Problem& problem) {
   if (batch > 1 && ended[1] == 2) CHECK(counts[1] == 4);
 }
 
+/// Two models in every use, alone and in three layers.
+void compare_models_with_parts(Backend& backend) {
+  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
+    for (const Use& use : uses()) {
+      Sizes sizes = use.sizes;
+      Options options = use.options;
+      options.erase("embed-scale");
+      for (const std::int64_t layers : {0, 3}) {
+        if (layers > 0) sizes["layers"] = layers;
+        compare_with_parts(backend, problem_of(small_models()[model], backend.facts().kind,
+                                               DType::bf16, sizes, options));
+      }
+    }
+}
+
 }  // namespace
 
 TEST_CASE("decode's buffers are in the order that the API promises") {
@@ -385,17 +391,7 @@ TEST_CASE("decode: stages and plans of every small model are right on the CPU") 
 
 TEST_CASE("decode: n runs are n times embedding, layers, head and the host's steps, on the CPU") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
-  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
-    for (const Use& use : uses()) {
-      Sizes sizes = use.sizes;
-      Options options = use.options;
-      options.erase("embed-scale");
-      for (const std::int64_t layers : {0, 3}) {
-        if (layers > 0) sizes["layers"] = layers;
-        compare_with_parts(*backend, problem_of(small_models()[model], DeviceKind::cpu, DType::bf16,
-                                                sizes, options));
-      }
-    }
+  compare_models_with_parts(*backend);
 }
 
 TEST_CASE("decode: the same seeds give the same ids, others give others") {
@@ -464,16 +460,8 @@ TEST_CASE("decode: a record of its head serves it, and every stage has a variant
   };
   CHECK(chosen().recipe == default_recipe(decode_op(), problem, facts));
   const Problem head = decode_op().parts(problem).back().problem;
-  PresetRecord record = example::record(head);
-  const StageRecord any_stage = record.stages.front();
-  record.stages.clear();
-  for (const Variant& variant : fallback_recipe(head_op(), head, facts)) {
-    const Family& family = family_of(head_op(), variant.family);
-    StageRecord& stage = record.stages.emplace_back(any_stage);
-    stage.stages = family.stages();
-    stage.variant = variant;
-    stage.source_hash = builtin_catalog().sources->hash(family.sources());
-  }
+  const PresetRecord record =
+      example::record(builtin_catalog(), head_op(), head, fallback_recipe(head_op(), head, facts));
   merge_preset_records(folder.path(), preset_device(facts), "head", {record});
   const Choice choice = chosen();
   CAPTURE(choice.reason, recipe_text(choice.recipe));
@@ -494,15 +482,5 @@ TEST_CASE("decode: n runs are n times embedding, layers, head and the host's ste
           "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const std::size_t model : {std::size_t{0}, std::size_t{2}})
-    for (const Use& use : uses()) {
-      Sizes sizes = use.sizes;
-      Options options = use.options;
-      options.erase("embed-scale");
-      for (const std::int64_t layers : {0, 3}) {
-        if (layers > 0) sizes["layers"] = layers;
-        compare_with_parts(*backend, problem_of(small_models()[model], DeviceKind::cuda,
-                                                DType::bf16, sizes, options));
-      }
-    }
+  compare_models_with_parts(*backend);
 }

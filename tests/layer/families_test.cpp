@@ -8,6 +8,7 @@
 
 #include "layer/problems.hpp"
 #include "runtime/plan.hpp"
+#include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
 #include "verify/distinct_rows.hpp"
 #include "verify/host_threads.hpp"
@@ -41,26 +42,17 @@ std::vector<Use> uses() {
           {{{"batch", 3}, {"s", 19}, {"cache", 60}, {"page", 32}, {"pages", 9}}, "ragged"}};
 }
 
-void verify_plan(Backend& backend, const Problem& problem, std::uint64_t seed) {
-  const Recipe recipe = default_recipe(layer_op(), problem, backend.facts());
-  const Plan plan(backend, layer_op(), problem, recipe);
-  CAPTURE(problem.text(), recipe_text(recipe));
-  Verifier verifier(backend, layer_op(), problem, seed);
-  const auto result = verifier.verify(0, layer_op().stages(problem).size(), plan.executables());
-  CAPTURE(result.failure, result.error, result.tolerance);
-  CHECK(result.passed);
-}
-
 void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
   const DeviceKind kind = backend.facts().kind;
   std::mt19937_64 random(1);
   for (const Use& use : uses()) {
     const Problem problem = problem_of(model, kind, dtype, use.sizes, {{"lengths", use.lengths}});
     CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
-    verify_plan(backend, problem, 1);
+    verify_plan(backend, layer_op(), problem, 1);
     Sizes several = use.sizes;
     several["layers"] = 3;
-    verify_plan(backend, problem_of(model, kind, dtype, several, {{"lengths", use.lengths}}), 2);
+    verify_plan(backend, layer_op(),
+                problem_of(model, kind, dtype, several, {{"lengths", use.lengths}}), 2);
   }
 }
 

@@ -98,16 +98,8 @@ TEST_CASE("a record of a layer serves whatever its angles come from") {
   searched.options["angles"] = "llama3";
   searched.options["base"] = "500000";
   searched = canonical(layer_op(), searched, facts.kind);
-  PresetRecord record = example::record(searched);
-  const StageRecord any_stage = record.stages.front();
-  record.stages.clear();
-  for (const Variant& variant : default_recipe(layer_op(), searched, facts)) {
-    const Family& family = family_of(layer_op(), variant.family);
-    StageRecord& stage = record.stages.emplace_back(any_stage);
-    stage.stages = family.stages();
-    stage.variant = variant;
-    stage.source_hash = catalog.sources->hash(family.sources());
-  }
+  const PresetRecord record =
+      example::record(catalog, layer_op(), searched, default_recipe(layer_op(), searched, facts));
   const fftune::testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), preset_device(facts), "layer", {record});
   const auto presets = PresetLibrary::load({folder.path()});

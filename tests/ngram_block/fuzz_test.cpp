@@ -1,24 +1,16 @@
 // Random problems against the definition, set for set, on every family of a device; and the CUDA
 // spaces.
 #include "ngram_block/problems.hpp"
+#include "support/fuzz_cases.hpp"
 
-using namespace fftune;
-using namespace fftune::test;
+namespace fftune::test {
 
-TEST_CASE("ten thousand small random problems are right on the CPU") {
-  verify_small_on_cpu(ngram_block_op(), random_ngram_block);
+const Op& fuzzed_op() {
+  return ngram_block_op();
 }
 
-TEST_CASE("larger random problems are right on the CPU") {
-  verify_larger_on_cpu(ngram_block_op(), random_ngram_block);
-}
-
-TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
-  verify_on_gpu(ngram_block_op(), random_ngram_block);
-}
-
-TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(ngram_block_op(), random_ngram_block);
+Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  return random_ngram_block(kind, draw, most_elements);
 }
 
 TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[gpu]") {
@@ -38,6 +30,4 @@ TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[
     }
 }
 
-TEST_CASE("every CUDA family has a space with its default in it, and legal launches") {
-  check_cuda_spaces(ngram_block_op(), random_ngram_block);
-}
+}  // namespace fftune::test

@@ -241,9 +241,15 @@ TEST_CASE("quantised weights that are not whole are refused with one line") {
   endless.add("layer.qzeros", "I32", {1, 1}, std::string(4, '\x77'));
   endless.add("layer.scales", "F16", {1, 8}, std::vector<float>(8, INFINITY));
   refused(endless, gptq, "'layer.scales' has a scale that is not finite");
-  SafetensorsWriter elsewhere = gptq_layer();
-  elsewhere.add("layer.g_idx", "I32", {8}, std::string(32, '\x01'));
-  refused(elsewhere, gptq, "'layer.g_idx' names group");
+  // There is group 0 alone.
+  for (const std::int32_t group : {0x01010101, 1, -1}) {
+    SafetensorsWriter elsewhere = gptq_layer();
+    std::string indices;
+    for (int i = 0; i < 8; ++i) indices.append(reinterpret_cast<const char*>(&group), sizeof group);
+    elsewhere.add("layer.g_idx", "I32", {8}, indices);
+    refused(elsewhere, gptq,
+            "'layer.g_idx' names group " + std::to_string(group) + ", where there are 1");
+  }
   SafetensorsWriter other_type;
   other_type.add("layer.qweight", "F32", {1, 8}, std::vector<float>(8, 1));
   other_type.add("layer.qzeros", "I32", {1, 1}, std::string(4, '\x77'));

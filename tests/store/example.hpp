@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "registry/catalog.hpp"
 #include "store/preset_file.hpp"
 
 namespace fftune::example {
@@ -49,6 +50,22 @@ inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
   record.provenance = {"0.1.0", "NVIDIA H200",          "580.159",          "13.0",
                        1980,    "2026-11-21T14:03:22Z", 0xfedcba9876543210u};
   return record;
+}
+
+/// The problem by this recipe, with the sources of today.
+inline PresetRecord record(const Catalog& catalog, const Op& op, const Problem& problem,
+                           const Recipe& recipe) {
+  PresetRecord all = record(problem);
+  const StageRecord any_stage = all.stages.front();
+  all.stages.clear();
+  for (const Variant& variant : recipe) {
+    const Family& family = family_of(op, variant.family);
+    StageRecord& stage = all.stages.emplace_back(any_stage);
+    stage.stages = family.stages();
+    stage.variant = variant;
+    stage.source_hash = catalog.sources->hash(family.sources());
+  }
+  return all;
 }
 
 inline PresetDevice device() {

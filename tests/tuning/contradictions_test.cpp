@@ -46,6 +46,8 @@ TEST_CASE("a winner beside a faster runner-up, and a whole beside its stages, co
   REQUIRE(contradictions(record_of(976, {494})).size() == 1);
   CHECK(contradictions(record_of(976, {494}))[0] ==
         "the whole took 976 µs, and its stages 494 together");
+  CHECK(contradictions(record_of(23720, {15000.4}))[0] ==
+        "the whole took 23720 µs, and its stages 15000 together");
   CHECK(contradictions(record_of(300, {100, 100})).size() == 1);
   CHECK(contradictions(record_of(40, {60, 45})).size() == 1);
   auto close = record_of(100, {100});

@@ -55,6 +55,14 @@ void write(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
 }
 
+/// A journal in which three variants were measured.
+std::filesystem::path journal_of_three(const std::filesystem::path& folder,
+                                       const Problem& problem) {
+  auto journal = Journal::open(folder, facts_of_test(), "fake", false);
+  for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
+  return journal.path();
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -137,12 +145,7 @@ TEST_CASE("outcomes of other data are not taken: errors and bits are of the data
 TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it can be continued") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
-  std::filesystem::path path;
-  {
-    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
-    path = journal.path();
-    for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
-  }
+  const auto path = journal_of_three(folder.path(), problem);
   const auto whole = read(path);
   for (std::size_t cut = 0; cut <= whole.size(); ++cut) {
     const auto text = whole.substr(0, cut);
@@ -164,12 +167,7 @@ TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it c
 TEST_CASE("garbage in a journal never throws and never becomes a time") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
-  std::filesystem::path path;
-  {
-    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
-    path = journal.path();
-    for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
-  }
+  const auto path = journal_of_three(folder.path(), problem);
   const auto whole = read(path);
   std::mt19937 random(3);
   for (int trial = 0; trial < 100; ++trial) {

@@ -15,16 +15,9 @@ using namespace fftune::test;
 
 namespace {
 
-/// Op of the test: values below the row's threshold, an integer, become -inf, and the others twice
-/// what they were, in place; below counts the former. Rows are alike, or their place is added to
-/// the threshold.
-class Cut final : public Op {
+/// An op of m rows in f32, without a family.
+class RowsOp : public Op {
  public:
-  explicit Cut(bool alike = true) : alike_(alike) {}
-  std::string_view name() const override { return "cut"; }
-  std::string_view summary() const override {
-    return "values below a threshold become -inf, others double";
-  }
   std::vector<std::string> passes() const override { return {"fwd"}; }
   std::vector<SizeField> sizes() const override {
     return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
@@ -33,6 +26,24 @@ class Cut final : public Op {
   std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
   std::string_view token_size() const override { return "m"; }
   bool rows_are_alike(const Problem&) const override { return alike_; }
+  std::vector<const Family*> families() const override { return {}; }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+
+ protected:
+  explicit RowsOp(bool alike) : alike_(alike) {}
+  bool alike_;
+};
+
+/// Op of the test: values below the row's threshold, an integer, become -inf, and the others twice
+/// what they were, in place; below counts the former. Rows are alike, or their place is added to
+/// the threshold.
+class Cut final : public RowsOp {
+ public:
+  explicit Cut(bool alike = true) : RowsOp(alike) {}
+  std::string_view name() const override { return "cut"; }
+  std::string_view summary() const override {
+    return "values below a threshold become -inf, others double";
+  }
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const auto m = problem.size("m");
     TensorSpec thresholds{"thresholds", DType::i64, {m}};
@@ -62,13 +73,8 @@ class Cut final : public Op {
       ++below[row];
     }
   }
-  std::vector<const Family*> families() const override { return {}; }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 
   static constexpr std::size_t width = 40;
-
- private:
-  bool alike_;
 };
 
 /// Runs the op on the tensors as they are, then `spoil`.
@@ -108,18 +114,11 @@ std::string failure(std::int64_t m, bool alike,
 }
 
 /// Op of the test: the last row of the cache becomes a third of the values.
-class Append final : public Op {
+class Append final : public RowsOp {
  public:
+  Append() : RowsOp(false) {}
   std::string_view name() const override { return "append"; }
   std::string_view summary() const override { return "a third of the values goes into a cache"; }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
-  }
-  std::vector<OptionField> options() const override { return {}; }
-  std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
-  std::string_view token_size() const override { return "m"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return {{"values", problem.dtype, {width}},
             {"cache", problem.dtype, {problem.size("m"), width}, Role::updated, 1}};
@@ -132,8 +131,6 @@ class Append final : public Op {
     for (std::size_t i = 0; i < width; ++i)
       cache[cache.size() - width + i] = tensors.at("values")[i] / 3;
   }
-  std::vector<const Family*> families() const override { return {}; }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 
   static constexpr std::size_t width = 64;
 };

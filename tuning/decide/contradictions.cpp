@@ -83,16 +83,17 @@ std::vector<std::string> contradictions(const PresetRecord& record) {
         std::min_element(others.begin(), others.end(),
                          [](const Timed& a, const Timed& b) { return a.median_us < b.median_us; });
     if (fastest != others.end() && fastest->median_us * clearly < stage.median_us)
-      found.push_back(fmt::format("{} took {:.4g} µs at {}, where the winner takes {:.4g}",
-                                  fastest->id, fastest->median_us, fmt::join(stage.stages, "+"),
-                                  stage.median_us));
+      found.push_back(fmt::format("{} took {} µs at {}, where the winner takes {}", fastest->id,
+                                  note_microseconds(fastest->median_us),
+                                  fmt::join(stage.stages, "+"),
+                                  note_microseconds(stage.median_us)));
   }
   const double whole_us = record.verdict.median_us;
   const double most = record.stages.size() == 1 ? clearly : whole_over_stages;
   const bool longer = whole_us > most * stages_us;
   if (stages_us > 0 && (longer || whole_us * stages_over_whole < stages_us))
-    found.push_back(fmt::format("the whole took {:.4g} µs, and its stages {:.4g} together",
-                                whole_us, stages_us));
+    found.push_back(fmt::format("the whole took {} µs, and its stages {} together",
+                                note_microseconds(whole_us), note_microseconds(stages_us)));
   return found;
 }
 

@@ -117,9 +117,9 @@ void tell_gain(const Combination& apart, const std::vector<EndToEnd>& contenders
     if (same(contender.combination, apart) && std::isfinite(contender.median_us) &&
         contender.median_us > winner.median_us)
       result.notes.push_back(fmt::format(
-          "timed within the whole, its parts take {:.4g} µs; those that are fastest by themselves "
-          "take {:.4g}",
-          winner.median_us, contender.median_us));
+          "timed within the whole, its parts take {} µs; those that are fastest by themselves "
+          "take {}",
+          note_microseconds(winner.median_us), note_microseconds(contender.median_us)));
 }
 
 /// Whether the confidence intervals separate the best of every group, and the best end-to-end
@@ -162,6 +162,11 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
 }
 
 }  // namespace
+
+std::string note_microseconds(double microseconds) {
+  return microseconds < 1000 ? fmt::format("{:.4g}", microseconds)
+                             : fmt::format("{:.0f}", microseconds);
+}
 
 std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
                          const std::string& limit) {

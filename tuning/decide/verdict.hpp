@@ -18,6 +18,9 @@ namespace fftune {
 /// A share of a limit beyond the noise of two measurements: the limit is not the one that applied.
 constexpr double most_share_of_limit = 1.05;
 
+/// A time in a note: "28", "104.3", "23720".
+std::string note_microseconds(double microseconds);
+
 /// Why a time is below the limit by more than that, for people: `limit` is "memory" or "compute".
 std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
                          const std::string& limit);

@@ -73,7 +73,7 @@ int list(const VllmProblems& found, const Session& session) {
   Json document = Json::Array();
   for (const SearchedOp& each : found.ops)
     for (const Problem& problem : each.problems) {
-      session.output.line(fmt::format("{} {}", each.op->name(), problem.text()));
+      session.output.line(problem.text());
       document.push_back(to_json(problem));
     }
   session.output.document(document);

@@ -9,17 +9,18 @@ from torch import nn
 from .._library import Error
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
+from .copies import keep_copies_right, restore
 from .decoding import patch_greedy
 from .experts import patch_experts, patch_router, restore_experts
 from .generation import patch_generation
-from .graphs import patch_steps, restore_steps
+from .graphs import patch_steps
 from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
 from .masks import patch_masks
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
-from .quantised import has_codes, patch_quantised, restore_merged, restore_quantised
+from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
@@ -40,9 +41,9 @@ def patch(model: nn.Module, *, recompute: bool = False,
     computes is recognised for every input; all others are left alone, and the report says why. Nothing is
     raised for them, and nothing of the model runs during patch().
 
-    A patched model can be trained, compiled, copied and moved, and its state dict is the same. A second
-    call of patch() takes back the first; unpatch() restores the model. No other thread may run the model
-    during either.
+    A patched model can be trained, compiled, copied and moved, and its state dict is the same; a pickle
+    of it is that of the model before patch(). A second call of patch() takes back the first; unpatch()
+    restores the model. No other thread may run the model during either.
 
     Args:
         model: a model of transformers, or any module with such parts.
@@ -54,7 +55,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
         whole_layers: with a static cache, run all layers by `fftune.ops.layer` in calls of up to 64
             tokens, and the steps of greedy and sampled ``generate`` as `fftune.generate` does.
         loss: in training, compute the loss of calls with labels by `fftune.ops.linear_cross_entropy`.
-            ``outputs.logits`` are then computed when they are read; under ``torch.compile`` they are None.
+            ``outputs.logits`` are then computed when they are read, before the optimizer's step; under
+            ``torch.compile`` they are None.
 
     Returns:
         A ``PatchReport``: the modules that were replaced, and those that were not, with reasons.
@@ -88,6 +90,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
         try_to(report, "generate", lambda: patch_greedy(model))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
+    for module in model.modules():
+        keep_copies_right(module)
     return report
 
 
@@ -107,16 +111,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     for module in model.modules():
         restore_experts(module)
         restore_layers(module)
-        restore_quantised(module)
-        for name in ("forward", "generate", "_get_logits_processor"):
-            if hasattr(module.__dict__.get(name), "_fftune"):
-                delattr(module, name)
-        module.__dict__.pop("_fftune", None)
-        module.__dict__.pop("_fftune_parts", None)
-        module.__dict__.pop("_fftune_drops", None)
-        module.__dict__.pop("_fftune_head", None)
-        module.__dict__.pop("_fftune_view", None)
-        restore_steps(module)
+        restore(module)
     for module in model.modules():
         restore_merged(module)
     attentions.restore(model)

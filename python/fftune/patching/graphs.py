@@ -9,6 +9,7 @@ Python chose. So it is replayed only for the same settings and addresses, never 
 to be called, and only for models that transformers says can be compiled whole.
 """
 import copy
+import inspect
 import threading
 import types
 import warnings
@@ -37,7 +38,32 @@ def patch_steps(model: nn.Module) -> str:
     generation.cache_implementation = "static"
     method = types.MethodType(_get_compiled_call, runner)
     model.__dict__["get_compiled_call"] = method
+    inner = getattr(model.__dict__.get("generate"), "__func__", type(model).generate)
+
+    @undoable
+    def generate(self, *arguments, **options):
+        given = inspect.signature(type(self).generate).bind_partial(self, *arguments, **options).arguments
+        if not _needs_another_cache(self, given, options):
+            return inner(self, *arguments, **options)
+        config = self.generation_config
+        config.cache_implementation = runner.cache_implementation
+        try:
+            return inner(self, *arguments, **options)
+        finally:
+            config.cache_implementation = "static"
+
+    model.__dict__["generate"] = types.MethodType(generate, model)
     return "steps of generate() as CUDA graphs, with a static cache"
+
+
+def _needs_another_cache(model: nn.Module, given: dict, options: dict) -> bool:
+    """Whether a call of generate() brings a cache of its own, or is one of those with a draft, for which
+    transformers refuses a static cache."""
+    configs = [c for c in (given.get("generation_config"), model.generation_config) if c is not None]
+    wanted = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+    return model.generation_config.cache_implementation == "static" and (
+        options.get("past_key_values") is not None or given.get("assistant_model") is not None
+        or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted))
 
 
 def restore_steps(model: nn.Module) -> None:

@@ -4,27 +4,44 @@ The model's own forward runs with a head that gives hidden states as they are, a
 makes the loss from these and the head's weights. Logits are computed where somebody reads them.
 """
 import functools
+import weakref
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
+from .._library import Error
 from .decoding import _Given
 from .recognise import Numbers, Unfit, are_plain, has_kernels, method_of, undoable, view_of, watched
 
 
+class _Changed(Exception):
+    """The model makes something else of its head's logits than it did in patch()."""
+
+
 class _Hidden(nn.Module):
-    """In the place of a head: its input."""
+    """In the place of a head: its input, which it remembers as long as the call lasts."""
+
+    def __init__(self, head: nn.Module | None = None):
+        super().__init__()
+        self.__dict__["head"] = head  # no part of this module
+        self.seen = None
 
     def forward(self, hidden: Tensor) -> Tensor:
+        self.seen = hidden
         return hidden
 
 
-def _loss(head: nn.Linear, logits: Tensor, labels: Tensor, vocab_size: int,
+def _loss(given: _Hidden, logits: Tensor, labels: Tensor, vocab_size: int,
           num_items_in_batch: Tensor | None = None, ignore_index: int = -100,
           shift_labels: Tensor | None = None, **_) -> Tensor:
     """transformers' ForCausalLMLoss, where `logits` are the hidden states."""
+    if logits is not given.seen:
+        raise _Changed
+    head = given.head
+    if not isinstance(num_items_in_batch, (Tensor, int, float, type(None))):
+        num_items_in_batch = float(num_items_in_batch)  # of NumPy
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     hidden = logits.flatten(0, -2)
@@ -85,6 +102,9 @@ def patch_loss(model: nn.Module) -> str | None:
     # torch.compile cannot trace how a view is made; this one is of the model as it is now.
     model.__dict__["_fftune_view"] = _view(model, name, head)
     model.__dict__["_fftune_view"].training = True
+    model.__dict__["_fftune_plain"] = tuple(
+        key for key, value in vars(model).items() if not key.startswith("_") and key != "training"
+        and isinstance(value, (bool, int, float, str, type(None))))
     model.__dict__["forward"] = method_of(model, _forward)
     return f"loss of {type(model).__name__} by linear-cross-entropy, in training"
 
@@ -122,23 +142,44 @@ def _is_same(one, other) -> bool:
     return one == other
 
 
-def _view(model: nn.Module, name: str, head: nn.Linear, parts: dict = {}) -> nn.Module:
-    view = view_of(model, {**parts, (name,): _Hidden()})
-    for name in ("forward", "_fftune_view"):
-        view.__dict__.pop(name, None)
-    view.__dict__["_loss_function"] = functools.partial(_loss, head)
+def _view(model: nn.Module, name: str, head: nn.Linear) -> nn.Module:
+    given = _Hidden(head)
+    view = view_of(model, {(name,): given})
+    for own in ("forward", "_fftune_view"):
+        view.__dict__.pop(own, None)
+    view.__dict__["_loss_function"] = functools.partial(_loss, given)
     return view
 
 
 @undoable
 def _forward(self, *arguments, **options):
-    head = self._modules.get(self.__dict__["_fftune_head"])
-    if not _serves(self, head, options):
+    name = self.__dict__["_fftune_head"]
+    head = self._modules.get(name)
+    compiles = torch.compiler.is_compiling()
+    if not _serves(self, head, options) or compiles and not _is_as_viewed(self, name, head):
         return type(self).forward(self, *arguments, **options)
-    view = (self._fftune_view if torch.compiler.is_compiling() else
-            _view(self, self.__dict__["_fftune_head"], head))
-    outputs = type(self).forward(view, *arguments, **options)
+    view = self._fftune_view if compiles else _view(self, name, head)
+    given = view._modules[name]
+    try:
+        outputs = type(self).forward(view, *arguments, **options)
+        if outputs.logits is not given.seen:
+            raise _Changed
+    except _Changed:
+        if not compiles:
+            self.__dict__["_fftune_head"] = ""  # until the next patch()
+        return type(self).forward(self, *arguments, **options)
+    finally:
+        given.seen = None
     return _with_logits(outputs, head)
+
+
+def _is_as_viewed(model: nn.Module, name: str, head: nn.Linear) -> bool:
+    """Whether the view that was made in patch() still is of this model."""
+    view = model._fftune_view
+    return (view._modules[name].head is head and getattr(model, "_loss_function", None) is None
+            and all(view._modules.get(other) is part for other, part in model._modules.items()
+                    if other != name)
+            and all(getattr(model, key) == getattr(view, key) for key in model._fftune_plain))
 
 
 def _serves(model: nn.Module, head, options: dict) -> bool:
@@ -158,8 +199,18 @@ def _with_logits(outputs, head: nn.Linear):
     made = _lazy(type(outputs))(**values)
     device = hidden.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    object.__setattr__(made, "_fftune_hidden", (hidden, head, cast))
+    object.__setattr__(made, "_fftune_hidden", (hidden, head, cast, _state_of(head)))
+    _made[id(made.loss)] = made
     return made
+
+
+def _state_of(head: nn.Linear) -> list:
+    """Differs where the weights are others."""
+    return [(id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in head.parameters()]
+
+
+# Outputs by their loss: whoever makes new ones of their items, as accelerate does, keeps the logits.
+_made: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 @functools.cache
@@ -167,9 +218,18 @@ def _lazy(kind: type) -> type:
     """That kind of outputs, whose logits are computed when they are read. They are none of the keys, as
     a value of None is none, so that whoever passes the outputs on does not compute them."""
 
+    def post_init(self):
+        kind.__post_init__(self)
+        other = _made.get(id(self.loss)) if self.__dict__.get("_fftune_logits") is None else None
+        if other is not None and other.loss is self.loss:
+            object.__setattr__(self, "_fftune_hidden", other.__dict__["_fftune_hidden"])
+
     def logits(self):
         if self.__dict__.get("_fftune_logits") is None and "_fftune_hidden" in self.__dict__:
-            hidden, head, cast = self.__dict__["_fftune_hidden"]
+            hidden, head, cast, state = self.__dict__["_fftune_hidden"]
+            if _state_of(head) != state:
+                raise Error("logits: the weights of the head have changed since this call: read logits "
+                            "before the optimizer's step, or call patch(model, loss=False)")
             with torch.autocast(hidden.device.type, dtype=cast, enabled=cast is not None):
                 object.__setattr__(self, "_fftune_logits", head(hidden))
         return self.__dict__.get("_fftune_logits")
@@ -187,6 +247,7 @@ def _lazy(kind: type) -> type:
     return type(kind.__name__, (kind,), {
         "__module__": kind.__module__, "__doc__": kind.__doc__, "__getitem__": getitem,
         "__reduce__": lambda self: plain(self).__reduce__(),
-        "to_tuple": lambda self: plain(self).to_tuple(),
+        "__post_init__": post_init, "to_tuple": lambda self: plain(self).to_tuple(),
+        "get": lambda self, key, default=None: self[key] if key in self or key == "logits" else default,
         "logits": property(logits, lambda self, value: object.__setattr__(
             self, "_fftune_logits", value))})

@@ -170,6 +170,7 @@ def view_of(module: nn.Module, parts: dict[tuple[str, ...], object]) -> nn.Modul
     """The module with other parts at these paths; all else is its own."""
     view = object.__new__(type(module))
     view.__dict__.update(module.__dict__)
+    view.__dict__.pop("__deepcopy__", None)  # that of the module
     view.__dict__["_modules"] = dict(module._modules)
     forward = module.__dict__.get("forward")
     if getattr(forward, "__self__", None) is module:
@@ -274,7 +275,7 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
         nn.Module.__init__(other)
         bare, own_parts = vars(nn.Module()), own_parts or {}
         for name, value in vars(original).items():
-            if name not in bare and name not in ("forward", "_fftune", "_fftune_layers"):
+            if name not in bare and name not in ("forward", "_fftune", "_fftune_layers", "__deepcopy__"):
                 other.__dict__[name] = of_value(value)
         other.__dict__["training"] = False
         for name, parameter in original._parameters.items():
@@ -536,7 +537,7 @@ class PatchReport:
             for words, count in Counter(words for _, words in entries).items():
                 first = next(name for name, other in entries if other == words)
                 others = f" and {count - 1} more" if count > 1 else ""
-                lines.append(f"{title}: {first}{others}: {words}")
+                lines.append(f"{title}: {first or 'the module itself'}{others}: {words}")
         return "\n".join(lines) or "nothing to replace"
 
 

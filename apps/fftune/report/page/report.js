@@ -91,8 +91,10 @@ function walk(event, canvas) {
   const points = [];
   chart.data.datasets.forEach((dataset, datasetIndex) => {
     if (dataset.band) return;
-    chart.getDatasetMeta(datasetIndex).data.forEach((mark, index) =>
-      points.push({ datasetIndex, index, at: across ? mark.x : mark.y }));
+    chart.getDatasetMeta(datasetIndex).data.forEach((mark, index) => {
+      if (dataset.data[index].x !== null)
+        points.push({ datasetIndex, index, at: across ? mark.x : mark.y });
+    });
   });
   if (points.length === 0) return;
   const places = [...new Set(points.map((each) => Math.round(each.at)))].sort((a, b) => a - b);
@@ -141,7 +143,7 @@ function plugins() {
   return {
     legend: { position: "bottom", labels: { usePointStyle: true, filter: (item, chart) => !chart.datasets[item.datasetIndex].band } },
     tooltip: {
-      mode: "nearest", intersect: false, axis: "x", filter: (item) => !item.dataset.band,
+      mode: "nearest", intersect: false, axis: "x", filter: (item) => !item.dataset.band && item.raw.x !== null,
       callbacks: { label: (item) => label(item.dataset, item.raw) },
     },
   };
@@ -361,8 +363,9 @@ function glanceSection(sections) {
     }));
   const node = figure("Median share of the limit (roofline) over the records", "Median share of the roofline: " + rows.map((row) => `${row.name}: ` + row.shares.map((share, i) => `${share.words} on ${devices[i]}`).join(", ")).join("; "), () =>
     barChart(rows.map((row) => row.name), devices.map((device, i) => ({
-      label: device, backgroundColor: color("series-" + (i % 6)), barPercentage: 0.9,
-      data: rows.map((row, y) => ({ x: 100 * Math.min(row.shares[i].median, mostShareOfLimit), y, words: row.shares[i].words })),
+      label: device, backgroundColor: color("series-" + (i % 6)), barPercentage: 0.9, skipNull: true,
+      data: rows.map(({ shares }, y) => ({ y, words: shares[i].words,
+        x: shares[i].count === 0 ? null : 100 * Math.min(shares[i].median, mostShareOfLimit) })),
     })), "% of the limit", false));
   node.querySelector(".plot").style.height = 6 + (1 + 0.6 * devices.length) * rows.length + "rem";
   const cell = (share) => share.count === 0 ? "-" :
