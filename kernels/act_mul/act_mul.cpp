@@ -5,8 +5,7 @@
 
 #include "kernels/common/activation.hpp"
 
-namespace fftune {
-namespace act_mul {
+namespace fftune::act_mul {
 namespace {
 
 /// Activations whose out is not a mere product.
@@ -16,20 +15,22 @@ std::vector<std::string> gate_activations() {
   return names;
 }
 
-class ActMul final : public Op {
+OpFacts facts() {
+  return {
+      .name = "act-mul",
+      .summary = "out = act(gate) * up",
+      .sizes = {row_tokens(), {.name = "h", .help = "features of a token in out", .example = 4096}},
+      .options = {{"act", "activation of the gate", gate_activations()},
+                  {"packed",
+                   "gate and up are the halves of each row of one tensor",
+                   {"no", "yes"}}},
+      .families = {cuda_families, cpu_families},
+      .baselines = baselines};
+}
+
+class ActMul final : public DescribedOp {
  public:
-  std::string_view name() const override { return "act-mul"; }
-  std::string_view summary() const override { return "out = act(gate) * up"; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {row_tokens(), {.name = "h", .help = "features of a token in out", .example = 4096}};
-  }
-  std::vector<OptionField> options() const override {
-    return {{"act", "activation of the gate", gate_activations()},
-            {"packed", "gate and up are the halves of each row of one tensor", {"no", "yes"}}};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+  ActMul() : DescribedOp(facts()) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m");
@@ -59,7 +60,7 @@ class ActMul final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const bool backward = problem.pass == "bwd";
-    StageSpec stage = whole_stage(backward ? stage_backward : stage_forward, tensors(problem));
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors(problem));
     stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
                   (backward ? 5 : 2);
     return {stage};
@@ -104,13 +105,6 @@ class ActMul final : public Op {
       if (!both) tensors["dup"] = std::move(dup);
     }
   }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return act_mul::baselines(problem, facts);
-  }
 };
 
 }  // namespace
@@ -124,11 +118,9 @@ std::string_view tensor_with(const Problem& problem, std::string_view part) {
   return part.starts_with('d') ? "dgate_up" : "gate_up";
 }
 
-}  // namespace act_mul
+}  // namespace fftune::act_mul
 
-const Op& act_mul_op() {
+const fftune::Op& fftune::act_mul_op() {
   static const act_mul::ActMul op;
   return op;
 }
-
-}  // namespace fftune

@@ -17,9 +17,6 @@ const Op& act_mul_op();
 
 namespace act_mul {
 
-constexpr const char* stage_forward = "forward";
-constexpr const char* stage_backward = "backward";
-
 bool packed(const Problem& problem);
 
 /// The name of the tensor that has gate, up, dgate, dup, out or dout: packed gates and ups are the

@@ -19,63 +19,50 @@ struct Part {
   }
 };
 
-class CpuRows final : public CpuRowFamily {
- public:
-  explicit CpuRows(bool backward)
-      : CpuRowFamily({.name = backward ? "cpu_gradient_rows" : "cpu_rows",
-                      .summary = "blocks of rows in vectors, on all threads",
-                      .stage = backward ? stage_backward : stage_forward,
-                      .pass = backward ? "bwd" : "fwd",
-                      .sources = {"act_mul/cpu_families.cpp", activation_source,
-                                  row_kernel_sources[0], row_kernel_sources[1]}}),
-        backward_(backward) {}
+RowWork work_of(const Problem& problem) {
+  return {.rows = problem.size("m"),
+          .row_bytes = problem.size("h") * static_cast<std::int64_t>(dtype_bytes(problem.dtype))};
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const RowWork work = this->work(problem);
-    const RowTasks tasks(work, config);
-    const auto h = static_cast<std::size_t>(problem.size("h"));
-    const auto activation = parse_activation(problem.option("act"));
-    const RowKernels& kernels = row_kernels(facts.arch, problem.dtype);
-    const TensorPlaces at(act_mul_op().tensors(problem));
-    const auto part = [&](std::string_view name) -> Part {
-      const std::string_view tensor = tensor_with(problem, name);
-      if (tensor == name) return {at.at(tensor), 0, work.row_bytes};
-      return {at.at(tensor), name.ends_with("up") ? work.row_bytes : 0, 2 * work.row_bytes};
-    };
-    Program program;
-    program.host_tensors = at.count();
-    program.steps.emplace_back(HostFunction(
-        [=, &kernels, gate = part("gate"), up = part("up"), out = part("out"), dout = part("dout"),
-         dgate = part("dgate"), dup = part("dup"), backward = backward_](const HostCall& call) {
-          tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
-            if (backward)
-              kernels.act_mul_gradient(activation, gate.row(call, row), up.row(call, row),
-                                       dout.row(call, row), dgate.row(call, row),
-                                       dup.row(call, row), h, tasks.nontemporal);
-            else
-              kernels.act_mul(activation, gate.row(call, row), up.row(call, row),
-                              out.row(call, row), h, tasks.nontemporal);
-          });
-        }));
-    return program;
-  }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    return {.rows = problem.size("m"),
-            .row_bytes = problem.size("h") * static_cast<std::int64_t>(dtype_bytes(problem.dtype))};
-  }
-
- private:
-  bool backward_;
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const RowWork work = work_of(problem);
+  const RowTasks tasks(work, config);
+  const auto h = static_cast<std::size_t>(problem.size("h"));
+  const auto activation = parse_activation(problem.option("act"));
+  const RowKernels& kernels = row_kernels(facts.arch, problem.dtype);
+  const TensorPlaces at(act_mul_op().tensors(problem));
+  const auto part = [&](std::string_view name) -> Part {
+    const std::string_view tensor = tensor_with(problem, name);
+    if (tensor == name) return {at.at(tensor), 0, work.row_bytes};
+    return {at.at(tensor), name.ends_with("up") ? work.row_bytes : 0, 2 * work.row_bytes};
+  };
+  Program program;
+  program.host_tensors = at.count();
+  program.steps.emplace_back(
+      HostFunction([=, &kernels, gate = part("gate"), up = part("up"), out = part("out"),
+                    dout = part("dout"), dgate = part("dgate"), dup = part("dup"),
+                    backward = problem.pass == "bwd"](const HostCall& call) {
+        tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
+          if (backward)
+            kernels.act_mul_gradient(activation, gate.row(call, row), up.row(call, row),
+                                     dout.row(call, row), dgate.row(call, row), dup.row(call, row),
+                                     h, tasks.nontemporal);
+          else
+            kernels.act_mul(activation, gate.row(call, row), up.row(call, row), out.row(call, row),
+                            h, tasks.nontemporal);
+        });
+      }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRows forward(false), backward(true);
-  return {&forward, &backward};
+  static const auto families = cpu_row_families(
+      {"cpu_rows", "cpu_gradient_rows"}, "blocks of rows in vectors, on all threads",
+      {"act_mul/cpu_families.cpp", activation_source, row_kernel_sources[0], row_kernel_sources[1]},
+      {work_of, program});
+  return addresses_of(families);
 }
 
 }  // namespace fftune::act_mul

@@ -63,8 +63,6 @@ const Op& pack_mask_op();
 
 namespace attention {
 
-constexpr const char* stage_forward = "forward";
-constexpr const char* stage_backward = "backward";
 constexpr const char* stage_pack = "pack";
 
 constexpr std::int64_t most_dim = 512;     // features of a head

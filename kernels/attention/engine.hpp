@@ -12,6 +12,7 @@
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/attention/attention.hpp"
+#include "kernels/common/search_side.hpp"
 
 namespace fftune::attention {
 
@@ -25,32 +26,29 @@ struct Engine {
   /// Why it cannot compute the layer there, one line; nothing if the space decides. Null: it can
   /// compute every layer on its kind of device.
   std::optional<std::string> (*can_implement)(const Layer&, const DeviceFacts&) = nullptr;
-  /// Null: it has no parameters.
-  Space (*space)(const Layer&, const DeviceFacts&) = nullptr;
-  Config (*default_config)(const Layer&, const DeviceFacts&) = nullptr;
-  /// Seconds by the cost model, to rank; null: there is no model.
-  std::optional<double> (*estimate)(const Layer&, const DeviceFacts&, const Config&) = nullptr;
+  SearchSide<Layer> search = {};
   Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
-  /// Embedded sources whose code decides a variant's speed.
-  std::vector<std::string> sources;
+  /// Embedded sources whose code decides a variant's speed, beside those that all engines of the
+  /// CPU share.
+  EngineSources sources = {};
 };
 
 /// decode/: mma.sync, a few queries of each sequence against its long cache.
-const Engine& decode_engine();
+extern const Engine decode_engine;
 /// sm90/: TMA and wgmma, compute capability 9.0.
-const Engine& sm90_engine();
-const Engine& sm90_backward_engine();
+extern const Engine sm90_engine;
+extern const Engine sm90_backward_engine;
 /// sm80/: cp.async and mma.sync, compute capability 8.0 and newer.
-const Engine& sm80_engine();
-const Engine& sm80_backward_engine();
+extern const Engine sm80_engine;
+extern const Engine sm80_backward_engine;
 /// simt/: any head and type on any CUDA device: the fallbacks.
-const Engine& simt_engine();
-const Engine& simt_backward_engine();
+extern const Engine simt_engine;
+extern const Engine simt_backward_engine;
 /// cpu/: blocks over OpenBLAS, backward also the fallback; and forward one query after the other,
 /// the fallback.
-const Engine& cpu_blas_engine();
-const Engine& cpu_plain_engine();
-const Engine& cpu_backward_engine();
+extern const Engine cpu_blas_engine;
+extern const Engine cpu_plain_engine;
+extern const Engine cpu_backward_engine;
 
 /// Why a kernel of TMA and wgmma cannot compute the layer, one line.
 std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts);

@@ -1,9 +1,15 @@
 // The families of both passes: an engine each.
+#include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
 namespace {
+
+std::vector<std::string> sources_of(const Engine& engine) {
+  return engine.device_kind == DeviceKind::cpu ? host_sources(engine.sources[0])
+                                               : listed(engine.sources);
+}
 
 class EngineFamily final : public StageFamily {
  public:
@@ -11,9 +17,8 @@ class EngineFamily final : public StageFamily {
       : StageFamily({.name = engine.name,
                      .summary = engine.summary,
                      .device_kind = engine.device_kind,
-                     .stage = engine.backward ? stage_backward : stage_forward,
                      .pass = engine.backward ? "bwd" : "fwd",
-                     .sources = engine.sources,
+                     .sources = sources_of(engine),
                      .is_fallback = engine.is_fallback}),
         engine_(engine) {}
 
@@ -24,16 +29,18 @@ class EngineFamily final : public StageFamily {
     return engine_.can_implement(layer_of(problem), facts);
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return engine_.space == nullptr ? Space() : engine_.space(layer_of(problem), facts);
+    return engine_.search.space == nullptr ? Space()
+                                           : engine_.search.space(layer_of(problem), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return engine_.default_config == nullptr ? Config()
-                                             : engine_.default_config(layer_of(problem), facts);
+    return engine_.search.default_config == nullptr
+               ? Config()
+               : engine_.search.default_config(layer_of(problem), facts);
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    if (engine_.estimate == nullptr) return std::nullopt;
-    return engine_.estimate(layer_of(problem), facts, config);
+    if (engine_.search.estimate == nullptr) return std::nullopt;
+    return engine_.search.estimate(layer_of(problem), facts, config);
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -48,15 +55,13 @@ class EngineFamily final : public StageFamily {
 
 std::vector<const Family*> families() {
   // The fastest first.
-  static const EngineFamily families[] = {
-      EngineFamily(decode_engine()),        EngineFamily(sm90_engine()),
-      EngineFamily(sm80_engine()),          EngineFamily(simt_engine()),
-      EngineFamily(sm90_backward_engine()), EngineFamily(sm80_backward_engine()),
-      EngineFamily(simt_backward_engine()), EngineFamily(cpu_blas_engine()),
-      EngineFamily(cpu_plain_engine()),     EngineFamily(cpu_backward_engine())};
-  std::vector<const Family*> addresses;
-  for (const EngineFamily& family : families) addresses.push_back(&family);
-  return addresses;
+  static const std::vector<EngineFamily> families{
+      EngineFamily(decode_engine),        EngineFamily(sm90_engine),
+      EngineFamily(sm80_engine),          EngineFamily(simt_engine),
+      EngineFamily(sm90_backward_engine), EngineFamily(sm80_backward_engine),
+      EngineFamily(simt_backward_engine), EngineFamily(cpu_blas_engine),
+      EngineFamily(cpu_plain_engine),     EngineFamily(cpu_backward_engine)};
+  return addresses_of(families);
 }
 
 }  // namespace fftune::attention

@@ -10,8 +10,7 @@
 #include "kernels/attention/test_data.hpp"
 #include "kernels/common/op_parts.hpp"
 
-namespace fftune {
-namespace attention {
+namespace fftune::attention {
 namespace {
 
 constexpr std::int64_t most_stride = std::int64_t{1} << 34;
@@ -189,101 +188,97 @@ Pairs pairs_of(const Layer& layer) {
   return pairs;
 }
 
-SizeField rare_size(const char* name, const char* help, std::int64_t most, std::int64_t example) {
-  return {.name = name, .help = help, .max = most, .example = example, .rare = true};
-}
-
-OptionField rare(const char* name, const char* help, std::vector<std::string> choices,
-                 const char* pass = "") {
-  return {.name = name, .help = help, .choices = std::move(choices), .rare = true, .pass = pass};
-}
-
-OptionField number(const char* name, const char* help) {
+// The baseline that a user would take is another library's kernels: bench/ compares with PyTorch's.
+OpFacts facts() {
   return {
-      .name = name, .help = help, .choices = {"0"}, .rare = true, .number = NumberRange{0, 1e6}};
+      .name = "attention",
+      .summary = "attention: out = softmax(scale * q k^T + mask) v, without scores in memory",
+      .sizes =
+          {{.name = "s",
+            .help = "queries of a sequence; in layout thd of all sequences together",
+            .max = most_tokens,
+            .default_on_cuda = {512, 2048, 8192},
+            .default_on_cpu = {512},
+            .example = 2048},
+           {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+           {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
+           {.name = "dim",
+            .help = "features of a head, an even number",
+            .max = most_dim,
+            .example = 128},
+           rare_size("kv",
+                     "keys of a sequence, in layout thd of all sequences together, with pages the "
+                     "most of a sequence; s if left out",
+                     most_tokens, 8192),
+           rare_size("kv-heads", "heads of k and v, which divide those of q; heads if left out",
+                     most_heads, 8),
+           rare_size("window",
+                     "keys to the left that a query sees, itself included; all if left out",
+                     most_tokens, 1024),
+           rare_size(
+               "page",
+               "keys of a page of k and v, 16 to 256, a power of two; one that is not in memory "
+               "is zeros; contiguous if left out",
+               256, 64),
+           {.name = "pages",
+            .help =
+                "pages in memory; what the sequences take if left out. With fewer and lengths=yes, "
+                "test data have shorter sequences",
+            .max = most_tokens,
+            .example = 4096,
+            .rare = true,
+            .performance_neutral = true},
+           rare_size("q-row",
+                     "elements from a token's q to the next token's, for a part of a packed row; "
+                     "heads * dim if left out",
+                     most_stride, 6144),
+           rare_size("k-row", "the same of k; kv-heads * dim if left out", most_stride, 6144),
+           rare_size("v-row", "the same of v; kv-heads * dim if left out", most_stride, 6144),
+           {.name = "kv-head",
+            .help =
+                "elements from a head of k, and of v, to the next one, a multiple of dim; dim if "
+                "left out",
+            .max = most_stride,
+            .example = 256,
+            .rare = true,
+            .performance_neutral = true}},
+      .options =
+          {{.name = "mask",
+            .help =
+                "keys that a query may see: all, those up to its position, or by a mask of bytes "
+                "or of bits",
+            .choices = {"none", "causal", "bool", "packed"}},
+           rare_option("layout", "order of q, k and v: [b, s, heads, dim], or packed sequences",
+                       {"bshd", "thd"}),
+           rare_option("mask-heads", "masks of a sequence: one, or each head's own",
+                       {"one", "each"}),
+           mask_data_option(),
+           rare_option("bias", "whether a matrix is added to the scores", {"no", "yes"}),
+           rare_option("bias-heads", "biases of a sequence: each head's own, or one",
+                       {"each", "one"}),
+           rare_option("bias-sequences", "biases: one for all sequences, or each one's own",
+                       {"one", "each"}),
+           rare_option("lengths", "whether each sequence has its own number of keys, of kv at most",
+                       {"no", "yes"}),
+           rare_option("sinks",
+                       "whether each head has a logit that joins the softmax without a value",
+                       {"no", "yes"}),
+           rare_option("lse",
+                       "whether the log of the sum of exponentials is written for a backward pass",
+                       {"no", "yes"}, "fwd"),
+           rare_option("deterministic", "whether every run gives the same bits", {"no", "yes"},
+                       "bwd"),
+           rare_number("softcap", "scores become softcap * tanh(score / softcap); 0: they stay",
+                       "0", {0, 1e6}),
+           rare_number("scale", "factor of the scores; 0: 1 / sqrt(dim)", "0", {0, 1e6})},
+      .token_size = "s",
+      .rows_are_alike = false,
+      .families = {families}};
 }
 
-class Attention final : public Op {
+class Attention final : public DescribedOp {
  public:
-  std::string_view name() const override { return "attention"; }
-  std::string_view summary() const override {
-    return "attention: out = softmax(scale * q k^T + mask) v, without scores in memory";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {
-        {.name = "s",
-         .help = "queries of a sequence; in layout thd of all sequences together",
-         .max = most_tokens,
-         .default_on_cuda = {512, 2048, 8192},
-         .default_on_cpu = {512},
-         .example = 2048},
-        {.name = "b", .help = "sequences", .max = 65536, .example = 4},
-        {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
-        {.name = "dim",
-         .help = "features of a head, an even number",
-         .max = most_dim,
-         .example = 128},
-        rare_size("kv",
-                  "keys of a sequence, in layout thd of all sequences together, with pages the "
-                  "most of a sequence; s if left out",
-                  most_tokens, 8192),
-        rare_size("kv-heads", "heads of k and v, which divide those of q; heads if left out",
-                  most_heads, 8),
-        rare_size("window", "keys to the left that a query sees, itself included; all if left out",
-                  most_tokens, 1024),
-        rare_size("page",
-                  "keys of a page of k and v, 16 to 256, a power of two; one that is not in memory "
-                  "is zeros; contiguous if left out",
-                  256, 64),
-        {.name = "pages",
-         .help =
-             "pages in memory; what the sequences take if left out. With fewer and lengths=yes, "
-             "test data have shorter sequences",
-         .max = most_tokens,
-         .example = 4096,
-         .rare = true,
-         .performance_neutral = true},
-        rare_size("q-row",
-                  "elements from a token's q to the next token's, for a part of a packed row; "
-                  "heads * dim if left out",
-                  most_stride, 6144),
-        rare_size("k-row", "the same of k; kv-heads * dim if left out", most_stride, 6144),
-        rare_size("v-row", "the same of v; kv-heads * dim if left out", most_stride, 6144),
-        {.name = "kv-head",
-         .help = "elements from a head of k, and of v, to the next one, a multiple of dim; dim if "
-                 "left out",
-         .max = most_stride,
-         .example = 256,
-         .rare = true,
-         .performance_neutral = true}};
-  }
-  std::vector<OptionField> options() const override {
-    return {
-        {.name = "mask",
-         .help = "keys that a query may see: all, those up to its position, or by a mask of bytes "
-                 "or of bits",
-         .choices = {"none", "causal", "bool", "packed"}},
-        rare("layout", "order of q, k and v: [b, s, heads, dim], or packed sequences",
-             {"bshd", "thd"}),
-        rare("mask-heads", "masks of a sequence: one, or each head's own", {"one", "each"}),
-        mask_data_option(),
-        rare("bias", "whether a matrix is added to the scores", {"no", "yes"}),
-        rare("bias-heads", "biases of a sequence: each head's own, or one", {"each", "one"}),
-        rare("bias-sequences", "biases: one for all sequences, or each one's own", {"one", "each"}),
-        rare("lengths", "whether each sequence has its own number of keys, of kv at most",
-             {"no", "yes"}),
-        rare("sinks", "whether each head has a logit that joins the softmax without a value",
-             {"no", "yes"}),
-        rare("lse", "whether the log of the sum of exponentials is written for a backward pass",
-             {"no", "yes"}, "fwd"),
-        rare("deterministic", "whether every run gives the same bits", {"no", "yes"}, "bwd"),
-        number("softcap", "scores become softcap * tanh(score / softcap); 0: they stay"),
-        number("scale", "factor of the scores; 0: 1 / sqrt(dim)")};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "s"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
+  Attention() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override;
 
@@ -294,7 +289,7 @@ class Attention final : public Op {
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
     const auto tensors = tensors_of(layer);
-    StageSpec stage = whole_stage(layer.backward ? stage_backward : stage_forward, tensors);
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors);
     // Only this tensor's part of a packed row is read.
     for (const auto& [tokens, row, used] :
          {std::tuple{layer.q_tokens(), layer.q_row, layer.heads * layer.dim},
@@ -325,11 +320,6 @@ class Attention final : public Op {
                  Parallel& parallel) const override {
     attention::reference(problem, tensors, parallel);
   }
-
-  std::vector<const Family*> families() const override { return attention::families(); }
-  /// The baseline that a user would take is another library's kernel: bench/ compares with
-  /// PyTorch's.
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 std::string Attention::contradiction(const Problem& problem) const {
@@ -441,11 +431,9 @@ Places places_of(const Problem& problem) {
   return places;
 }
 
-}  // namespace attention
+}  // namespace fftune::attention
 
-const Op& attention_op() {
+const fftune::Op& fftune::attention_op() {
   static const attention::Attention op;
   return op;
 }
-
-}  // namespace fftune

@@ -10,8 +10,7 @@
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/stage_family.hpp"
 
-namespace fftune {
-namespace attention {
+namespace fftune::attention {
 namespace {
 
 std::vector<TensorSpec> tensors_of(const MaskShape& shape, std::int64_t b, MaskData data) {
@@ -30,38 +29,32 @@ MaskData data_of(const Problem& problem) {
   return mask_data_named(problem.options.contains("mask-data") ? problem.option("mask-data") : "");
 }
 
-class PackMask final : public Op {
+OpFacts facts() {
+  return {
+      .name = "pack-mask",
+      .summary = "a mask of bytes as bits, with flags of its tiles, for attention",
+      .passes = {"fwd"},
+      .sizes = {{.name = "s",
+                 .help = "queries of a sequence",
+                 .max = std::int64_t{1} << 24,
+                 .default_on_cuda = {512, 2048, 8192},
+                 .default_on_cpu = {512},
+                 .example = 2048},
+                {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+                rare_size("kv", "keys of a sequence; s if left out", std::int64_t{1} << 24, 8192),
+                rare_size("heads", "masks of a sequence; 1 if left out", most_heads, 32)},
+      .options = {mask_data_option()},
+      .token_size = "s",
+      .rows_are_alike = false,
+      .families = {pack_mask_cuda_families, pack_mask_cpu_families}};
+}
+
+class PackMask final : public DescribedOp {
  public:
-  std::string_view name() const override { return "pack-mask"; }
-  std::string_view summary() const override {
-    return "a mask of bytes as bits, with flags of its tiles, for attention";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "s",
-             .help = "queries of a sequence",
-             .max = std::int64_t{1} << 24,
-             .default_on_cuda = {512, 2048, 8192},
-             .default_on_cpu = {512},
-             .example = 2048},
-            {.name = "b", .help = "sequences", .max = 65536, .example = 4},
-            {.name = "kv",
-             .help = "keys of a sequence; s if left out",
-             .max = std::int64_t{1} << 24,
-             .example = 8192,
-             .rare = true},
-            {.name = "heads",
-             .help = "masks of a sequence; 1 if left out",
-             .max = most_heads,
-             .example = 32,
-             .rare = true}};
-  }
-  std::vector<OptionField> options() const override { return {mask_data_option()}; }
+  PackMask() : DescribedOp(facts()) {}
+
   /// The element type of attention does not matter here, but a problem must have one.
   std::vector<DType> dtypes(DeviceKind kind) const override { return {float_dtypes(kind).front()}; }
-  std::string_view token_size() const override { return "s"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
-
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return tensors_of(mask_shape_of(problem), problem.size("b"), data_of(problem));
   }
@@ -75,11 +68,6 @@ class PackMask final : public Op {
 
   void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
                  Parallel& parallel) const override;
-
-  std::vector<const Family*> families() const override {
-    return joined({pack_mask_cuda_families(), pack_mask_cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 void PackMask::reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
@@ -176,11 +164,9 @@ std::vector<const Family*> pack_mask_cuda_families() {
   return {&vectors, &bytes};
 }
 
-}  // namespace attention
+}  // namespace fftune::attention
 
-const Op& pack_mask_op() {
+const fftune::Op& fftune::pack_mask_op() {
   static const attention::PackMask op;
   return op;
 }
-
-}  // namespace fftune

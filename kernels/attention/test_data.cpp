@@ -58,10 +58,8 @@ bool mask_allows(MaskData data, std::int64_t sequence, std::int64_t i, std::int6
 }
 
 OptionField mask_data_option() {
-  return {.name = "mask-data",
-          .help = "distribution of the mask in tests and measurements",
-          .choices = {"random", "documents", "causal-documents", "upper", "all", "none"},
-          .rare = true};
+  return rare_option("mask-data", "distribution of the mask in tests and measurements",
+                     {"random", "documents", "causal-documents", "upper", "all", "none"});
 }
 
 MaskData mask_data_named(std::string_view word) {

@@ -6,8 +6,7 @@
 #include "device/parallel.hpp"
 #include "kernels/common/activation.hpp"
 
-namespace fftune {
-namespace bias_gelu {
+namespace fftune::bias_gelu {
 namespace {
 
 /// Calls body(column) for every column, in parallel.
@@ -42,24 +41,24 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   return tensors;
 }
 
-class BiasGelu final : public Op {
+OpFacts facts() {
+  return {
+      .name = "bias-gelu",
+      .summary = "y = gelu(x + bias)",
+      .sizes = {row_tokens(), {.name = "h", .help = "features of a token", .example = 4096}},
+      .options = {{"act", "which gelu: with erf, or its form with tanh", {"gelu", "gelu-tanh"}},
+                  {"biases", "element type of bias and dbias: the op's, or f32", {"same", "f32"}},
+                  {"save",
+                   "kept by the forward pass for the backward pass: nothing but x, or gelu's input",
+                   {"nothing", "input"},
+                   true}},
+      .families = {cuda_families, cpu_families},
+      .baselines = baselines};
+}
+
+class BiasGelu final : public DescribedOp {
  public:
-  std::string_view name() const override { return "bias-gelu"; }
-  std::string_view summary() const override { return "y = gelu(x + bias)"; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {row_tokens(), {.name = "h", .help = "features of a token", .example = 4096}};
-  }
-  std::vector<OptionField> options() const override {
-    return {{"act", "which gelu: with erf, or its form with tanh", {"gelu", "gelu-tanh"}},
-            {"biases", "element type of bias and dbias: the op's, or f32", {"same", "f32"}},
-            {"save",
-             "kept by the forward pass for the backward pass: nothing but x, or gelu's input",
-             {"nothing", "input"},
-             true}};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+  BiasGelu() : DescribedOp(facts()) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return tensors_of(problem);
@@ -67,7 +66,7 @@ class BiasGelu final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const bool backward = problem.pass == "bwd";
-    StageSpec stage = whole_stage(backward ? stage_backward : stage_forward, tensors_of(problem));
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(problem));
     stage.reduction_length = backward ? problem.size("m") : 1;
     stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
                   (backward ? 4 : 2);
@@ -101,13 +100,6 @@ class BiasGelu final : public Op {
     if (backward) tensors["dbias"] = std::move(sums);
     if (!backward && saves) tensors["input"] = std::move(input);
   }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return bias_gelu::baselines(problem, facts);
-  }
 };
 
 }  // namespace
@@ -120,11 +112,9 @@ bool saves_input(const Problem& problem) {
   return problem.has("save", "input");
 }
 
-}  // namespace bias_gelu
+}  // namespace fftune::bias_gelu
 
-const Op& bias_gelu_op() {
+const fftune::Op& fftune::bias_gelu_op() {
   static const bias_gelu::BiasGelu op;
   return op;
 }
-
-}  // namespace fftune

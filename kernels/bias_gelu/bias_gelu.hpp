@@ -14,9 +14,6 @@ const Op& bias_gelu_op();
 
 namespace bias_gelu {
 
-constexpr const char* stage_forward = "forward";
-constexpr const char* stage_backward = "backward";
-
 /// Whether the forward pass writes `input`, x + bias rounded, which the backward pass then reads
 /// instead of both.
 bool saves_input(const Problem& problem);

@@ -31,81 +31,76 @@ struct FloatBias {
   }
 };
 
-class CpuRows final : public CpuRowFamily {
- public:
-  CpuRows(std::string_view name, std::string_view summary, bool backward)
-      : CpuRowFamily({.name = name,
-                      .summary = summary,
-                      .stage = backward ? stage_backward : stage_forward,
-                      .pass = backward ? "bwd" : "fwd",
-                      .sources = {"bias_gelu/cpu_families.cpp", activation_source,
-                                  row_kernel_sources[0], row_kernel_sources[1]}}),
-        backward_(backward) {}
+RowWork work_of(const Problem& problem) {
+  return {.rows = problem.size("m"),
+          .row_bytes = problem.size("h") * static_cast<std::int64_t>(dtype_bytes(problem.dtype)),
+          .sums = problem.pass == "bwd"};
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const TensorPlaces at(bias_gelu_op().tensors(problem));
-    const auto h = static_cast<std::size_t>(problem.size("h"));
-    const FloatBias bias{at.at("bias"), bias_dtype(problem), h};
-    const RowKernels& kernels = row_kernels(facts.arch, problem.dtype);
-    const auto activation = parse_activation(problem.option("act"));
-    const RowWork work = this->work(problem);
-    const auto row_of = [bytes = work.row_bytes](const HostCall& call, std::size_t place,
-                                                 std::int64_t row) {
-      return static_cast<std::byte*>(call.tensors[place]) + row * bytes;
-    };
-    Program program;
-    program.host_tensors = at.count();
-    program.scratch = {bias.scratch()};
-    if (!backward_) {
-      const RowTasks tasks(work, config);
-      program.steps.emplace_back(HostFunction([=, &kernels, x = at.at("x"), y = at.at("y"),
-                                               input = at.at("input")](const HostCall& call) {
-        const float* const values = bias.get(call, call.scratch[0]);
-        tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
-          const auto write = [&](Activation act, std::size_t place) {
-            kernels.bias_act(act, row_of(call, x, row), values, row_of(call, place, row), h,
-                             tasks.nontemporal);
-          };
-          write(activation, y);
-          if (input != absent) write(Activation::none, input);
-        });
-      }));
-      return program;
-    }
-    const RowParts parts(work, config);
-    program.scratch.push_back(parts.scratch(problem.size("h")));
-    program.steps.emplace_back(HostFunction(
-        [=, &kernels, x = at.at(saves_input(problem) ? "input" : "x"), dy = at.at("dy"),
-         dx = at.at("dx"), dbias = at.at("dbias")](const HostCall& call) {
-          const float* const values = bias.get(call, call.scratch[0]);
-          parts.run(call, kernels.fence, call.scratch[1], static_cast<std::int64_t>(h), bias.dtype,
-                    call.tensors[dbias], [&](std::int64_t row, float* sums) {
-                      kernels.bias_act_gradient(activation, row_of(call, x, row), values,
-                                                row_of(call, dy, row), row_of(call, dx, row), sums,
-                                                bias.dtype == DType::f32, h, parts.nontemporal);
-                    });
-        }));
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const TensorPlaces at(bias_gelu_op().tensors(problem));
+  const auto h = static_cast<std::size_t>(problem.size("h"));
+  const FloatBias bias{at.at("bias"), bias_dtype(problem), h};
+  const RowKernels& kernels = row_kernels(facts.arch, problem.dtype);
+  const auto activation = parse_activation(problem.option("act"));
+  const RowWork work = work_of(problem);
+  const auto row_of = [bytes = work.row_bytes](const HostCall& call, std::size_t place,
+                                               std::int64_t row) {
+    return static_cast<std::byte*>(call.tensors[place]) + row * bytes;
+  };
+  Program program;
+  program.host_tensors = at.count();
+  program.scratch = {bias.scratch()};
+  if (problem.pass == "fwd") {
+    const RowTasks tasks(work, config);
+    program.steps.emplace_back(HostFunction([=, &kernels, x = at.at("x"), y = at.at("y"),
+                                             input = at.at("input")](const HostCall& call) {
+      const float* const values = bias.get(call, call.scratch[0]);
+      tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
+        const auto write = [&](Activation act, std::size_t place) {
+          kernels.bias_act(act, row_of(call, x, row), values, row_of(call, place, row), h,
+                           tasks.nontemporal);
+        };
+        write(activation, y);
+        if (input != absent) write(Activation::none, input);
+      });
+    }));
     return program;
   }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    return {.rows = problem.size("m"),
-            .row_bytes = problem.size("h") * static_cast<std::int64_t>(dtype_bytes(problem.dtype)),
-            .sums = backward_};
-  }
-
- private:
-  bool backward_;
-};
+  const RowParts parts(work, config);
+  program.scratch.push_back(parts.scratch(problem.size("h")));
+  program.steps.emplace_back(
+      HostFunction([=, &kernels, x = at.at(saves_input(problem) ? "input" : "x"), dy = at.at("dy"),
+                    dx = at.at("dx"), dbias = at.at("dbias")](const HostCall& call) {
+        const float* const values = bias.get(call, call.scratch[0]);
+        parts.run(call, kernels.fence, call.scratch[1], static_cast<std::int64_t>(h), bias.dtype,
+                  call.tensors[dbias], [&](std::int64_t row, float* sums) {
+                    kernels.bias_act_gradient(activation, row_of(call, x, row), values,
+                                              row_of(call, dy, row), row_of(call, dx, row), sums,
+                                              bias.dtype == DType::f32, h, parts.nontemporal);
+                  });
+      }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRows forward("cpu_forward", "blocks of rows in vectors, on all threads", false);
-  static const CpuRows backward("cpu_backward",
-                                "parts of the rows in vectors, then the sum of their dbias", true);
+  const std::vector<std::string> sources{"bias_gelu/cpu_families.cpp", activation_source,
+                                         row_kernel_sources[0], row_kernel_sources[1]};
+  static const CpuRowFamily forward({.name = "cpu_forward",
+                                     .summary = "blocks of rows in vectors, on all threads",
+                                     .pass = "fwd",
+                                     .sources = sources,
+                                     .program = program},
+                                    work_of);
+  static const CpuRowFamily backward(
+      {.name = "cpu_backward",
+       .summary = "parts of the rows in vectors, then the sum of their dbias",
+       .pass = "bwd",
+       .sources = sources,
+       .program = program},
+      work_of);
   return {&forward, &backward};
 }
 

@@ -93,7 +93,7 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
 
 Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) const {
   if (is_fallback()) return {};
-  const ColumnWork work = this->work(problem);
+  const ColumnWork work = functions_.work(problem);
   const std::int64_t widest = widest_vector(work.h * element_bytes(work));
   Space space;
   space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
@@ -140,7 +140,7 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
 
 Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
   if (is_fallback()) return {};
-  const ColumnWork work = this->work(problem);
+  const ColumnWork work = functions_.work(problem);
   Config config = defaults(work, facts, widest_vector(work.h * element_bytes(work)));
   while (config.at("unroll") > 1 && config.at("rows") * config.at("unroll") > work.m)
     config.set("unroll", config.at("unroll") / 2);
@@ -149,8 +149,8 @@ Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& f
 
 Program ColumnFamily::program(const Problem& problem, const DeviceFacts& facts,
                               const Config& given) const {
-  const ColumnWork work = this->work(problem);
-  ColumnKernel kernel = this->kernel(problem);
+  const ColumnWork work = functions_.work(problem);
+  ColumnKernel kernel = functions_.kernel(problem);
   const Config config = is_fallback() ? defaults(work, facts, element_bytes(work)) : given;
   const std::string file = sources().front();
   const std::int64_t across = column_blocks(work, config);
@@ -162,18 +162,39 @@ Program ColumnFamily::program(const Problem& problem, const DeviceFacts& facts,
     arguments.emplace_back(ScratchArgument{0});
   }
   arguments.insert(arguments.end(), {work.m, work.h, static_cast<std::int32_t>(across)});
-  KernelLaunch& launch =
-      append_kernel(program, file,
-                    fmt::format("{}<{}, {}, {}, {}, {}, {}>", kernel_, kernel.types,
-                                config.at("vector"), config.at("columns"), config.at("rows"),
-                                config.at("unroll"), config.at("evict_first") != 0),
-                    {static_cast<std::uint32_t>(across * down)},
-                    static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
+  KernelLaunch& launch = append_kernel(
+      program, file,
+      fmt::format("{}_columns<{}, {}, {}, {}, {}, {}>", stages().front(), kernel.types,
+                  config.at("vector"), config.at("columns"), config.at("rows"), config.at("unroll"),
+                  config.at("evict_first") != 0),
+      {static_cast<std::uint32_t>(across * down)},
+      static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
   launch.programmatic = facts.compute_capability >= 90;
   if (work.sums)
     append_column_sum(program, facts, file, kernel.sum_name, kernel.sum_dtype, ScratchArgument{0},
                       kernel.sum, down, work.h);
   return program;
+}
+
+std::vector<ColumnFamily> column_families(const std::string& folder, ColumnFunctions functions,
+                                          std::string_view backward_summary) {
+  std::vector<ColumnFamily> families;
+  const auto add = [&](std::string_view name, std::string_view summary, std::string_view pass,
+                       bool fallback) {
+    families.emplace_back(
+        StageFamilyFacts{.name = name,
+                         .summary = summary,
+                         .pass = pass,
+                         .sources = {fmt::format("{}/{}_columns.cu", folder, stage_of_pass(pass))},
+                         .is_fallback = fallback},
+        functions);
+  };
+  constexpr std::string_view by_element = "element by element: the fallback";
+  add("forward_columns", in_flight_summary, "fwd", false);
+  add("backward_columns", backward_summary, "bwd", false);
+  add("forward_fallback", by_element, "fwd", true);
+  add("backward_fallback", by_element, "bwd", true);
+  return families;
 }
 
 }  // namespace fftune

@@ -20,8 +20,7 @@ struct ColumnWork {
   bool sums = false;  // column sums: a block loops over rows and writes one row of partial sums
 };
 
-/// The kernel that a family launches: `name` of the one file of its sources, and its
-/// problem-dependent types and arguments.
+/// The problem-dependent types and arguments of the kernel that a family launches.
 struct ColumnKernel {
   std::string types;                // the first template arguments; the parameters follow
   std::vector<Argument> arguments;  // the first ones; the partial sums, m, h and blocks follow
@@ -31,24 +30,34 @@ struct ColumnKernel {
   TensorArgument sum = {};
 };
 
-class ColumnFamily : public StageFamily {
+/// Summary of a family without sums.
+constexpr std::string_view in_flight_summary = "16 bytes of several rows in flight a thread";
+
+/// The matrix and the kernel of a problem. The kernel begins with wait_and_launch_dependents or
+/// wait_for_dependencies (common/async.cuh), as its launch is programmatic.
+struct ColumnFunctions {
+  ColumnWork (*work)(const Problem&) = nullptr;
+  ColumnKernel (*kernel)(const Problem&) = nullptr;
+};
+
+class ColumnFamily final : public StageFamily {
  public:
   /// A fallback has no parameters; its accesses are of one element, so any alignment is valid.
-  /// `kernel` begins with wait_and_launch_dependents or wait_for_dependencies
-  /// (common/async.cuh), as its launch is programmatic.
-  ColumnFamily(StageFamilyFacts facts, const char* kernel)
-      : StageFamily(std::move(facts)), kernel_(kernel) {}
+  ColumnFamily(StageFamilyFacts facts, ColumnFunctions functions)
+      : StageFamily(std::move(facts)), functions_(functions) {}
 
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
 
- protected:
-  virtual ColumnWork work(const Problem&) const = 0;
-  virtual ColumnKernel kernel(const Problem&) const = 0;
-
  private:
-  const char* kernel_;
+  ColumnFunctions functions_;
 };
+
+/// The families of an op's folder for both passes: "forward_columns" and "backward_columns", whose
+/// kernels, of the same name, are in a file of that name each, and their fallbacks.
+/// `backward_summary`: of the family backward_columns.
+std::vector<ColumnFamily> column_families(const std::string& folder, ColumnFunctions functions,
+                                          std::string_view backward_summary);
 
 }  // namespace fftune

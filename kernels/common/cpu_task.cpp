@@ -20,15 +20,16 @@ std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const De
   return threads;
 }
 
-CpuRowFamily::CpuRowFamily(StageFamilyFacts facts)
+CpuRowFamily::CpuRowFamily(StageFamilyFacts facts, RowWork (*work)(const Problem&))
     : StageFamily([&] {
         facts.device_kind = DeviceKind::cpu;
         facts.is_fallback = true;
         return std::move(facts);
-      }()) {}
+      }()),
+      work_(work) {}
 
 Space CpuRowFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  const RowWork work = this->work(problem);
+  const RowWork work = work_(problem);
   Space space;
   if (work.sums)
     space.parameter("threads", "threads at most", thread_counts(facts))
@@ -57,7 +58,7 @@ Space CpuRowFamily::space(const Problem& problem, const DeviceFacts& facts) cons
 }
 
 Config CpuRowFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  const auto [rows, row_bytes, sums, nontemporal] = work(problem);
+  const auto [rows, row_bytes, sums, nontemporal] = work_(problem);
   const std::int64_t threads = default_threads(rows, row_bytes, facts);
   Config config;
   if (sums) {
@@ -70,6 +71,21 @@ Config CpuRowFamily::default_config(const Problem& problem, const DeviceFacts& f
   }
   if (nontemporal) config.set("nontemporal", rows * row_bytes > facts.l2_bytes ? 1 : 0);
   return config;
+}
+
+std::vector<CpuRowFamily> cpu_row_families(OfPasses names, std::string_view summary,
+                                           const std::vector<std::string>& sources,
+                                           CpuRowFunctions functions, OfPasses stages) {
+  const auto of = [&](const char* name, const char* stage, const char* pass) {
+    return CpuRowFamily({.name = name,
+                         .summary = summary,
+                         .stage = stage,
+                         .pass = pass,
+                         .sources = sources,
+                         .program = functions.program},
+                        functions.work);
+  };
+  return {of(names.forward, stages.forward, "fwd"), of(names.backward, stages.backward, "bwd")};
 }
 
 RowTasks::RowTasks(const RowWork& work, const Config& config)

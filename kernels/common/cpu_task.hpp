@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.hpp"
@@ -34,13 +36,27 @@ struct RowWork {
 /// Stores are non-temporal if results would leave the caches before they are read.
 class CpuRowFamily : public StageFamily {
  public:
-  explicit CpuRowFamily(StageFamilyFacts facts);
+  CpuRowFamily(StageFamilyFacts facts, RowWork (*work)(const Problem&));
   Space space(const Problem& problem, const DeviceFacts& facts) const override;
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
 
- protected:
-  virtual RowWork work(const Problem& problem) const = 0;
+ private:
+  RowWork (*work_)(const Problem&);
 };
+
+struct CpuRowFunctions {
+  RowWork (*work)(const Problem&) = nullptr;
+  Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
+};
+/// A forward and a backward one: names, or stages.
+struct OfPasses {
+  const char *forward, *backward;
+};
+/// The families of both passes.
+std::vector<CpuRowFamily> cpu_row_families(OfPasses names, std::string_view summary,
+                                           const std::vector<std::string>& sources,
+                                           CpuRowFunctions functions,
+                                           OfPasses stages = {stage_forward, stage_backward});
 
 /// A configuration of independent rows.
 struct RowTasks {

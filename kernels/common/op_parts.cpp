@@ -13,6 +13,38 @@ std::vector<DType> float_dtypes(DeviceKind kind) {
   return {DType::bf16, DType::fp16, DType::f32};
 }
 
+std::vector<const Family*> DescribedOp::families() const {
+  std::vector<const Family*> all;
+  for (const auto list : facts_.families)
+    for (const Family* family : list()) all.push_back(family);
+  return all;
+}
+
+SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example) {
+  return {.name = std::move(name),
+          .help = std::move(help),
+          .max = max,
+          .example = example,
+          .rare = true};
+}
+
+OptionField rare_option(std::string name, std::string help, std::vector<std::string> choices,
+                        std::string pass) {
+  return {.name = std::move(name),
+          .help = std::move(help),
+          .choices = std::move(choices),
+          .rare = true,
+          .pass = std::move(pass)};
+}
+
+OptionField rare_number(std::string name, std::string help, std::string usual, NumberRange range,
+                        std::string pass) {
+  OptionField field =
+      rare_option(std::move(name), std::move(help), {std::move(usual)}, std::move(pass));
+  field.number = range;
+  return field;
+}
+
 SizeField product_tokens() {
   return {.name = "m",
           .help = "tokens",
@@ -28,12 +60,9 @@ SizeField row_tokens() {
 }
 
 OptionField y_scale_option() {
-  return {
-      .name = "y-scale",
-      .help = "whether columns of y are multiplied by a factor each, before a residual is added",
-      .choices = {"no", "yes"},
-      .rare = true,
-      .pass = "fwd"};
+  return rare_option(
+      "y-scale", "whether columns of y are multiplied by a factor each, before a residual is added",
+      {"no", "yes"}, "fwd");
 }
 
 TensorSpec y_scale_tensor(std::int64_t n) {
@@ -41,19 +70,14 @@ TensorSpec y_scale_tensor(std::int64_t n) {
 }
 
 OptionField residual_option() {
-  return {.name = "residual",
-          .help = "whether y is added to a residual of its size",
-          .choices = {"no", "yes"},
-          .rare = true,
-          .pass = "fwd"};
+  return rare_option("residual", "whether y is added to a residual of its size", {"no", "yes"},
+                     "fwd");
 }
 
 OptionField batch_invariant_option() {
-  return {.name = "batch-invariant",
-          .help = "whether the bits of a row are the same whatever other rows there are",
-          .choices = {"no", "yes"},
-          .rare = true,
-          .pass = "fwd"};
+  return rare_option("batch-invariant",
+                     "whether the bits of a row are the same whatever other rows there are",
+                     {"no", "yes"}, "fwd");
 }
 
 bool is_batch_invariant(const Problem& problem) {
@@ -61,32 +85,20 @@ bool is_batch_invariant(const Problem& problem) {
 }
 
 OptionField accumulate_option(const std::string& of) {
-  return {.name = "accumulate",
-          .help = "whether the gradients of " + of +
-                  " are added to others, which may be the same buffers",
-          .choices = {"no", "yes"},
-          .rare = true,
-          .pass = "bwd"};
+  return rare_option(
+      "accumulate",
+      "whether the gradients of " + of + " are added to others, which may be the same buffers",
+      {"no", "yes"}, "bwd");
 }
 
 std::vector<OptionField> gated_save_options(const std::string& order) {
-  return {{.name = "save",
-           .help = "written for a backward pass: gate and up before the activation" + order,
-           .choices = {"none", "preact"},
-           .rare = true,
-           .pass = "fwd"},
-          {.name = "save",
-           .help = "kept by the forward pass: gate and up before the activation" + order +
-                   ", or its input alone, from which they are computed again",
-           .choices = {"preact", "input"},
-           .rare = true,
-           .pass = "bwd"}};
-}
-
-std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists) {
-  std::vector<const Family*> all;
-  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
-  return all;
+  return {
+      rare_option("save", "written for a backward pass: gate and up before the activation" + order,
+                  {"none", "preact"}, "fwd"),
+      rare_option("save",
+                  "kept by the forward pass: gate and up before the activation" + order +
+                      ", or its input alone, from which they are computed again",
+                  {"preact", "input"}, "bwd")};
 }
 
 TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {

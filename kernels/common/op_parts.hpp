@@ -1,5 +1,5 @@
-// Parts that the definitions of several ops share: problem fields, the stage of a single-stage op,
-// and tensor positions by name.
+// Parts that the definitions of several ops share: the op as data, problem fields, the stage of a
+// single-stage op, and tensor positions by name.
 #pragma once
 
 #include <cmath>
@@ -19,6 +19,49 @@ namespace fftune {
 
 /// The element types of inputs and outputs that every op has; the first is the default.
 std::vector<DType> float_dtypes(DeviceKind kind);
+
+/// What an op is called, and which problems, families and baselines it has.
+struct OpFacts {
+  std::string_view name, summary;  // literals
+  std::vector<std::string> passes = {"fwd", "bwd"};
+  std::vector<SizeField> sizes;
+  std::vector<OptionField> options = {};
+  std::string_view token_size = "m";
+  bool rows_are_alike = true;
+  std::vector<std::vector<const Family*> (*)()> families = {};  // listed after each other
+  std::vector<Baseline> (*baselines)(const Problem&, const DeviceFacts&) = nullptr;
+};
+
+/// An op that is described by data, but for its tensors, stages and definition. It has
+/// float_dtypes().
+class DescribedOp : public Op {
+ public:
+  explicit DescribedOp(OpFacts facts) : facts_(std::move(facts)) {}
+
+  std::string_view name() const override { return facts_.name; }
+  std::string_view summary() const override { return facts_.summary; }
+  std::vector<std::string> passes() const override { return facts_.passes; }
+  std::vector<SizeField> sizes() const override { return facts_.sizes; }
+  std::vector<OptionField> options() const override { return facts_.options; }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return facts_.token_size; }
+  bool rows_are_alike(const Problem&) const override { return facts_.rows_are_alike; }
+  std::vector<const Family*> families() const override;
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return facts_.baselines == nullptr ? std::vector<Baseline>() : facts_.baselines(problem, facts);
+  }
+
+ private:
+  OpFacts facts_;
+};
+
+/// Fields that may be left out (SizeField::rare, OptionField::rare): a size, an option, and an
+/// option that is a number, `usual` if left out.
+SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example);
+OptionField rare_option(std::string name, std::string help, std::vector<std::string> choices,
+                        std::string pass = {});
+OptionField rare_number(std::string name, std::string help, std::string usual, NumberRange range,
+                        std::string pass = {});
 
 /// The tokens of a GEMM op: from one, which is bound by reading the weights, to enough to fill any
 /// GPU.
@@ -43,6 +86,13 @@ OptionField accumulate_option(const std::string& of);
 /// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
 /// the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
+
+/// The stage of an op that has one for each pass, by the pass.
+constexpr const char* stage_forward = "forward";
+constexpr const char* stage_backward = "backward";
+constexpr const char* stage_of_pass(std::string_view pass) {
+  return pass == "bwd" ? stage_backward : stage_forward;
+}
 
 /// A stage that reads every input and writes every output once; an updated tensor counts as both.
 /// The caller sets the operations and the reduction length.
@@ -71,8 +121,13 @@ Value largest_magnitude(std::span<const Value> values) {
   return largest;
 }
 
-/// The families of an op, listed after each other.
-std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists);
+/// As Op::families() lists them.
+template <class Kind>
+std::vector<const Family*> addresses_of(const std::vector<Kind>& families) {
+  std::vector<const Family*> addresses;
+  for (const Kind& family : families) addresses.push_back(&family);
+  return addresses;
+}
 
 /// A tensor that the options leave out.
 constexpr std::size_t absent = static_cast<std::size_t>(-1);

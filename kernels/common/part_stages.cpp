@@ -3,7 +3,27 @@
 #include <map>
 #include <utility>
 
+#include "core/error.hpp"
+#include "kernels/gemm/launch.hpp"
+
 namespace fftune {
+
+std::string contradiction_of_parts(const Problem& problem,
+                                   std::vector<OpPart> (*parts_of)(const Problem&)) {
+  try {
+    parts_of(problem);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void launch_programmatically(Program& program, const DeviceFacts& facts) {
+  if (facts.compute_capability < 90) return;
+  for (Step& step : program.steps)
+    if (auto* launch = std::get_if<KernelLaunch>(&step))
+      if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+}
 
 std::vector<StageSpec> stages_of_parts(const std::vector<OpPart>& parts) {
   std::vector<StageSpec> stages;

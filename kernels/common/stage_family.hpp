@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/family.hpp"
 
 namespace fftune {
@@ -15,14 +16,20 @@ namespace fftune {
 struct StageFamilyFacts {
   std::string_view name, summary;  // literals
   DeviceKind device_kind = DeviceKind::cuda;
-  const char* stage = nullptr;
+  const char* stage = nullptr;           // null: stage_of_pass(pass)
   std::string_view pass = {};            // the only one that it computes
   const char *option = "", *value = "";  // the value that an option must have, if any
   std::vector<std::string> sources = {};
   bool is_fallback = false;
+  /// Of a family that is no class of its own: what else it refuses, its parameters and their
+  /// defaults, null where there is nothing of that, and its program.
+  std::optional<std::string> (*refusal)(const Problem&, const DeviceFacts&) = nullptr;
+  Space (*space)(const Problem&, const DeviceFacts&) = nullptr;
+  Config (*default_config)(const Problem&, const DeviceFacts&) = nullptr;
+  Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
 };
 
-/// Serves one stage in one pass. Without parameters, unless a derived family has some.
+/// Serves one stage in one pass.
 class StageFamily : public Family {
  public:
   explicit StageFamily(StageFamilyFacts facts) : facts_(std::move(facts)) {}
@@ -30,7 +37,9 @@ class StageFamily : public Family {
   std::string_view name() const override { return facts_.name; }
   std::string_view summary() const override { return facts_.summary; }
   DeviceKind device_kind() const override { return facts_.device_kind; }
-  std::vector<std::string> stages() const override { return {facts_.stage}; }
+  std::vector<std::string> stages() const override {
+    return {facts_.stage == nullptr ? stage_of_pass(facts_.pass) : facts_.stage};
+  }
   std::vector<std::string> sources() const override { return facts_.sources; }
   bool is_fallback() const override { return facts_.is_fallback; }
   std::optional<std::string> refusal(const Problem& problem,
@@ -42,11 +51,20 @@ class StageFamily : public Family {
       if (problem.pass != facts_.pass)
         return "it computes the pass " + std::string(facts_.pass) + ", not " + problem.pass;
     }
-    if (*facts_.option == 0 || problem.has(facts_.option, facts_.value)) return std::nullopt;
-    return std::string("it is for ") + facts_.option + "=" + facts_.value;
+    if (*facts_.option != 0 && !problem.has(facts_.option, facts_.value))
+      return std::string("it is for ") + facts_.option + "=" + facts_.value;
+    return facts_.refusal == nullptr ? std::nullopt : facts_.refusal(problem, facts);
   }
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    return facts_.space == nullptr ? Space() : facts_.space(problem, facts);
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return facts_.default_config == nullptr ? Config() : facts_.default_config(problem, facts);
+  }
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    return facts_.program(problem, facts, config);
+  }
 
  private:
   StageFamilyFacts facts_;

@@ -125,30 +125,18 @@ class Work {
   float divisor_ = 1;
 };
 
-class CpuRows final : public CpuRowFamily {
- public:
-  explicit CpuRows(bool backward)
-      : CpuRowFamily({.name = backward ? "cpu_gradient" : "cpu_loss",
-                      .summary = "blocks of rows, on all threads",
-                      .stage = backward ? stage_gradient : stage_loss,
-                      .pass = backward ? "bwd" : "fwd",
-                      .sources = {cpu_file, vector_kernel_source}}) {}
+RowWork work(const Problem& problem) {
+  return {
+      .rows = problem.size("m"),
+      .row_bytes = problem.size("vocab") * static_cast<std::int64_t>(dtype_bytes(problem.dtype)),
+      .nontemporal = false};
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    return program_of(problem, facts, [&](Program& program, const Form& form, const Rows& rows) {
-      append_cpu_rows(program, form, rows, facts, config.at("rows"), config.get("threads"));
-    });
-  }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    return {
-        .rows = problem.size("m"),
-        .row_bytes = problem.size("vocab") * static_cast<std::int64_t>(dtype_bytes(problem.dtype)),
-        .nontemporal = false};
-  }
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  return program_of(problem, facts, [&](Program& program, const Form& form, const Rows& rows) {
+    append_cpu_rows(program, form, rows, facts, config.at("rows"), config.get("threads"));
+  });
+}
 
 }  // namespace
 
@@ -172,8 +160,10 @@ void append_cpu_rows(Program& program, const Form& form, const Rows& rows, const
 }
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRows forward(false), backward(true);
-  return {&forward, &backward};
+  static const auto families = cpu_row_families(
+      {"cpu_loss", "cpu_gradient"}, "blocks of rows, on all threads",
+      {cpu_file, vector_kernel_source}, {work, program}, {stage_loss, stage_gradient});
+  return addresses_of(families);
 }
 
 }  // namespace fftune::cross_entropy

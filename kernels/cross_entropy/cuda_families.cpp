@@ -13,29 +13,19 @@ Argument or_null(const std::optional<Pointer>& pointer) {
   return pointer ? argument_of(*pointer) : Argument{std::int64_t{0}};
 }
 
-class BlockRows final : public StageFamily {
- public:
-  explicit BlockRows(bool backward)
-      : StageFamily({.name = backward ? "gradient_rows" : "loss_rows",
-                     .summary = "a block a row, read for its sums and again for the gradient",
-                     .stage = backward ? stage_gradient : stage_loss,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {kernel_file},
-                     .is_fallback = true}) {}
+Space space(const Problem&, const DeviceFacts&) {
+  return Space().parameter("threads", "threads of a block", {128, 256, 512, 1024});
+}
 
-  Space space(const Problem&, const DeviceFacts&) const override {
-    return Space().parameter("threads", "threads of a block", {128, 256, 512, 1024});
-  }
-  Config default_config(const Problem&, const DeviceFacts&) const override {
-    return {{"threads", default_block}};
-  }
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    return program_of(problem, facts, [&](Program& program, const Form& form, const Rows& rows) {
-      append_rows(program, form, rows, facts, config.get("threads"));
-    });
-  }
-};
+Config default_config(const Problem&, const DeviceFacts&) {
+  return {{"threads", default_block}};
+}
+
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  return program_of(problem, facts, [&](Program& program, const Form& form, const Rows& rows) {
+    append_rows(program, form, rows, facts, config.get("threads"));
+  });
+}
 
 }  // namespace
 
@@ -82,7 +72,19 @@ void append_total(Program& program, const Form& form, const Pointer& losses, con
 }
 
 std::vector<const Family*> cuda_families() {
-  static const BlockRows forward(false), backward(true);
+  const auto family = [](const char* name, const char* stage, const char* pass) {
+    return StageFamily({.name = name,
+                        .summary = "a block a row, read for its sums and again for the gradient",
+                        .stage = stage,
+                        .pass = pass,
+                        .sources = {kernel_file},
+                        .is_fallback = true,
+                        .space = space,
+                        .default_config = default_config,
+                        .program = program});
+  };
+  static const StageFamily forward = family("loss_rows", stage_loss, "fwd"),
+                           backward = family("gradient_rows", stage_gradient, "bwd");
   return {&forward, &backward};
 }
 

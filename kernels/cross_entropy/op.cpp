@@ -5,30 +5,28 @@
 
 #include "kernels/cross_entropy/cross_entropy.hpp"
 
-namespace fftune {
-namespace cross_entropy {
+namespace fftune::cross_entropy {
 namespace {
 
-class CrossEntropy final : public Op {
+OpFacts facts() {
+  return {
+      .name = "cross-entropy",
+      .summary = "loss of logits and labels: log-sum-exp minus the label's logit; and its gradient",
+      .sizes = {{.name = "m",
+                 .help = "tokens",
+                 .default_on_cuda = {1024, 8192},
+                 .default_on_cpu = {16, 128}},
+                {.name = "vocab",
+                 .help = "ids; a label is one of them",
+                 .max = most_ids,
+                 .example = 32000}},
+      .options = cross_entropy::options(),
+      .families = {cuda_families, cpu_families}};
+}
+
+class CrossEntropy final : public DescribedOp {
  public:
-  std::string_view name() const override { return "cross-entropy"; }
-  std::string_view summary() const override {
-    return "loss of logits and labels: log-sum-exp minus the label's logit; and its gradient";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {1024, 8192},
-             .default_on_cpu = {16, 128}},
-            {.name = "vocab",
-             .help = "ids; a label is one of them",
-             .max = most_ids,
-             .example = 32000}};
-  }
-  std::vector<OptionField> options() const override { return cross_entropy::options(); }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+  CrossEntropy() : DescribedOp(facts()) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);
@@ -64,11 +62,6 @@ class CrossEntropy final : public Op {
     else
       reference_gradient(form, problem.size("vocab"), &tensors.at("dloss"), tensors, parallel);
   }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 }  // namespace
@@ -92,44 +85,20 @@ Form form_of(const Problem& problem) {
 
 std::vector<OptionField> options() {
   constexpr double most_index = 1 << 30;
-  return {{.name = "reduction",
-           .help = "a loss for each token, their sum, or the sum divided by a number of items",
-           .choices = {"none", "sum", "mean"},
-           .rare = true},
-          {.name = "class-weights",
-           .help = "whether each id has a weight in the loss",
-           .choices = {"no", "yes"},
-           .rare = true},
-          {.name = "ignore-index",
-           .help = "the label of tokens without a loss",
-           .choices = {"-100"},
-           .rare = true,
-           .number = NumberRange{-most_index, most_index}},
-          {.name = "label-smoothing",
-           .help = "share of the loss that all ids have alike",
-           .choices = {"0"},
-           .rare = true,
-           .number = NumberRange{0, 1}},
-          {.name = "z-loss",
-           .help = "factor of the squared log-sum-exp that is added to a token's loss",
-           .choices = {"0"},
-           .rare = true,
-           .number = NumberRange{0, 1e6}},
-          {.name = "softcap",
-           .help = "soft cap c of the logits, c tanh(x / c); 0: none",
-           .choices = {"0"},
-           .rare = true,
-           .number = NumberRange{0, 1e6}},
-          {.name = "logprobs",
-           .help = "whether the log-probability of each label is written",
-           .choices = {"no", "yes"},
-           .rare = true,
-           .pass = "fwd"},
-          {.name = "entropy",
-           .help = "whether the entropy of each token's distribution is written",
-           .choices = {"no", "yes"},
-           .rare = true,
-           .pass = "fwd"}};
+  return {rare_option("reduction",
+                      "a loss for each token, their sum, or the sum divided by a number of items",
+                      {"none", "sum", "mean"}),
+          rare_option("class-weights", "whether each id has a weight in the loss", {"no", "yes"}),
+          rare_number("ignore-index", "the label of tokens without a loss", "-100",
+                      {-most_index, most_index}),
+          rare_number("label-smoothing", "share of the loss that all ids have alike", "0", {0, 1}),
+          rare_number("z-loss", "factor of the squared log-sum-exp that is added to a token's loss",
+                      "0", {0, 1e6}),
+          rare_number("softcap", "soft cap c of the logits, c tanh(x / c); 0: none", "0", {0, 1e6}),
+          rare_option("logprobs", "whether the log-probability of each label is written",
+                      {"no", "yes"}, "fwd"),
+          rare_option("entropy", "whether the entropy of each token's distribution is written",
+                      {"no", "yes"}, "fwd")};
 }
 
 std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int64_t vocab) {
@@ -212,11 +181,9 @@ TensorSpec log_sum_exp(std::int64_t m) {
   return tensor;
 }
 
-}  // namespace cross_entropy
+}  // namespace fftune::cross_entropy
 
-const Op& cross_entropy_op() {
+const fftune::Op& fftune::cross_entropy_op() {
   static const cross_entropy::CrossEntropy op;
   return op;
 }
-
-}  // namespace fftune

@@ -21,8 +21,7 @@
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
-namespace fftune {
-namespace decoding {
+namespace fftune::decoding {
 namespace {
 
 /// Options of the head that have another name here, because the layers have theirs.
@@ -336,75 +335,71 @@ class DecodeFamily final : public PartFamily {
   }
 };
 
-class Decode final : public Op {
+std::vector<SizeField> size_fields() {
+  std::vector<SizeField> fields = layer_op().sizes();
+  std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
+  for (const SizeField& field : head_op().sizes())
+    if (field.name == "vocab") fields.push_back(field);
+  fields.push_back({.name = "stops",
+                    .help = "ids that end a sequence; none if left out",
+                    .max = 1024,
+                    .example = 1,
+                    .rare = true,
+                    .performance_neutral = true});
+  fields.push_back({.name = "room",
+                    .help = "ids of a sequence that `out` has room for; the cache's keys if left "
+                            "out",
+                    .max = 1 << 24,
+                    .example = 256,
+                    .rare = true,
+                    .performance_neutral = true});
+  return fields;
+}
+
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields = layer_op().options();
+  for (OptionField field : head_op().options())
+    for (const auto& [name, here] : head_options)
+      if (field.name == name) {
+        field.name = here;
+        std::erase(field.choices, "none");
+        if (field.name == "choose")
+          field.help =
+              "the best id; a sample by temperature; or filtered: a sample of the ids that top-k, "
+              "top-p and min-p keep";
+        fields.push_back(std::move(field));
+        break;
+      }
+  fields.push_back(rare_number("embed-scale", "a factor of the embedding", "1", {-1e6, 1e6}));
+  fields.push_back(rare_number("pad", "the id of a sequence that has ended", "0", {0, 0x1p31 - 1}));
+  return fields;
+}
+
+OpFacts facts() {
+  return {
+      .name = "decode",
+      .summary =
+          "one token of a language model: embedding, layers, head, the next ids, and the state of "
+          "the sequences",
+      .passes = {"fwd"},
+      .sizes = size_fields(),
+      .options = option_fields(),
+      .token_size = "batch",
+      .rows_are_alike = false,
+      .families = {cuda_families, cpu_families}};
+}
+
+class Decode final : public DescribedOp {
  public:
-  std::string_view name() const override { return "decode"; }
-  std::string_view summary() const override {
-    return "one token of a language model: embedding, layers, head, the next ids, and the state of "
-           "the sequences";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
+  Decode() : DescribedOp(facts()) {}
 
-  std::vector<SizeField> sizes() const override {
-    std::vector<SizeField> fields = layer_op().sizes();
-    std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
-    for (const SizeField& field : head_op().sizes())
-      if (field.name == "vocab") fields.push_back(field);
-    fields.push_back({.name = "stops",
-                      .help = "ids that end a sequence; none if left out",
-                      .max = 1024,
-                      .example = 1,
-                      .rare = true,
-                      .performance_neutral = true});
-    fields.push_back({.name = "room",
-                      .help = "ids of a sequence that `out` has room for; the cache's keys if left "
-                              "out",
-                      .max = 1 << 24,
-                      .example = 256,
-                      .rare = true,
-                      .performance_neutral = true});
-    return fields;
-  }
-
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> fields = layer_op().options();
-    for (OptionField field : head_op().options())
-      for (const auto& [name, here] : head_options)
-        if (field.name == name) {
-          field.name = here;
-          std::erase(field.choices, "none");
-          if (field.name == "choose") field.help = sample_help();
-          fields.push_back(std::move(field));
-          break;
-        }
-    fields.push_back({.name = "embed-scale",
-                      .help = "a factor of the embedding",
-                      .choices = {"1"},
-                      .rare = true,
-                      .number = NumberRange{-1e6, 1e6}});
-    fields.push_back({.name = "pad",
-                      .help = "the id of a sequence that has ended",
-                      .choices = {"0"},
-                      .rare = true,
-                      .number = NumberRange{0, 0x1p31 - 1}});
-    return fields;
-  }
-
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "batch"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
   std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
 
   std::string contradiction(const Problem& problem) const override {
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
       return "pad=" + problem.option("pad") + " is no id: give a whole number";
-    try {
-      parts_of(problem);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return contradiction_of_parts(problem, parts_of);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
@@ -446,18 +441,12 @@ class Decode final : public Op {
           all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
       return all;
     }();
-    std::vector<const Family*> list = joined({cuda_families(), cpu_families()});
+    std::vector<const Family*> list = DescribedOp::families();
     for (const auto& family : families) list.push_back(family.get());
     return list;
   }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 
  private:
-  static std::string sample_help() {
-    return "the best id; a sample by temperature; or filtered: a sample of the ids that top-k, "
-           "top-p and min-p keep";
-  }
-
   static Repetition repetition_of(const Problem& problem) {
     Repetition repetition{problem, {}};
     repetition.one.sizes.erase("layers");
@@ -512,11 +501,9 @@ TensorPlaces places_of(const Problem& problem) {
   return TensorPlaces(decode_op().tensors(unrepeated(decode_op(), problem)));
 }
 
-}  // namespace decoding
+}  // namespace fftune::decoding
 
-const Op& decode_op() {
+const fftune::Op& fftune::decode_op() {
   static const decoding::Decode op;
   return op;
 }
-
-}  // namespace fftune

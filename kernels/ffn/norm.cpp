@@ -140,23 +140,15 @@ class NormFamily final : public Family {
 }  // namespace
 
 std::vector<OptionField> norm_options() {
-  return {{.name = "norm",
-           .help = "the root mean square norm of x in front of the products; add-rms: of x and a "
-                   "residual, whose sum is written too",
-           .choices = {"none", "rms", "add-rms"},
-           .rare = true,
-           .pass = "fwd"},
-          {.name = "convention",
-           .help = "where the norm rounds, and whether w_norm is kept as its distance from 1",
-           .choices = {"llama", "gemma", "t5"},
-           .rare = true,
-           .pass = "fwd"},
-          {.name = "eps",
-           .help = "added to the norm's mean square",
-           .choices = {usual_eps},
-           .rare = true,
-           .number = NumberRange{0, 1},
-           .pass = "fwd"}};
+  return {
+      rare_option("norm",
+                  "the root mean square norm of x in front of the products; add-rms: of x and a "
+                  "residual, whose sum is written too",
+                  {"none", "rms", "add-rms"}, "fwd"),
+      rare_option("convention",
+                  "where the norm rounds, and whether w_norm is kept as its distance from 1",
+                  {"llama", "gemma", "t5"}, "fwd"),
+      rare_number("eps", "added to the norm's mean square", usual_eps, {0, 1}, "fwd")};
 }
 
 std::string norm_contradiction(const Problem& problem) {

@@ -11,8 +11,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/norm.hpp"
 
-namespace fftune {
-namespace ffn {
+namespace fftune::ffn {
 namespace {
 
 std::vector<TensorSpec> forward_tensors(const Problem& problem) {
@@ -117,52 +116,45 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   return tensors;
 }
 
-class Ffn final : public Op {
- public:
-  std::string_view name() const override { return "ffn"; }
-  std::string_view summary() const override {
-    return "gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-
-  std::vector<SizeField> sizes() const override {
-    return {product_tokens(),
-            {.name = "d", .help = "embedding size"},
-            {.name = "h", .help = "intermediate size", .example = 2048}};
-  }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> options{{"act", "activation of the gate", activation_names()}};
-    const auto append = [&](const std::vector<OptionField>& more) {
-      options.insert(options.end(), more.begin(), more.end());
-    };
-    append(gated_save_options());
-    append(
-        {{.name = "bias",
-          .help =
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> options{{"act", "activation of the gate", activation_names()}};
+  const auto append = [&](const std::vector<OptionField>& more) {
+    options.insert(options.end(), more.begin(), more.end());
+  };
+  append(gated_save_options());
+  append({rare_option(
+              "bias",
               "biases of every row: down adds b_down to y; both also adds b_up to the activation's "
               "input (gate=no)",
-          .choices = {"none", "down", "both"},
-          .rare = true,
-          .pass = "fwd"},
-         y_scale_option(),
-         residual_option(),
-         {.name = "gate",
-          .help = "whether the activation's result gates another product, or is hidden itself",
-          .choices = {"yes", "no"},
-          .rare = true,
-          .pass = "fwd"},
-         {.name = "scales",
-          .help = "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
-                  "weight 128 x 128)",
-          .choices = {"tensor", "block"},
-          .rare = true,
-          .pass = "fwd"},
-         batch_invariant_option(),
-         accumulate_option("the weights")});
-    append(norm_options());
-    append(packed_options());
-    return options;
-  }
+              {"none", "down", "both"}, "fwd"),
+          y_scale_option(), residual_option(),
+          rare_option("gate",
+                      "whether the activation's result gates another product, or is hidden itself",
+                      {"yes", "no"}, "fwd"),
+          rare_option("scales",
+                      "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
+                      "weight 128 x 128)",
+                      {"tensor", "block"}, "fwd"),
+          batch_invariant_option(), accumulate_option("the weights")});
+  append(norm_options());
+  append(packed_options());
+  return options;
+}
+
+OpFacts facts() {
+  return {.name = "ffn",
+          .summary = "gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T",
+          .sizes = {product_tokens(),
+                    {.name = "d", .help = "embedding size"},
+                    {.name = "h", .help = "intermediate size", .example = 2048}},
+          .options = option_fields(),
+          .families = {forward_families, norm_families, backward_families}};
+}
+
+class Ffn final : public DescribedOp {
+ public:
+  Ffn() : DescribedOp(facts()) {}
+
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp8};
     return {DType::bf16, DType::fp16, DType::f32, DType::fp8};
@@ -172,7 +164,6 @@ class Ffn final : public Op {
     if (pass == "bwd") std::erase(all, DType::fp8);
     return all;
   }
-  std::string_view token_size() const override { return "m"; }
   std::string contradiction(const Problem& problem) const override {
     if (problem.has("scales", "block") && !is_quantised(problem))
       return fmt::format("scales=block is for dtype fp8, not {}", dtype_name(problem.dtype));
@@ -216,9 +207,6 @@ class Ffn final : public Op {
     ffn::reference(problem, stages(problem).at(stage).name, tensors, parallel);
   }
 
-  std::vector<const Family*> families() const override {
-    return joined({forward_families(), norm_families(), backward_families()});
-  }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     if (!form_of(problem).gated || form_of(problem).y_scale || packed_format(problem).packed)
       return {};
@@ -261,11 +249,9 @@ Form form_of(const Problem& problem) {
           .adds_before = problem.has("norm", "add-rms")};
 }
 
-}  // namespace ffn
+}  // namespace fftune::ffn
 
-const Op& ffn_op() {
+const fftune::Op& fftune::ffn_op() {
   static const ffn::Ffn op;
   return op;
 }
-
-}  // namespace fftune

@@ -33,23 +33,6 @@ bool has_packed(const Problem& problem) {
   return packed_format(problem).packed && form_of(problem).gated && !is_quantised(problem);
 }
 
-/// Completes names and sizes with the problem's format.
-PackedWeight packed_weight(const Problem& problem, PackedWeight weight) {
-  weight.format = packed_format(problem);
-  weight.dtype = problem.dtype;
-  if (!weight.format.zeros) weight.zeros = "";
-  return weight;
-}
-
-/// The product with the packed weights themselves, instead of those that the stage before expands.
-GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bool follows) {
-  for (std::size_t i = 0; i < weights.size(); ++i) gemm.b[i] = {weights[i].codes};
-  gemm.packed = std::move(weights);
-  gemm.follows = follows;
-  gemm.b_depends = false;
-  return gemm;
-}
-
 Scaling scaling_of(const Problem& problem) {
   if (!is_quantised(problem)) return Scaling::none;
   return has_block_scales(problem) ? Scaling::block : Scaling::tensor;
@@ -208,85 +191,83 @@ std::vector<const Family*> forward_families() {
   static constexpr const char* packed_wgmma = "packed weights, expanded in registers for wgmma";
   static constexpr const char* expanded = "one product of expanded weights: blocks over OpenBLAS";
   static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
-  static const std::vector<GemmFamily> families{
-      {packed_sm90_engine(), {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_wgmma},
-      {packed_sm90_engine(), {expand_down, down}, "down_packed_sm90", packed_wgmma},
-      {packed_decode_engine(), {expand_gate_up, gate_up}, "gate_up_packed", packed},
-      {packed_decode_engine(), {expand_down, down}, "down_packed", packed},
-      {cpu_blas_engine(), {expanded_gate_up}, "cpu_gate_up_expanded", expanded},
-      {cpu_blas_engine(), {expanded_down}, "cpu_down_expanded", expanded},
-      {cpu_plain_engine(), {expanded_gate_up}, "cpu_gate_up_expanded_plain", plain},
-      {cpu_plain_engine(), {expanded_down}, "cpu_down_expanded_plain", plain},
-      {fused_decode_engine(),
-       {gate_up, down},
-       "ffn_decode",
-       "both stages in one launch for few tokens, all weights in flight at once"},
-      {decode_engine(),
-       {gate_up},
-       "gate_up_decode",
-       "hidden for up to 16 tokens, at the speed of reading w_gate and w_up once"},
-      {decode_engine(),
-       {down},
-       "down_decode",
-       "y for up to 16 tokens, at the speed of reading w_down once"},
-      {sm90_engine(),
-       {gate_up},
-       "gate_up_sm90",
-       "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with TMA, wgmma and clusters"},
-      {decode_engine(),
-       {up},
-       "up_decode",
-       "hidden without a gate for up to 16 tokens, at the speed of reading w_up once"},
-      {sm90_engine(),
-       {up},
-       "up_sm90",
-       "hidden = act(x w_up^T + b_up), with TMA, wgmma and clusters"},
-      {sm90_engine(), {down}, "down_sm90", "y = hidden w_down^T with TMA, wgmma and clusters"},
-      {sm80_engine(),
-       {gate_up},
-       "gate_up_sm80",
-       "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with mma.sync tiles"},
-      {sm80_engine(), {up}, "up_sm80", "hidden = act(x w_up^T + b_up), with mma.sync tiles"},
-      {sm80_engine(), {down}, "down_sm80", "y = hidden w_down^T with mma.sync tiles"},
-      {cpu_stream_engine(),
-       {gate_up, down},
-       "cpu_stream",
-       "few tokens: every weight read from memory once"},
-      {cpu_tiles_engine(),
-       {gate_up, down},
-       "cpu_tiles",
-       "register tiles of our own: packed tokens, gate and up fused with the activation"},
-      {cpu_blas_engine(),
-       {gate_up, down},
-       "cpu_blas",
-       "blocks over OpenBLAS, gate, up and down fused per block or not"},
-      {cpu_blas_engine(),
-       {up, down},
-       "cpu_up_blas",
-       "without a gate: blocks over OpenBLAS, each finished where it is made"},
-      {simt_engine(), {up}, "up_fallback", "hidden without a gate for any sizes and types"},
-      {cpu_plain_engine(),
-       {up, down},
-       "cpu_up_plain",
-       "without a gate: plain loops for any sizes, the fallback"},
-      {simt_engine(),
-       {gate_up},
-       "gate_up_fallback",
-       "hidden for any sizes, alignment and element type; no claim to speed"},
-      {simt_engine(),
-       {down},
-       "down_fallback",
-       "y for any sizes, alignment and element type; no claim to speed"},
-      {cpu_plain_engine(),
-       {gate_up, down},
-       "cpu_plain",
-       "plain loops for any sizes: the fallback"}};
+  static const auto families = families_of(
+      {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_wgmma},
+       {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_wgmma},
+       {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed},
+       {packed_decode_engine, {expand_down, down}, "down_packed", packed},
+       {cpu_blas_engine, {expanded_gate_up, expanded_down}, "cpu_{}_expanded", expanded},
+       {cpu_plain_engine, {expanded_gate_up, expanded_down}, "cpu_{}_expanded_plain", plain},
+       {fused_decode_engine,
+        {gate_up, down},
+        "ffn_decode",
+        "both stages in one launch for few tokens, all weights in flight at once"},
+       {decode_engine,
+        {gate_up},
+        "gate_up_decode",
+        "hidden for up to 16 tokens, at the speed of reading w_gate and w_up once"},
+       {decode_engine,
+        {down},
+        "down_decode",
+        "y for up to 16 tokens, at the speed of reading w_down once"},
+       {sm90_engine,
+        {gate_up},
+        "gate_up_sm90",
+        "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with TMA, wgmma and clusters"},
+       {decode_engine,
+        {up},
+        "up_decode",
+        "hidden without a gate for up to 16 tokens, at the speed of reading w_up once"},
+       {sm90_engine,
+        {up},
+        "up_sm90",
+        "hidden = act(x w_up^T + b_up), with TMA, wgmma and clusters"},
+       {sm90_engine, {down}, "down_sm90", "y = hidden w_down^T with TMA, wgmma and clusters"},
+       {sm80_engine,
+        {gate_up},
+        "gate_up_sm80",
+        "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with mma.sync tiles"},
+       {sm80_engine, {up}, "up_sm80", "hidden = act(x w_up^T + b_up), with mma.sync tiles"},
+       {sm80_engine, {down}, "down_sm80", "y = hidden w_down^T with mma.sync tiles"},
+       {cpu_stream_engine,
+        {gate_up, down},
+        "cpu_stream",
+        "few tokens: every weight read from memory once"},
+       {cpu_tiles_engine,
+        {gate_up, down},
+        "cpu_tiles",
+        "register tiles of our own: packed tokens, gate and up fused with the activation"},
+       {cpu_blas_engine,
+        {gate_up, down},
+        "cpu_blas",
+        "blocks over OpenBLAS, gate, up and down fused per block or not"},
+       {cpu_blas_engine,
+        {up, down},
+        "cpu_up_blas",
+        "without a gate: blocks over OpenBLAS, each finished where it is made"},
+       {simt_engine, {up}, "up_fallback", "hidden without a gate for any sizes and types"},
+       {cpu_plain_engine,
+        {up, down},
+        "cpu_up_plain",
+        "without a gate: plain loops for any sizes, the fallback"},
+       {simt_engine,
+        {gate_up},
+        "gate_up_fallback",
+        "hidden for any sizes, alignment and element type; no claim to speed"},
+       {simt_engine,
+        {down},
+        "down_fallback",
+        "y for any sizes, alignment and element type; no claim to speed"},
+       {cpu_plain_engine,
+        {gate_up, down},
+        "cpu_plain",
+        "plain loops for any sizes: the fallback"}});
   static const auto gate_up_cuda = expand_family(gate_up_expansion, "expand_gate_up"),
                     gate_up_cpu = cpu_expand_family(gate_up_expansion, "cpu_expand_gate_up"),
                     down_cuda = expand_family(down_expansion, "expand_down"),
                     down_cpu = cpu_expand_family(down_expansion, "cpu_expand_down");
   auto all = addresses_of(families);
-  all.insert(all.end(), {gate_up_cuda.get(), gate_up_cpu.get(), down_cuda.get(), down_cpu.get()});
+  all.insert(all.end(), {&gate_up_cuda, &gate_up_cpu, &down_cuda, &down_cpu});
   return all;
 }
 
@@ -296,38 +277,26 @@ std::vector<const Family*> backward_families() {
   static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
   static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
   static constexpr const char* plain = "plain loops for any sizes: the fallback";
-  static const std::vector<GemmFamily> families{
-      {sm90_engine(),
-       {d_hidden},
-       "d_hidden_sm90",
-       "dy w_down by wgmma, the gradients of gate and up from it"},
-      {sm90_engine(), {d_x}, "d_x_sm90", "wgmma, d_gate w_gate and d_up w_up in one accumulator"},
-      {sm90_engine(), {d_gate_up}, "d_gate_up_sm90", "wgmma, both products of x in one launch"},
-      {sm90_engine(), {d_down}, "d_down_sm90", "wgmma, dy and hidden read as their transposes"},
-      {sm80_engine(), {d_hidden}, "d_hidden_sm80", mma_sync},
-      {sm80_engine(), {d_x}, "d_x_sm80", mma_sync},
-      {sm80_engine(), {d_gate_up}, "d_gate_up_sm80", mma_sync},
-      {sm80_engine(), {d_down}, "d_down_sm80", mma_sync},
-      {cpu_blas_engine(),
-       {gate_up_again},
-       "cpu_gate_up_blas",
-       "blocks over OpenBLAS, gate and up and their activation per block"},
-      {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
-      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
-      {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas},
-      {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas},
-      {simt_engine(), {d_hidden}, "d_hidden_fallback", fallback},
-      {simt_engine(), {d_x}, "d_x_fallback", fallback},
-      {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
-      {simt_engine(), {d_down}, "d_down_fallback", fallback},
-      {cpu_plain_engine(),
-       {gate_up_again},
-       "cpu_gate_up_plain",
-       "plain loops for any sizes: the fallback"},
-      {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
-      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
-      {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},
-      {cpu_plain_engine(), {d_down}, "cpu_d_down_plain", plain}};
+  static const auto families = families_of(
+      {{sm90_engine,
+        {d_hidden},
+        "d_hidden_sm90",
+        "dy w_down by wgmma, the gradients of gate and up from it"},
+       {sm90_engine, {d_x}, "d_x_sm90", "wgmma, d_gate w_gate and d_up w_up in one accumulator"},
+       {sm90_engine, {d_gate_up}, "d_gate_up_sm90", "wgmma, both products of x in one launch"},
+       {sm90_engine, {d_down}, "d_down_sm90", "wgmma, dy and hidden read as their transposes"},
+       {sm80_engine, {d_hidden, d_x, d_gate_up, d_down}, "{}_sm80", mma_sync},
+       {cpu_blas_engine,
+        {gate_up_again},
+        "cpu_gate_up_blas",
+        "blocks over OpenBLAS, gate and up and their activation per block"},
+       {cpu_blas_engine, {d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_blas", blas},
+       {simt_engine, {d_hidden, d_x, d_gate_up, d_down}, "{}_fallback", fallback},
+       {cpu_plain_engine,
+        {gate_up_again},
+        "cpu_gate_up_plain",
+        "plain loops for any sizes: the fallback"},
+       {cpu_plain_engine, {d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_plain", plain}});
   return addresses_of(families);
 }
 

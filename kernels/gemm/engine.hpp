@@ -12,6 +12,7 @@
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/search_side.hpp"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {
@@ -31,10 +32,7 @@ struct Engine {
 
   /// Why it cannot compute the chain there, one line; nothing if the space decides.
   std::optional<std::string> (*can_implement)(const GemmChain&, const DeviceFacts&) = nullptr;
-  Space (*space)(const GemmChain&, const DeviceFacts&) = nullptr;
-  Config (*default_config)(const GemmChain&, const DeviceFacts&) = nullptr;
-  /// Seconds by the cost model, to rank; null: there is no model.
-  std::optional<double> (*estimate)(const GemmChain&, const DeviceFacts&, const Config&) = nullptr;
+  SearchSide<GemmChain> search = {};  // unused of a fallback
   /// Whether its default should be faster than those of the engines behind it in an op's order;
   /// null: it always is.
   bool (*is_preferred)(const GemmChain&, const DeviceFacts&) = nullptr;
@@ -44,31 +42,35 @@ struct Engine {
   /// Whether its space for a GemmProblem::batch_invariant has one order of a row's sums alone,
   /// which other such engines for the same problem and device share.
   bool batch_invariant = false;
-  /// Embedded sources whose code decides a variant's speed.
-  std::vector<std::string> sources;
+  /// Embedded sources whose code decides a variant's speed, beside those that all engines of the
+  /// CPU share.
+  EngineSources sources = {};
 };
 
+/// All sources of an engine.
+std::vector<std::string> sources_of(const Engine& engine);
+
 /// sm90/: TMA and wgmma, compute capability 9.0.
-const Engine& sm90_engine();
+extern const Engine sm90_engine;
 /// sm80/: cp.async and mma.sync, compute capability 8.0 and newer.
-const Engine& sm80_engine();
+extern const Engine sm80_engine;
 /// decode/: up to 16 rows of A, at the speed of reading B once; and its chain of both ffn stages in
 /// one launch.
-const Engine& decode_engine();
-const Engine& fused_decode_engine();
+extern const Engine decode_engine;
+extern const Engine fused_decode_engine;
 /// The same for packed weights and up to 64 rows of A; a chain of the stage that would expand them
 /// and the product.
-const Engine& packed_decode_engine();
+extern const Engine packed_decode_engine;
 /// sm90/packed.cu: the same with wgmma for any number of rows of A, compute capability 9.0.
-const Engine& packed_sm90_engine();
+extern const Engine packed_sm90_engine;
 /// simt/: any size, alignment and type on any CUDA device: the fallback.
-const Engine& simt_engine();
+extern const Engine simt_engine;
 /// cpu/: blocks over OpenBLAS; plain loops, the fallback; and for chains of both ffn stages one
 /// that streams the weights for few tokens, and one whose register tiles keep the intermediate in
 /// cache.
-const Engine& cpu_blas_engine();
-const Engine& cpu_plain_engine();
-const Engine& cpu_stream_engine();
-const Engine& cpu_tiles_engine();
+extern const Engine cpu_blas_engine;
+extern const Engine cpu_plain_engine;
+extern const Engine cpu_stream_engine;
+extern const Engine cpu_tiles_engine;
 
 }  // namespace fftune

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/gemm/cpu/host_gemm.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 
 namespace fftune {
@@ -62,9 +63,29 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   return stage;
 }
 
-GemmFamily::GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string_view name,
+std::vector<std::string> sources_of(const Engine& engine) {
+  auto own = listed(engine.sources);
+  return engine.device_kind == DeviceKind::cpu ? gemm_cpu::sources_with(std::move(own)) : own;
+}
+
+GemmFamily::GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string name,
                        std::string_view summary)
-    : engine_(engine), stages_(std::move(stages)), name_(name), summary_(summary) {}
+    : engine_(engine), stages_(std::move(stages)), name_(std::move(name)), summary_(summary) {}
+
+std::vector<GemmFamily> families_of(const std::vector<GemmRow>& rows) {
+  std::vector<GemmFamily> families;
+  for (const GemmRow& row : rows) {
+    const std::size_t place = row.name.find("{}");
+    if (place == row.name.npos) {
+      families.emplace_back(row.engine, row.stages, std::string(row.name), row.summary);
+      continue;
+    }
+    for (const GemmStage& stage : row.stages)
+      families.emplace_back(row.engine, std::vector{stage},
+                            std::string(row.name).replace(place, 2, stage.name), row.summary);
+  }
+  return families;
+}
 
 std::vector<std::string> GemmFamily::stages() const {
   std::vector<std::string> names;
@@ -82,7 +103,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
     if (!stage.pass.empty() && stage.pass != problem.pass)
       return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
     if (stage.packed) {
-      if (auto reason = refuse_dense(problem)) return reason;
+      if (auto reason = refuse_dense(problem, facts)) return reason;
     }
     if (std::none_of(specs.begin(), specs.end(),
                      [&](const StageSpec& spec) { return spec.name == stage.name; }))
@@ -103,17 +124,17 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
 }
 
 Space GemmFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  return engine_.is_fallback ? Space() : engine_.space(chain(problem), facts);
+  return engine_.is_fallback ? Space() : engine_.search.space(chain(problem), facts);
 }
 
 Config GemmFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  return engine_.is_fallback ? Config() : engine_.default_config(chain(problem), facts);
+  return engine_.is_fallback ? Config() : engine_.search.default_config(chain(problem), facts);
 }
 
 std::optional<double> GemmFamily::estimate(const Problem& problem, const DeviceFacts& facts,
                                            const Config& config) const {
-  if (engine_.estimate == nullptr) return std::nullopt;
-  return engine_.estimate(chain(problem), facts, config);
+  if (engine_.search.estimate == nullptr) return std::nullopt;
+  return engine_.search.estimate(chain(problem), facts, config);
 }
 
 bool GemmFamily::is_preferred(const Problem& problem, const DeviceFacts& facts) const {
@@ -127,12 +148,6 @@ Program GemmFamily::program(const Problem& problem, const DeviceFacts& facts,
   if (engine_.device_kind == DeviceKind::cpu) program.host_tensors = places.count();
   engine_.append(program, chain(problem), places, facts, config);
   return program;
-}
-
-std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families) {
-  std::vector<const Family*> addresses;
-  for (const GemmFamily& family : families) addresses.push_back(&family);
-  return addresses;
 }
 
 GemmChain GemmFamily::chain(const Problem& problem) const {

@@ -30,8 +30,8 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
 
 class GemmFamily final : public Family {
  public:
-  /// `name` and `summary` are string literals. A problem must have every stage in `stages`.
-  GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string_view name,
+  /// `summary` is a string literal. A problem must have every stage in `stages`.
+  GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string name,
              std::string_view summary);
 
   std::string_view name() const override { return name_; }
@@ -45,17 +45,24 @@ class GemmFamily final : public Family {
   std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
   bool is_preferred(const Problem&, const DeviceFacts&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
-  std::vector<std::string> sources() const override { return engine_.sources; }
+  std::vector<std::string> sources() const override { return sources_of(engine_); }
 
  private:
   GemmChain chain(const Problem&) const;
 
   const Engine& engine_;
   std::vector<GemmStage> stages_;
-  std::string_view name_, summary_;
+  std::string name_;
+  std::string_view summary_;
 };
 
-/// As Op::families() lists them.
-std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families);
+/// A line of an op's table of families: a family of all of its stages; or, if the name has {}, one
+/// for each of them, with the stage's name in that place.
+struct GemmRow {
+  const Engine& engine;
+  std::vector<GemmStage> stages;
+  std::string_view name, summary;  // literals
+};
+std::vector<GemmFamily> families_of(const std::vector<GemmRow>& rows);
 
 }  // namespace fftune

@@ -19,14 +19,12 @@
 #include "kernels/sample/sample.hpp"
 #include "registry/part_family.hpp"
 
-namespace fftune {
-namespace head {
+namespace fftune::head {
 namespace {
 
 constexpr const char* usual_eps = "1e-06";
 
-/// A family of a part. Its kernels follow others, so they are launched programmatically where they
-/// can be.
+/// A family of a part; without a norm its product is the first of all kernels.
 class HeadFamily final : public PartFamily {
  public:
   using PartFamily::PartFamily;
@@ -34,62 +32,53 @@ class HeadFamily final : public PartFamily {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     Program program = PartFamily::program(problem, facts, config);
-    if (facts.compute_capability < 90 || problem.has("norm", "none")) return program;
-    for (Step& step : program.steps)
-      if (auto* launch = std::get_if<KernelLaunch>(&step))
-        if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+    if (!problem.has("norm", "none")) launch_programmatically(program, facts);
     return program;
   }
 };
 
-class Head final : public Op {
- public:
-  std::string_view name() const override { return "head"; }
-  std::string_view summary() const override {
-    return "head of a language model: norm, logits of the vocabulary, and the next ids";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields = sample::options();
+  fields.front().help += "; none: the logits are the result";
+  fields.front().choices.emplace_back("none");
+  std::vector<OptionField> own{
+      rare_option("norm", "the norm of x: by the root mean square, layer normalisation, or none",
+                  {"rms", "layer", "none"}),
+      rare_option(
+          "logits",
+          "element type of the logits, to which they are rounded before ids are chosen: that "
+          "of x, or f32",
+          {"same", "f32"}),
+      rare_option(
+          "convention",
+          "where norm=rms rounds, and whether its weights are kept as their distance from 1",
+          {"llama", "gemma", "t5"}),
+      rare_number("eps", "added to the norm's mean square", usual_eps, {0, 1}),
+      rare_option("bias", "whether the product has a bias", {"no", "yes"})};
+  fields.insert(fields.end(), std::make_move_iterator(own.begin()),
+                std::make_move_iterator(own.end()));
+  return fields;
+}
 
-  std::vector<SizeField> sizes() const override {
-    return {
-        {.name = "m", .help = "tokens", .default_on_cuda = {1, 16, 64}, .default_on_cpu = {1, 16}},
-        {.name = "d", .help = "features of a token", .max = norm::most_features},
-        {.name = "vocab", .help = "ids to choose from", .max = sample::most_ids, .example = 32000}};
-  }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> fields = sample::options();
-    fields.front().help += "; none: the logits are the result";
-    fields.front().choices.emplace_back("none");
-    std::vector<OptionField> own{
-        {.name = "norm",
-         .help = "the norm of x: by the root mean square, layer normalisation, or none",
-         .choices = {"rms", "layer", "none"},
-         .rare = true},
-        {.name = "logits",
-         .help =
-             "element type of the logits, to which they are rounded before ids are chosen: that "
-             "of x, or f32",
-         .choices = {"same", "f32"},
-         .rare = true},
-        {.name = "convention",
-         .help = "where norm=rms rounds, and whether its weights are kept as their distance from 1",
-         .choices = {"llama", "gemma", "t5"},
-         .rare = true},
-        {.name = "eps",
-         .help = "added to the norm's mean square",
-         .choices = {usual_eps},
-         .rare = true,
-         .number = NumberRange{0, 1}},
-        {.name = "bias",
-         .help = "whether the product has a bias",
-         .choices = {"no", "yes"},
-         .rare = true}};
-    fields.insert(fields.end(), std::make_move_iterator(own.begin()),
-                  std::make_move_iterator(own.end()));
-    return fields;
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+OpFacts facts() {
+  return {.name = "head",
+          .summary = "head of a language model: norm, logits of the vocabulary, and the next ids",
+          .passes = {"fwd"},
+          .sizes = {{.name = "m",
+                     .help = "tokens",
+                     .default_on_cuda = {1, 16, 64},
+                     .default_on_cpu = {1, 16}},
+                    {.name = "d", .help = "features of a token", .max = norm::most_features},
+                    {.name = "vocab",
+                     .help = "ids to choose from",
+                     .max = sample::most_ids,
+                     .example = 32000}},
+          .options = option_fields()};
+}
+
+class Head final : public DescribedOp {
+ public:
+  Head() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override {
     if (problem.options.contains("norm") && problem.options.contains("convention"))
@@ -101,12 +90,7 @@ class Head final : public Op {
         if (problem.options.contains(name))
           return fmt::format("{}={} is of a choice: give choose=argmax or choose=sample", name,
                              problem.option(name));
-    try {
-      parts_of(problem);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return contradiction_of_parts(problem, parts_of);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
@@ -151,10 +135,10 @@ class Head final : public Op {
         const char* stage;
       };
       std::vector<std::unique_ptr<const HeadFamily>> all;
-      for (const Part& part : {Part{"norm", rmsnorm_op, norm::stage_forward},
-                               Part{"layernorm", layernorm_op, norm::stage_forward},
-                               Part{"product", linear_op, linear::stage_product},
-                               Part{"choose", sample_op, sample::stage}})
+      for (const Part& part :
+           {Part{"norm", rmsnorm_op, stage_forward}, Part{"layernorm", layernorm_op, stage_forward},
+            Part{"product", linear_op, linear::stage_product},
+            Part{"choose", sample_op, sample::stage}})
         for (const Family* family : part.op().families())
           if (family->stages() == std::vector<std::string>{part.stage})
             all.push_back(std::make_unique<HeadFamily>(head_op, part.name, *family));
@@ -164,8 +148,6 @@ class Head final : public Op {
     for (const auto& family : families) list.push_back(family.get());
     return list;
   }
-
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 }  // namespace
@@ -211,11 +193,9 @@ const OpPart* find_part(const std::vector<OpPart>& parts, std::string_view name)
   return found == parts.end() ? nullptr : &*found;
 }
 
-}  // namespace head
+}  // namespace fftune::head
 
-const Op& head_op() {
+const fftune::Op& fftune::head_op() {
   static const head::Head op;
   return op;
 }
-
-}  // namespace fftune

@@ -47,9 +47,9 @@ class NormedProduct final : public Family {
   std::string_view summary() const override { return of_.summary; }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
-    return {of_.norm + "." + norm::stage_forward, of_.part + "." + of_.stage};
+    return {of_.norm + "." + stage_forward, of_.part + "." + of_.stage};
   }
-  std::vector<std::string> sources() const override { return decode_engine().sources; }
+  std::vector<std::string> sources() const override { return sources_of(decode_engine); }
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
@@ -65,13 +65,13 @@ class NormedProduct final : public Family {
         return "the result of " + of_.norm + " is read by " + other.name + " too";
     const auto stages = product->op->stages(product->problem);
     if (stages.front().name != of_.stage) return "there is no stage " + product->stage(of_.stage);
-    return decode_engine().can_implement(chain(*norm, *product), facts);
+    return decode_engine.can_implement(chain(*norm, *product), facts);
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return decode_engine().space(chain(problem), facts);
+    return decode_engine.search.space(chain(problem), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return decode_engine().default_config(chain(problem), facts);
+    return decode_engine.search.default_config(chain(problem), facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -92,7 +92,7 @@ class NormedProduct final : public Family {
     std::vector<std::size_t> places;
     for (const std::string& name : names) places.push_back(tensor_index(whole, name));
     Program from, program;
-    decode_engine().append(from, chain(norm, product), TensorPlaces(std::move(own)), facts, config);
+    decode_engine.append(from, chain(norm, product), TensorPlaces(std::move(own)), facts, config);
     append_moved(program, std::move(from), places, whole.size());
     if (facts.compute_capability >= 90)
       for (Step& step : program.steps) std::get<KernelLaunch>(step).programmatic = true;

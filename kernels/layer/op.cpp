@@ -21,8 +21,7 @@
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
-namespace fftune {
-namespace layer {
+namespace fftune::layer {
 namespace {
 
 constexpr std::int64_t most_layers = 256;
@@ -248,19 +247,6 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   return inputs;
 }
 
-SizeField rare_size(const char* name, const char* help, std::int64_t most, std::int64_t example) {
-  return {.name = name, .help = help, .max = most, .example = example, .rare = true};
-}
-
-OptionField rare_option(const char* name, const char* help, std::vector<std::string> choices) {
-  return {.name = name, .help = help, .choices = std::move(choices), .rare = true};
-}
-
-OptionField rare_number(const char* name, const char* help, const char* usual, double most) {
-  return {
-      .name = name, .help = help, .choices = {usual}, .rare = true, .number = NumberRange{0, most}};
-}
-
 /// Those of rope that say how angles come about, as in qkv.
 std::vector<OptionField> angle_options() {
   std::vector<OptionField> fields;
@@ -306,8 +292,7 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
-/// A family of a part. Its kernels follow others of the plan, so they are launched programmatically
-/// where they can be: each starts while the one before drains.
+/// A family of a part.
 class LayerFamily final : public PartFamily {
  public:
   using PartFamily::PartFamily;
@@ -315,180 +300,176 @@ class LayerFamily final : public PartFamily {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     Program program = PartFamily::program(problem, facts, config);
-    if (facts.compute_capability < 90) return program;
-    for (Step& step : program.steps)
-      if (auto* launch = std::get_if<KernelLaunch>(&step))
-        if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+    launch_programmatically(program, facts);
     return program;
   }
 };
 
-class Layer final : public Op {
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields{
+      {"act", "activation of the feed-forward network", gated_activation_names()},
+      rare_option(
+          "norm",
+          "normalisation of rows: by the root mean square, or layer normalisation with biases",
+          {"rms", "layer"}),
+      rare_option("post-norms",
+                  "whether what attention and the feed-forward network give is normalised before "
+                  "it is added; only: and what they take is not",
+                  {"no", "yes", "only"}),
+      rare_option("residual-scale",
+                  "whether a vector multiplies what is added to the residual; experts have "
+                  "route-scale",
+                  {"no", "yes"}),
+      rare_option("block",
+                  "whether the feed-forward network follows attention; or stands beside it, and "
+                  "takes the same normalised x, or x by a norm of its own",
+                  {"serial", "parallel", "parallel-norms"}),
+      rare_option("ffn",
+                  "the feed-forward network: with a gate, plain without, or a mixture of experts "
+                  "with gates",
+                  {"gated", "plain", "moe"}),
+      rare_option("score", "function of a router's logit that gives an expert's score",
+                  {"softmax", "sigmoid"}),
+      rare_option("order",
+                  "whether the router's softmax is over all experts, before the choice, or over "
+                  "the chosen ones after it",
+                  {"before", "after"}),
+      rare_option("renormalise", "whether the weights of a token's experts add up to 1",
+                  {"no", "yes"}),
+      rare_option("group-score",
+                  "score of a group of experts: its best expert, or the sum of its best two",
+                  {"max", "top2"}),
+      rare_option("choice-bias",
+                  "whether a bias is added to the experts' scores for the choice alone",
+                  {"no", "yes"}),
+      rare_option("logits", "element type of the router's logits: that of x, or f32",
+                  {"same", "f32"}),
+      rare_option("router-bias", "whether the router's product has a bias", {"no", "yes"}),
+      rare_number("route-scale", "a factor of the weights of a token's experts", "1", {1e-6, 1e6}),
+      rare_option("shared-gate",
+                  "whether the network of shared-h is weighted by the sigmoid of a product of "
+                  "its own",
+                  {"no", "yes"}),
+      rare_option("gate-up",
+                  "the experts' weights of gate and up: separate; or packed in w_gate_up, whose "
+                  "rows are those of gate and then those of up, or one of each in turn",
+                  {"separate", "halves", "interleaved"}),
+      {.name = "routing",
+       .help = "how often experts are chosen: of test data, and to choose a preset by",
+       .choices = {"uniform"},
+       .rare = true,
+       .routing = true},
+      rare_option("convention",
+                  "where the norms round, and whether weights are kept as their distance from 1",
+                  {"llama", "gemma", "t5"}),
+      rare_number("eps", "added to the norms' mean square", "1e-06", {0, 1}),
+      rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
+      rare_option("qkv-weights",
+                  "the weights of q, k and v: separate; or packed in w_qkv, whose rows are those "
+                  "of q, of k and of v, or (grouped) of each head of k those of its heads of q, "
+                  "its own and those of v",
+                  {"separate", "packed", "grouped"}),
+      rare_option("qk-norm",
+                  "whether heads of q and k are normalised, with weights of their own; rows: all "
+                  "heads of q, and of k, together; layer: heads by layer normalisation",
+                  {"no", "yes", "rows", "layer"}),
+      rare_option("qk-norm-order", "whether heads are normalised before RoPE or after it",
+                  {"before", "after"}),
+      rare_option("sinks",
+                  "whether each head has a logit that joins attention's softmax without a value",
+                  {"no", "yes"}),
+      rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
+      rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
+      rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
+                  {"halves", "interleaved", "none"}),
+      rare_number("softcap", "soft cap c of attention's scores, c tanh(x / c); 0: none", "0",
+                  {0, 1e6}),
+      rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", {0, 1e6}),
+      rare_option("lengths",
+                  "keys of the sequences in tests and measurements: as many as the cache has room "
+                  "for, or fewer",
+                  {"full", "ragged"})};
+  for (OptionField& field : angle_options()) fields.push_back(std::move(field));
+  for (OptionField& field : packed_options()) {
+    if (field.name == "weights")
+      field.help =
+          "format of the weights of qkv, which are one w_qkv, of the output product and the "
+          "gated "
+          "network: those of x, or packed in that format";
+    fields.push_back(std::move(field));
+  }
+  return fields;
+}
+
+// The baseline that a user would take is another library's kernels: bench/ compares with PyTorch's.
+OpFacts facts() {
+  return {
+      .name = "layer",
+      .summary =
+          "transformer layers: norm, qkv into the cache, attention over it, output product, norm, "
+          "feed-forward network or mixture of experts",
+      .passes = {"fwd"},
+      .sizes =
+          {{.name = "batch",
+            .help = "sequences",
+            .max = 65536,
+            .default_on_cuda = {1, 16, 64},
+            .default_on_cpu = {1, 4},
+            .example = 4},
+           {.name = "d", .help = "features of a token", .example = 1024},
+           {.name = "h",
+            .help = "intermediate size of the feed-forward network, or of an expert",
+            .example = 2048},
+           {.name = "heads", .help = "heads of q", .max = 1024, .example = 16},
+           {.name = "dim", .help = "features of a head", .max = 512, .example = 64},
+           {.name = "cache",
+            .help = "keys that the cache has room for, of a sequence",
+            .max = 1 << 24,
+            .example = 2048},
+           rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
+           rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
+           rare_size("layers", "number of layers, each with its own weights and caches",
+                     most_layers, 16),
+           rare_size("experts", "experts to choose from, with ffn=moe", moe::most_experts, 128),
+           rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
+           rare_size("shared", "experts that every token goes through; left out: none",
+                     moe::most_shared, 1),
+           rare_size(
+               "shared-h",
+               "intermediate size of a network with weights of its own beside the experts, for "
+               "every token; left out: none",
+               1 << 24, 1408),
+           rare_size("groups", "groups of experts, of which a token uses the best; left out: none",
+                     32, 8),
+           rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
+           rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30,
+                     4096),
+           rare_size("rotary", "features of a head to rotate; all if left out", 512, 32),
+           rare_size("page",
+                     "keys of a page of the caches, 16 to 256, a power of two; one that is not in "
+                     "memory is zeros; contiguous if left out",
+                     256, 16),
+           {.name = "pages",
+            .help = "pages of a layer's cache; what the sequences take if left out",
+            .max = 1 << 26,
+            .example = 4096,
+            .rare = true,
+            .performance_neutral = true},
+           {.name = "positions",
+            .help = "rows of the table of angles; 4096 if left out",
+            .max = 1 << 30,
+            .example = 4096,
+            .rare = true,
+            .performance_neutral = true}},
+      .options = option_fields(),
+      .token_size = "batch",
+      .rows_are_alike = false};
+}
+
+class Layer final : public DescribedOp {
  public:
-  std::string_view name() const override { return "layer"; }
-  std::string_view summary() const override {
-    return "transformer layers: norm, qkv into the cache, attention over it, output product, norm, "
-           "feed-forward network or mixture of experts";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
+  Layer() : DescribedOp(facts()) {}
 
-  std::vector<SizeField> sizes() const override {
-    return {
-        {.name = "batch",
-         .help = "sequences",
-         .max = 65536,
-         .default_on_cuda = {1, 16, 64},
-         .default_on_cpu = {1, 4},
-         .example = 4},
-        {.name = "d", .help = "features of a token", .example = 1024},
-        {.name = "h",
-         .help = "intermediate size of the feed-forward network, or of an expert",
-         .example = 2048},
-        {.name = "heads", .help = "heads of q", .max = 1024, .example = 16},
-        {.name = "dim", .help = "features of a head", .max = 512, .example = 64},
-        {.name = "cache",
-         .help = "keys that the cache has room for, of a sequence",
-         .max = 1 << 24,
-         .example = 2048},
-        rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
-        rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
-        rare_size("layers", "number of layers, each with its own weights and caches", most_layers,
-                  16),
-        rare_size("experts", "experts to choose from, with ffn=moe", moe::most_experts, 128),
-        rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
-        rare_size("shared", "experts that every token goes through; left out: none",
-                  moe::most_shared, 1),
-        rare_size("shared-h",
-                  "intermediate size of a network with weights of its own beside the experts, for "
-                  "every token; left out: none",
-                  1 << 24, 1408),
-        rare_size("groups", "groups of experts, of which a token uses the best; left out: none", 32,
-                  8),
-        rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
-        rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
-        rare_size("rotary", "features of a head to rotate; all if left out", 512, 32),
-        rare_size("page",
-                  "keys of a page of the caches, 16 to 256, a power of two; one that is not in "
-                  "memory is zeros; contiguous if left out",
-                  256, 16),
-        {.name = "pages",
-         .help = "pages of a layer's cache; what the sequences take if left out",
-         .max = 1 << 26,
-         .example = 4096,
-         .rare = true,
-         .performance_neutral = true},
-        {.name = "positions",
-         .help = "rows of the table of angles; 4096 if left out",
-         .max = 1 << 30,
-         .example = 4096,
-         .rare = true,
-         .performance_neutral = true}};
-  }
-
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> fields{
-        {"act", "activation of the feed-forward network", gated_activation_names()},
-        rare_option(
-            "norm",
-            "normalisation of rows: by the root mean square, or layer normalisation with biases",
-            {"rms", "layer"}),
-        rare_option("post-norms",
-                    "whether what attention and the feed-forward network give is normalised before "
-                    "it is added; only: and what they take is not",
-                    {"no", "yes", "only"}),
-        rare_option("residual-scale",
-                    "whether a vector multiplies what is added to the residual; experts have "
-                    "route-scale",
-                    {"no", "yes"}),
-        rare_option("block",
-                    "whether the feed-forward network follows attention; or stands beside it, and "
-                    "takes the same normalised x, or x by a norm of its own",
-                    {"serial", "parallel", "parallel-norms"}),
-        rare_option("ffn",
-                    "the feed-forward network: with a gate, plain without, or a mixture of experts "
-                    "with gates",
-                    {"gated", "plain", "moe"}),
-        rare_option("score", "function of a router's logit that gives an expert's score",
-                    {"softmax", "sigmoid"}),
-        rare_option("order",
-                    "whether the router's softmax is over all experts, before the choice, or over "
-                    "the chosen ones after it",
-                    {"before", "after"}),
-        rare_option("renormalise", "whether the weights of a token's experts add up to 1",
-                    {"no", "yes"}),
-        rare_option("group-score",
-                    "score of a group of experts: its best expert, or the sum of its best two",
-                    {"max", "top2"}),
-        rare_option("choice-bias",
-                    "whether a bias is added to the experts' scores for the choice alone",
-                    {"no", "yes"}),
-        rare_option("logits", "element type of the router's logits: that of x, or f32",
-                    {"same", "f32"}),
-        rare_option("router-bias", "whether the router's product has a bias", {"no", "yes"}),
-        {.name = "route-scale",
-         .help = "a factor of the weights of a token's experts",
-         .choices = {"1"},
-         .rare = true,
-         .number = NumberRange{1e-6, 1e6}},
-        rare_option("shared-gate",
-                    "whether the network of shared-h is weighted by the sigmoid of a product of "
-                    "its own",
-                    {"no", "yes"}),
-        rare_option("gate-up",
-                    "the experts' weights of gate and up: separate; or packed in w_gate_up, whose "
-                    "rows are those of gate and then those of up, or one of each in turn",
-                    {"separate", "halves", "interleaved"}),
-        {.name = "routing",
-         .help = "how often experts are chosen: of test data, and to choose a preset by",
-         .choices = {"uniform"},
-         .rare = true,
-         .routing = true},
-        rare_option("convention",
-                    "where the norms round, and whether weights are kept as their distance from 1",
-                    {"llama", "gemma", "t5"}),
-        rare_number("eps", "added to the norms' mean square", "1e-06", 1),
-        rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
-        rare_option("qkv-weights",
-                    "the weights of q, k and v: separate; or packed in w_qkv, whose rows are those "
-                    "of q, of k and of v, or (grouped) of each head of k those of its heads of q, "
-                    "its own and those of v",
-                    {"separate", "packed", "grouped"}),
-        rare_option("qk-norm",
-                    "whether heads of q and k are normalised, with weights of their own; rows: all "
-                    "heads of q, and of k, together; layer: heads by layer normalisation",
-                    {"no", "yes", "rows", "layer"}),
-        rare_option("qk-norm-order", "whether heads are normalised before RoPE or after it",
-                    {"before", "after"}),
-        rare_option("sinks",
-                    "whether each head has a logit that joins attention's softmax without a value",
-                    {"no", "yes"}),
-        rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
-        rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
-        rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
-                    {"halves", "interleaved", "none"}),
-        rare_number("softcap", "soft cap c of attention's scores, c tanh(x / c); 0: none", "0",
-                    1e6),
-        rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", 1e6),
-        rare_option(
-            "lengths",
-            "keys of the sequences in tests and measurements: as many as the cache has room "
-            "for, or fewer",
-            {"full", "ragged"})};
-    for (OptionField& field : angle_options()) fields.push_back(std::move(field));
-    for (OptionField& field : packed_options()) {
-      if (field.name == "weights")
-        field.help =
-            "format of the weights of qkv, which are one w_qkv, of the output product and the "
-            "gated "
-            "network: those of x, or packed in that format";
-      fields.push_back(std::move(field));
-    }
-    return fields;
-  }
-
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "batch"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
   std::vector<KnownModel> known_models() const override { return layer::known_models(); }
 
   std::string contradiction(const Problem& problem) const override {
@@ -520,11 +501,7 @@ class Layer final : public Op {
       if (problem.has("qkv-weights", "grouped"))
         return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
     }
-    try {
-      parts_of(problem);
-    } catch (const Error& error) {
-      return error.what();
-    }
+    if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
     if (!problem.sizes.contains("page")) return "";
     const std::int64_t least = Sequences::written_pages(problem);
     if (pages_of(problem) < least)
@@ -581,10 +558,6 @@ class Layer final : public Op {
     return list;
   }
 
-  /// The baseline that a user would take is another library's kernels: bench/ compares with
-  /// PyTorch's.
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
-
  private:
   static std::vector<StageSpec> stages_of(const Problem& problem) {
     const auto one = stages_of_parts(parts_of(problem));
@@ -623,11 +596,9 @@ class Layer final : public Op {
 };
 
 }  // namespace
-}  // namespace layer
+}  // namespace fftune::layer
 
-const Op& layer_op() {
+const fftune::Op& fftune::layer_op() {
   static const layer::Layer op;
   return op;
 }
-
-}  // namespace fftune

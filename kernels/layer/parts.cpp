@@ -300,18 +300,16 @@ std::vector<OpPart> parts_of(const Problem& problem) {
 }
 
 std::vector<PartKind> part_kinds() {
-  const auto rms = [](const char* name) {
-    return PartKind{name, rmsnorm_op, {norm::stage_forward}};
-  };
+  const auto rms = [](const char* name) { return PartKind{name, rmsnorm_op, {stage_forward}}; };
   const auto with_mean = [](const char* name) {
-    return PartKind{name, layernorm_op, {norm::stage_forward}};
+    return PartKind{name, layernorm_op, {stage_forward}};
   };
   const std::vector<std::string> of_experts{moe::stage_route, ffn::stage_gate_up, ffn::stage_down,
                                             moe::stage_combine};
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
           {"qkv", qkv_op, {qkv::stage_expand, qkv::stage_product, qkv::stage_heads}},
-          {"attention", attention_op, {attention::stage_forward}},
+          {"attention", attention_op, {stage_forward}},
           {"out", linear_op, {linear::stage_expand, linear::stage_product}},
           rms("attn_post_norm"),
           rms("ffn_norm"),

@@ -9,53 +9,48 @@
 namespace fftune::linear {
 namespace {
 
-class CpuDBias final : public StageFamily {
- public:
-  CpuDBias()
-      : StageFamily({.name = "cpu_d_bias",
-                     .summary = "column sums of dy, by blocks of columns",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_d_bias,
-                     .pass = "bwd",
-                     .option = "bias",
-                     .value = "yes",
-                     .sources = {"linear/cpu_d_bias.cpp"},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const std::int64_t m = problem.size("m"), n = problem.size("n");
-    const TensorPlaces places(linear_op().tensors(problem));
-    const std::size_t dy = places.at("dy"), before = places.at("dbias_before"),
-                      dbias = places.at("dbias");
-    Program program;
-    program.host_tensors = places.count();
-    program.steps.emplace_back(HostFunction([=, dtype = problem.dtype](const HostCall& call) {
-      constexpr std::int64_t columns = 256;
-      const auto place = [&](std::size_t tensor, std::int64_t element) {
-        return static_cast<std::byte*>(call.tensors[tensor]) +
-               static_cast<std::size_t>(element) * dtype_bytes(dtype);
-      };
-      call.parallel.run(static_cast<int>(ceil_div(n, columns)), call.parallel.max_threads(),
-                        [&](int task) {
-                          const std::int64_t first = task * columns;
-                          const auto count = static_cast<std::size_t>(std::min(columns, n - first));
-                          float sum[columns] = {}, row[columns];
-                          if (before != absent) decode(dtype, place(before, first), {sum, count});
-                          for (std::int64_t i = 0; i < m; ++i) {
-                            decode(dtype, place(dy, i * n + first), {row, count});
-                            for (std::size_t j = 0; j < count; ++j) sum[j] += row[j];
-                          }
-                          encode(dtype, {sum, count}, place(dbias, first));
-                        });
-    }));
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts&, const Config&) {
+  const std::int64_t m = problem.size("m"), n = problem.size("n");
+  const TensorPlaces places(linear_op().tensors(problem));
+  const std::size_t dy = places.at("dy"), before = places.at("dbias_before"),
+                    dbias = places.at("dbias");
+  Program program;
+  program.host_tensors = places.count();
+  program.steps.emplace_back(HostFunction([=, dtype = problem.dtype](const HostCall& call) {
+    constexpr std::int64_t columns = 256;
+    const auto place = [&](std::size_t tensor, std::int64_t element) {
+      return static_cast<std::byte*>(call.tensors[tensor]) +
+             static_cast<std::size_t>(element) * dtype_bytes(dtype);
+    };
+    call.parallel.run(static_cast<int>(ceil_div(n, columns)), call.parallel.max_threads(),
+                      [&](int task) {
+                        const std::int64_t first = task * columns;
+                        const auto count = static_cast<std::size_t>(std::min(columns, n - first));
+                        float sum[columns] = {}, row[columns];
+                        if (before != absent) decode(dtype, place(before, first), {sum, count});
+                        for (std::int64_t i = 0; i < m; ++i) {
+                          decode(dtype, place(dy, i * n + first), {row, count});
+                          for (std::size_t j = 0; j < count; ++j) sum[j] += row[j];
+                        }
+                        encode(dtype, {sum, count}, place(dbias, first));
+                      });
+  }));
+  return program;
+}
 
 }  // namespace
 
 const Family& cpu_d_bias_family() {
-  static const CpuDBias family;
+  static const StageFamily family({.name = "cpu_d_bias",
+                                   .summary = "column sums of dy, by blocks of columns",
+                                   .device_kind = DeviceKind::cpu,
+                                   .stage = stage_d_bias,
+                                   .pass = "bwd",
+                                   .option = "bias",
+                                   .value = "yes",
+                                   .sources = {"linear/cpu_d_bias.cpp"},
+                                   .is_fallback = true,
+                                   .program = program});
   return family;
 }
 

@@ -18,41 +18,35 @@ std::int64_t rows_of_part(std::int64_t rows) {
   return std::max<std::int64_t>(64, ceil_div(rows, 64));
 }
 
-class DBias final : public StageFamily {
- public:
-  DBias()
-      : StageFamily({.name = "d_bias",
-                     .summary = "column sums of dy in two steps",
-                     .stage = stage_d_bias,
-                     .pass = "bwd",
-                     .option = "bias",
-                     .value = "yes",
-                     .sources = {file},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const std::int64_t m = problem.size("m"), n = problem.size("n");
-    const TensorPlaces places(linear_op().tensors(problem));
-    const std::int64_t rows = rows_of_part(m), parts = ceil_div(m, rows);
-    const std::string type = element_type(problem.dtype);
-    Program program;
-    program.scratch = {{static_cast<std::size_t>(parts * n) * sizeof(float), false}};
-    append_kernel(
-        program, file, fmt::format("d_bias_partial<{}>", type),
-        {static_cast<std::uint32_t>(ceil_div(n, 32)), static_cast<std::uint32_t>(parts), 1}, 512,
-        {tensor_of(places, "dy"), ScratchArgument{0}, m, n, rows});
-    append_kernel(program, file, fmt::format("d_bias_total<{}>", type),
-                  {static_cast<std::uint32_t>(ceil_div(n, 256))}, 256,
-                  {ScratchArgument{0}, tensor_or_null(places.at("dbias_before")),
-                   tensor_of(places, "dbias"), static_cast<std::int32_t>(parts), n});
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts&, const Config&) {
+  const std::int64_t m = problem.size("m"), n = problem.size("n");
+  const TensorPlaces places(linear_op().tensors(problem));
+  const std::int64_t rows = rows_of_part(m), parts = ceil_div(m, rows);
+  const std::string type = element_type(problem.dtype);
+  Program program;
+  program.scratch = {{static_cast<std::size_t>(parts * n) * sizeof(float), false}};
+  append_kernel(program, file, fmt::format("d_bias_partial<{}>", type),
+                {static_cast<std::uint32_t>(ceil_div(n, 32)), static_cast<std::uint32_t>(parts), 1},
+                512, {tensor_of(places, "dy"), ScratchArgument{0}, m, n, rows});
+  append_kernel(program, file, fmt::format("d_bias_total<{}>", type),
+                {static_cast<std::uint32_t>(ceil_div(n, 256))}, 256,
+                {ScratchArgument{0}, tensor_or_null(places.at("dbias_before")),
+                 tensor_of(places, "dbias"), static_cast<std::int32_t>(parts), n});
+  return program;
+}
 
 }  // namespace
 
 const Family& d_bias_family() {
-  static const DBias family;
+  static const StageFamily family({.name = "d_bias",
+                                   .summary = "column sums of dy in two steps",
+                                   .stage = stage_d_bias,
+                                   .pass = "bwd",
+                                   .option = "bias",
+                                   .value = "yes",
+                                   .sources = {file},
+                                   .is_fallback = true,
+                                   .program = program});
   return family;
 }
 

@@ -6,8 +6,7 @@
 
 #include "kernels/common/op_parts.hpp"
 
-namespace fftune {
-namespace linear {
+namespace fftune::linear {
 namespace {
 
 /// The sum of dy's rows: an addition for each element.
@@ -25,37 +24,34 @@ StageSpec d_bias_spec(const Problem& problem, const std::vector<TensorSpec>& ten
   return stage;
 }
 
-class Linear final : public Op {
- public:
-  std::string_view name() const override { return "linear"; }
-  std::string_view summary() const override { return "linear layer: y = x w^T (+ bias)"; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> options{
+      rare_option("bias", "whether y has a bias, and the backward pass its gradient",
+                  {"no", "yes"}),
+      y_scale_option(),
+      residual_option(),
+      rare_option("output", "element type of y: that of x and w, or f32", {"same", "f32"}, "fwd"),
+      batch_invariant_option(),
+      accumulate_option("w and bias")};
+  for (OptionField& option : packed_options()) options.push_back(std::move(option));
+  return options;
+}
 
-  std::vector<SizeField> sizes() const override {
-    return {product_tokens(),
-            {.name = "k", .help = "input features"},
-            {.name = "n", .help = "output features", .example = 2048}};
-  }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> options{
-        {.name = "bias",
-         .help = "whether y has a bias, and the backward pass its gradient",
-         .choices = {"no", "yes"},
-         .rare = true},
-        y_scale_option(),
-        residual_option(),
-        {.name = "output",
-         .help = "element type of y: that of x and w, or f32",
-         .choices = {"same", "f32"},
-         .rare = true,
-         .pass = "fwd"},
-        batch_invariant_option(),
-        accumulate_option("w and bias")};
-    for (OptionField& option : packed_options()) options.push_back(std::move(option));
-    return options;
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+OpFacts facts() {
+  return {.name = "linear",
+          .summary = "linear layer: y = x w^T (+ bias)",
+          .sizes = {product_tokens(),
+                    {.name = "k", .help = "input features"},
+                    {.name = "n", .help = "output features", .example = 2048}},
+          .options = option_fields(),
+          .families = {families},
+          .baselines = baselines};
+}
+
+class Linear final : public DescribedOp {
+ public:
+  Linear() : DescribedOp(facts()) {}
+
   std::string contradiction(const Problem& problem) const override {
     return packed_contradiction(problem, "k", problem.size("k"));
   }
@@ -111,10 +107,6 @@ class Linear final : public Op {
                  Parallel& parallel) const override {
     linear::reference(problem, stages(problem).at(stage).name, tensors, parallel);
   }
-  std::vector<const Family*> families() const override { return linear::families(); }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return linear::baselines(problem, facts);
-  }
 };
 
 }  // namespace
@@ -128,11 +120,9 @@ Form form_of(const Problem& problem) {
           .accumulates = problem.has("accumulate", "yes")};
 }
 
-}  // namespace linear
+}  // namespace fftune::linear
 
-const Op& linear_op() {
+const fftune::Op& fftune::linear_op() {
   static const linear::Linear op;
   return op;
 }
-
-}  // namespace fftune

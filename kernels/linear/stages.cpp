@@ -44,24 +44,13 @@ GemmProblem product_gemm(const Problem& problem) {
 }
 
 GemmProblem packed_gemm(const Problem& problem) {
-  GemmProblem gemm = product_gemm(problem);
-  gemm.b = {{"w"}};
-  gemm.follows = gemm.b_depends = false;
-  gemm.packed = packed_weights(problem);
-  return gemm;
+  return reads_packed(product_gemm(problem), packed_weights(problem));
 }
 
 std::vector<PackedWeight> packed_weights(const Problem& problem) {
-  const PackedFormat format = packed_format(problem);
-  if (!format.packed) return {};
-  return {{.codes = "w",
-           .scales = "w_scale",
-           .zeros = format.zeros ? "w_zero" : "",
-           .dense = "w_dense",
-           .n = problem.size("n"),
-           .k = problem.size("k"),
-           .format = format,
-           .dtype = problem.dtype}};
+  if (!packed_format(problem).packed) return {};
+  return {packed_weight(
+      problem, {"w", "w_scale", "w_zero", "w_dense", problem.size("n"), problem.size("k")})};
 }
 
 GemmProblem d_x_gemm(const Problem& problem) {
@@ -90,39 +79,33 @@ std::vector<const Family*> families() {
   static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
   static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
   static constexpr const char* plain = "plain loops for any sizes: the fallback";
-  static const std::vector<GemmFamily> gemms{
-      {packed_sm90_engine(),
-       {expand, product},
-       "packed_sm90",
-       "packed weights, expanded in registers for wgmma"},
-      {packed_decode_engine(),
-       {expand, product},
-       "packed_decode",
-       "packed weights for up to 64 tokens, at the speed of reading them once"},
-      {decode_engine(),
-       {product},
-       "product_decode",
-       "up to 16 tokens, at the speed of reading the weights once"},
-      {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters"},
-      {sm90_engine(), {d_x}, "d_x_sm90", "wgmma, w read as its transpose by descriptors"},
-      {sm90_engine(), {d_w}, "d_w_sm90", "wgmma, dy and x read as their transposes by descriptors"},
-      {sm80_engine(), {product}, "product_sm80", mma_sync},
-      {sm80_engine(), {d_x}, "d_x_sm80", mma_sync},
-      {sm80_engine(), {d_w}, "d_w_sm80", mma_sync},
-      {cpu_blas_engine(), {product}, "cpu_blas", blas},
-      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
-      {cpu_blas_engine(), {d_w}, "cpu_d_w_blas", blas},
-      {simt_engine(), {product}, "product_fallback", fallback},
-      {simt_engine(), {d_x}, "d_x_fallback", fallback},
-      {simt_engine(), {d_w}, "d_w_fallback", fallback},
-      {cpu_plain_engine(), {product}, "cpu_plain", plain},
-      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
-      {cpu_plain_engine(), {d_w}, "cpu_d_w_plain", plain}};
+  static const auto gemms = families_of(
+      {{packed_sm90_engine,
+        {expand, product},
+        "packed_sm90",
+        "packed weights, expanded in registers for wgmma"},
+       {packed_decode_engine,
+        {expand, product},
+        "packed_decode",
+        "packed weights for up to 64 tokens, at the speed of reading them once"},
+       {decode_engine,
+        {product},
+        "product_decode",
+        "up to 16 tokens, at the speed of reading the weights once"},
+       {sm90_engine, {product}, "product_sm90", "TMA, wgmma and clusters"},
+       {sm90_engine, {d_x}, "d_x_sm90", "wgmma, w read as its transpose by descriptors"},
+       {sm90_engine, {d_w}, "d_w_sm90", "wgmma, dy and x read as their transposes by descriptors"},
+       {sm80_engine, {product, d_x, d_w}, "{}_sm80", mma_sync},
+       {cpu_blas_engine, {product}, "cpu_blas", blas},
+       {cpu_blas_engine, {d_x, d_w}, "cpu_{}_blas", blas},
+       {simt_engine, {product, d_x, d_w}, "{}_fallback", fallback},
+       {cpu_plain_engine, {product}, "cpu_plain", plain},
+       {cpu_plain_engine, {d_x, d_w}, "cpu_{}_plain", plain}});
   static const auto expand_cuda = expand_family(expansion, "expand");
   static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
   auto families = addresses_of(gemms);
   families.insert(families.end(),
-                  {expand_cuda.get(), expand_cpu.get(), &d_bias_family(), &cpu_d_bias_family()});
+                  {&expand_cuda, &expand_cpu, &d_bias_family(), &cpu_d_bias_family()});
   return families;
 }
 

@@ -155,7 +155,8 @@ class Chunks {
     for (const char* name : {"w", "bias", "dw", "dw_before"}) add(name, given(name));
     Program own;
     if (is_cpu()) own.host_tensors = names.size();
-    const Config config = engine_.is_fallback ? Config() : engine_.default_config({gemm}, facts_);
+    const Config config =
+        engine_.is_fallback ? Config() : engine_.search.default_config({gemm}, facts_);
     engine_.append(own, {gemm}, TensorPlaces(names), facts_, config);
     if (facts_.compute_capability >= 90 && !program_.steps.empty())
       for (Step& step : own.steps)
@@ -257,7 +258,7 @@ class ChunkFamily final : public Family {
     return {stage_product, stage_loss};
   }
   std::vector<std::string> sources() const override {
-    std::vector<std::string> sources = engine_.sources;
+    std::vector<std::string> sources = sources_of(engine_);
     if (device_kind() == DeviceKind::cpu)
       sources.emplace_back(cross_entropy::cpu_file);
     else
@@ -311,16 +312,16 @@ std::vector<const Family*> families() {
   static constexpr const char* blas = "chunks of rows over OpenBLAS";
   static constexpr const char* plain = "chunks of rows, plain loops: the fallback";
   static const std::vector<ChunkFamily> families{
-      {sm90_engine(), false, "loss_sm90", wgmma},
-      {sm90_engine(), true, "gradients_sm90", wgmma},
-      {sm80_engine(), false, "loss_sm80", mma_sync},
-      {sm80_engine(), true, "gradients_sm80", mma_sync},
-      {simt_engine(), false, "loss_fallback", fallback},
-      {simt_engine(), true, "gradients_fallback", fallback},
-      {cpu_blas_engine(), false, "cpu_loss_blas", blas},
-      {cpu_blas_engine(), true, "cpu_gradients_blas", blas},
-      {cpu_plain_engine(), false, "cpu_loss_plain", plain},
-      {cpu_plain_engine(), true, "cpu_gradients_plain", plain}};
+      {sm90_engine, false, "loss_sm90", wgmma},
+      {sm90_engine, true, "gradients_sm90", wgmma},
+      {sm80_engine, false, "loss_sm80", mma_sync},
+      {sm80_engine, true, "gradients_sm80", mma_sync},
+      {simt_engine, false, "loss_fallback", fallback},
+      {simt_engine, true, "gradients_fallback", fallback},
+      {cpu_blas_engine, false, "cpu_loss_blas", blas},
+      {cpu_blas_engine, true, "cpu_gradients_blas", blas},
+      {cpu_plain_engine, false, "cpu_loss_plain", plain},
+      {cpu_plain_engine, true, "cpu_gradients_plain", plain}};
   std::vector<const Family*> addresses;
   for (const ChunkFamily& family : families) addresses.push_back(&family);
   return addresses;

@@ -7,58 +7,49 @@
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
 
-namespace fftune {
-namespace linear_cross_entropy {
+namespace fftune::linear_cross_entropy {
 namespace {
 
-class LinearCrossEntropy final : public Op {
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields = cross_entropy::options();
+  std::vector<OptionField> own{
+      rare_option("bias", "whether the logits have a bias", {"no", "yes"}),
+      rare_option("gradients",
+                  "whether the gradients of x, w and bias are computed too, for a loss whose "
+                  "gradient is 1",
+                  {"no", "yes"}, "fwd"),
+      rare_option("frozen", "whether w and bias have no gradients", {"no", "yes"}),
+      rare_option("accumulate",
+                  "whether the gradients of w and bias are added to others, which may be the same "
+                  "buffers",
+                  {"no", "yes"}),
+      rare_number("workspace", "MiB that the logits of a chunk of rows may take", "512",
+                  {0, 1 << 20})};
+  fields.insert(fields.end(), std::make_move_iterator(own.begin()),
+                std::make_move_iterator(own.end()));
+  return fields;
+}
+
+OpFacts facts() {
+  return {.name = "linear-cross-entropy",
+          .summary =
+              "loss of a language model's head: cross-entropy of x w^T, without logits in memory",
+          .sizes = {{.name = "m",
+                     .help = "tokens",
+                     .default_on_cuda = {8192},
+                     .default_on_cpu = {16, 128}},
+                    {.name = "d", .help = "features of a token"},
+                    {.name = "vocab",
+                     .help = "ids; a label is one of them",
+                     .max = cross_entropy::most_ids,
+                     .example = 32000}},
+          .options = option_fields(),
+          .families = {families}};
+}
+
+class LinearCrossEntropy final : public DescribedOp {
  public:
-  std::string_view name() const override { return "linear-cross-entropy"; }
-  std::string_view summary() const override {
-    return "loss of a language model's head: cross-entropy of x w^T, without logits in memory";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "m", .help = "tokens", .default_on_cuda = {8192}, .default_on_cpu = {16, 128}},
-            {.name = "d", .help = "features of a token"},
-            {.name = "vocab",
-             .help = "ids; a label is one of them",
-             .max = cross_entropy::most_ids,
-             .example = 32000}};
-  }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> fields = cross_entropy::options();
-    std::vector<OptionField> own{
-        {.name = "bias",
-         .help = "whether the logits have a bias",
-         .choices = {"no", "yes"},
-         .rare = true},
-        {.name = "gradients",
-         .help = "whether the gradients of x, w and bias are computed too, for a loss whose "
-                 "gradient is 1",
-         .choices = {"no", "yes"},
-         .rare = true,
-         .pass = "fwd"},
-        {.name = "frozen",
-         .help = "whether w and bias have no gradients",
-         .choices = {"no", "yes"},
-         .rare = true},
-        {.name = "accumulate",
-         .help = "whether the gradients of w and bias are added to others, which may be the same "
-                 "buffers",
-         .choices = {"no", "yes"},
-         .rare = true},
-        {.name = "workspace",
-         .help = "MiB that the logits of a chunk of rows may take",
-         .choices = {"512"},
-         .rare = true,
-         .number = NumberRange{0, 1 << 20}}};
-    fields.insert(fields.end(), std::make_move_iterator(own.begin()),
-                  std::make_move_iterator(own.end()));
-    return fields;
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+  LinearCrossEntropy() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override {
     const Form form = form_of(problem);
@@ -198,9 +189,6 @@ class LinearCrossEntropy final : public Op {
       tensors["dbias"] = std::move(dbias);
     }
   }
-
-  std::vector<const Family*> families() const override { return linear_cross_entropy::families(); }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 }  // namespace
@@ -229,11 +217,9 @@ std::int64_t chunk_rows(const Problem& problem) {
   return ((m + chunks - 1) / chunks + step - 1) / step * step;
 }
 
-}  // namespace linear_cross_entropy
+}  // namespace fftune::linear_cross_entropy
 
-const Op& linear_cross_entropy_op() {
+const fftune::Op& fftune::linear_cross_entropy_op() {
   static const linear_cross_entropy::LinearCrossEntropy op;
   return op;
 }
-
-}  // namespace fftune

@@ -7,8 +7,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/masked/masked.hpp"
 
-namespace fftune {
-namespace masked {
+namespace fftune::masked {
 namespace {
 
 /// Distribution of the masks.
@@ -26,11 +25,9 @@ TensorSpec mask_tensor(const Problem& problem) {
 }
 
 /// Common parts of both ops.
-class MaskedOp : public Op {
+class MaskedOp : public DescribedOp {
  public:
-  std::vector<std::string> passes() const final { return {"fwd", "bwd"}; }
-  std::vector<DType> dtypes(DeviceKind kind) const final { return float_dtypes(kind); }
-  std::string_view token_size() const final { return "m"; }
+  using DescribedOp::DescribedOp;
 
   std::vector<StageSpec> stages(const Problem& problem) const final {
     const auto tensors = this->tensors(problem);
@@ -44,31 +41,28 @@ class MaskedOp : public Op {
                  Parallel& parallel) const final {
     masked::reference(problem, std::string(gemm_stages(problem).at(stage).name), tensors, parallel);
   }
-
- protected:
-  static SizeField tokens() {
-    return {.name = "m",
-            .help = "tokens",
-            .default_on_cuda = {256, 1024, 4096, 16384},
-            .default_on_cpu = {16, 128, 512}};
-  }
 };
+
+SizeField tokens() {
+  return {.name = "m",
+          .help = "tokens",
+          .default_on_cuda = {256, 1024, 4096, 16384},
+          .default_on_cpu = {16, 128, 512}};
+}
 
 class MaskedLinear final : public MaskedOp {
  public:
-  std::string_view name() const override { return "masked-linear"; }
-  std::string_view summary() const override {
-    return "linear layer of two experts: y_i = x_i w_true^T where mask_i, else x_i w_false^T";
-  }
-
-  std::vector<SizeField> sizes() const override {
-    return {tokens(),
-            {.name = "k", .help = "input features"},
-            {.name = "n", .help = "output features"}};
-  }
-  std::vector<OptionField> options() const override {
-    return {mask_option(), accumulate_option("the weights")};
-  }
+  MaskedLinear()
+      : MaskedOp(
+            {.name = "masked-linear",
+             .summary =
+                 "linear layer of two experts: y_i = x_i w_true^T where mask_i, else x_i w_false^T",
+             .sizes = {tokens(),
+                       {.name = "k", .help = "input features"},
+                       {.name = "n", .help = "output features"}},
+             .options = {mask_option(), accumulate_option("the weights")},
+             .families = {linear_families},
+             .baselines = linear_baselines}) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
@@ -101,11 +95,6 @@ class MaskedLinear final : public MaskedOp {
             {"w_true", dtype, {n, k}, Role::input, by_k},
             {"w_false", dtype, {n, k}, Role::input, by_k},
             {"y", dtype, {m, n}, Role::output, 1}};
-  }
-
-  std::vector<const Family*> families() const override { return linear_families(); }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return linear_baselines(problem, facts);
   }
 };
 
@@ -161,35 +150,32 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   return tensors;
 }
 
+std::vector<OptionField> ffn_options() {
+  std::vector<OptionField> options{{"act", "activation of the gate", activation_names()},
+                                   mask_option()};
+  for (OptionField& field : gated_save_options(", in the order of the mask"))
+    options.push_back(std::move(field));
+  options.push_back(accumulate_option("the weights"));
+  return options;
+}
+
 class MaskedFfn final : public MaskedOp {
  public:
-  std::string_view name() const override { return "masked-ffn"; }
-  std::string_view summary() const override {
-    return "gated feed-forward network of two experts: ffn with the true one's weights where "
-           "mask_i, else with the false one's";
-  }
-
-  std::vector<SizeField> sizes() const override {
-    return {tokens(),
-            {.name = "d", .help = "embedding size"},
-            {.name = "h", .help = "intermediate size", .example = 2048}};
-  }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> options{{"act", "activation of the gate", activation_names()},
-                                     mask_option()};
-    for (OptionField& field : gated_save_options(", in the order of the mask"))
-      options.push_back(std::move(field));
-    options.push_back(accumulate_option("the weights"));
-    return options;
-  }
+  MaskedFfn()
+      : MaskedOp(
+            {.name = "masked-ffn",
+             .summary =
+                 "gated feed-forward network of two experts: ffn with the true one's weights where "
+                 "mask_i, else with the false one's",
+             .sizes = {tokens(),
+                       {.name = "d", .help = "embedding size"},
+                       {.name = "h", .help = "intermediate size", .example = 2048}},
+             .options = ffn_options(),
+             .families = {ffn_families},
+             .baselines = ffn_baselines}) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return ffn_tensors(problem);
-  }
-
-  std::vector<const Family*> families() const override { return ffn_families(); }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return ffn_baselines(problem, facts);
   }
 };
 
@@ -207,16 +193,14 @@ bool stores_gates(const Problem& problem) {
   return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
 }
 
-}  // namespace masked
+}  // namespace fftune::masked
 
-const Op& masked_linear_op() {
+const fftune::Op& fftune::masked_linear_op() {
   static const masked::MaskedLinear op;
   return op;
 }
 
-const Op& masked_ffn_op() {
+const fftune::Op& fftune::masked_ffn_op() {
   static const masked::MaskedFfn op;
   return op;
 }
-
-}  // namespace fftune

@@ -75,52 +75,42 @@ class Rows {
   const VectorKernels* vector_;
 };
 
-class CpuRows final : public CpuRowFamily {
- public:
-  explicit CpuRows(bool backward)
-      : CpuRowFamily({.name = backward ? "cpu_backward" : "cpu_forward",
-                      .summary = "blocks of rows, on all threads",
-                      .stage = backward ? stage_backward : stage_forward,
-                      .pass = backward ? "bwd" : "fwd",
-                      .sources = {"masked_softmax/cpu_families.cpp", vector_kernel_source}}) {}
+RowWork work(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  return {.rows = layer.rows(),
+          .row_bytes = layer.n * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
+          .nontemporal = false};
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Rows rows(problem, facts);
-    const std::int64_t of_task = config.at("rows");
-    const int threads = config.get("threads");
-    const std::int64_t room = 2 * rows.layer().n;
-    Program program;
-    program.host_tensors = rows.places().count;
-    program.scratch = {{gemm_cpu::bytes_of_floats(threads * room), false}};
-    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const std::int64_t all = rows.layer().rows();
-      gemm_cpu::deal(call.parallel, threads, (all + of_task - 1) / of_task,
-                     [&](std::size_t worker, std::int64_t task) {
-                       float* const own = reinterpret_cast<float*>(call.scratch[0]) +
-                                          static_cast<std::int64_t>(worker) * room;
-                       for (std::int64_t row = task * of_task;
-                            row < std::min(all, (task + 1) * of_task); ++row)
-                         rows.compute(call, row, own);
-                     });
-    }));
-    return program;
-  }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    return {.rows = layer.rows(),
-            .row_bytes = layer.n * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
-            .nontemporal = false};
-  }
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Rows rows(problem, facts);
+  const std::int64_t of_task = config.at("rows");
+  const int threads = config.get("threads");
+  const std::int64_t room = 2 * rows.layer().n;
+  Program program;
+  program.host_tensors = rows.places().count;
+  program.scratch = {{gemm_cpu::bytes_of_floats(threads * room), false}};
+  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+    const std::int64_t all = rows.layer().rows();
+    gemm_cpu::deal(
+        call.parallel, threads, (all + of_task - 1) / of_task,
+        [&](std::size_t worker, std::int64_t task) {
+          float* const own =
+              reinterpret_cast<float*>(call.scratch[0]) + static_cast<std::int64_t>(worker) * room;
+          for (std::int64_t row = task * of_task; row < std::min(all, (task + 1) * of_task); ++row)
+            rows.compute(call, row, own);
+        });
+  }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRows forward(false), backward(true);
-  return {&forward, &backward};
+  static const auto families =
+      cpu_row_families({"cpu_forward", "cpu_backward"}, "blocks of rows, on all threads",
+                       {"masked_softmax/cpu_families.cpp", vector_kernel_source}, {work, program});
+  return addresses_of(families);
 }
 
 }  // namespace fftune::masked_softmax

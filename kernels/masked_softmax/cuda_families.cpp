@@ -52,7 +52,6 @@ class RegisterRows final : public RowFamily {
   explicit RegisterRows(bool backward)
       : RowFamily({.name = backward ? "backward_rows" : "forward_rows",
                    .summary = "rows in registers of a group of threads, read once",
-                   .stage = backward ? stage_backward : stage_forward,
                    .pass = backward ? "bwd" : "fwd",
                    .sources = {backward ? "masked_softmax/backward_rows.cu"
                                         : "masked_softmax/forward_rows.cu"}}) {}
@@ -114,54 +113,48 @@ Program RegisterRows::program(const Problem& problem, const DeviceFacts& facts,
 }
 
 /// Fallback of either pass: plain loops, one block per row.
-class Fallback final : public StageFamily {
- public:
-  explicit Fallback(bool backward)
-      : StageFamily({.name = backward ? "backward_fallback" : "forward_fallback",
-                     .summary = "plain loops for any width and alignment: the fallback",
-                     .stage = backward ? stage_backward : stage_forward,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {"masked_softmax/fallback.cu"},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    return fallback_program(problem, facts);
-  }
-
-  static Program fallback_program(const Problem& problem, const DeviceFacts& facts) {
-    const Layer layer = layer_of(problem);
-    const Places at = places_of(problem);
-    const auto n = static_cast<std::int32_t>(layer.n), s = static_cast<std::int32_t>(layer.s);
-    constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
-    const Dim3 grid{static_cast<std::uint32_t>(std::min(layer.rows(), most_blocks)), 1, 1};
-    std::vector<Argument> arguments{TensorArgument{at.x},
-                                    tensor_or_null(at.mask),
-                                    TensorArgument{at.y},
-                                    layer.rows(),
-                                    n,
-                                    s,
-                                    static_cast<std::int32_t>(layer.mask_of_head ? 1 : layer.heads),
-                                    layer.scale};
-    if (layer.backward)
-      arguments = {
-          TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
-          layer.scale};
-    Program program;
-    KernelLaunch& launch = append_kernel(
-        program, "masked_softmax/fallback.cu",
-        fmt::format("softmax_{}_fallback<{}, {}>", layer.backward ? "backward" : "forward",
-                    element_type(layer.dtype), static_cast<int>(layer.mask)),
-        grid, 256, std::move(arguments));
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
-  }
-};
+Program fallback_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Layer layer = layer_of(problem);
+  const Places at = places_of(problem);
+  const auto n = static_cast<std::int32_t>(layer.n), s = static_cast<std::int32_t>(layer.s);
+  constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
+  const Dim3 grid{static_cast<std::uint32_t>(std::min(layer.rows(), most_blocks)), 1, 1};
+  std::vector<Argument> arguments{TensorArgument{at.x},
+                                  tensor_or_null(at.mask),
+                                  TensorArgument{at.y},
+                                  layer.rows(),
+                                  n,
+                                  s,
+                                  static_cast<std::int32_t>(layer.mask_of_head ? 1 : layer.heads),
+                                  layer.scale};
+  if (layer.backward)
+    arguments = {
+        TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
+        layer.scale};
+  Program program;
+  KernelLaunch& launch = append_kernel(
+      program, "masked_softmax/fallback.cu",
+      fmt::format("softmax_{}_fallback<{}, {}>", layer.backward ? "backward" : "forward",
+                  element_type(layer.dtype), static_cast<int>(layer.mask)),
+      grid, 256, std::move(arguments));
+  launch.programmatic = facts.compute_capability >= 90;
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
   static const RegisterRows forward(false), backward(true);
-  static const Fallback forward_fallback(false), backward_fallback(true);
+  const auto fallback = [](const char* name, const char* pass) {
+    return StageFamily({.name = name,
+                        .summary = "plain loops for any width and alignment: the fallback",
+                        .pass = pass,
+                        .sources = {"masked_softmax/fallback.cu"},
+                        .is_fallback = true,
+                        .program = fallback_program});
+  };
+  static const StageFamily forward_fallback = fallback("forward_fallback", "fwd"),
+                           backward_fallback = fallback("backward_fallback", "bwd");
   return {&forward, &backward, &forward_fallback, &backward_fallback};
 }
 
@@ -170,7 +163,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   Baseline baseline;
   baseline.name = "unfused";
   baseline.summary = "a plain kernel that reads each row twice";
-  baseline.program = Fallback::fallback_program(problem, facts);
+  baseline.program = fallback_program(problem, facts, {});
   return {baseline};
 }
 

@@ -27,9 +27,6 @@ const Op& masked_softmax_op();
 
 namespace masked_softmax {
 
-constexpr const char* stage_forward = "forward";
-constexpr const char* stage_backward = "backward";
-
 enum class Mask { none, causal, boolean };
 
 /// A problem's sizes and options, read once.

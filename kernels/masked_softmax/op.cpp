@@ -6,8 +6,7 @@
 
 #include "kernels/masked_softmax/masked_softmax.hpp"
 
-namespace fftune {
-namespace masked_softmax {
+namespace fftune::masked_softmax {
 namespace {
 
 /// Half of the pairs, and in every seventh row none.
@@ -53,52 +52,41 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   return tensors;
 }
 
-class MaskedSoftmax final : public Op {
+OpFacts facts() {
+  return {
+      .name = "masked-softmax",
+      .summary = "y = softmax(scale * x) over the last axis, of the columns that a mask allows",
+      .sizes = {{.name = "s",
+                 .help = "rows of a matrix: queries",
+                 .max = std::int64_t{1} << 24,
+                 .default_on_cuda = {512, 2048},
+                 .default_on_cpu = {512},
+                 .example = 2048},
+                {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+                {.name = "heads", .help = "matrices of a sequence", .max = 65536, .example = 32},
+                rare_size("n", "columns: keys; s if left out", std::int64_t{1} << 24, 2048)},
+      .options =
+          {{.name = "mask",
+            .help = "columns that a row may see: all, those up to its position, or by bytes",
+            .choices = {"none", "causal", "bool"},
+            .pass = "fwd"},
+           {.name = "mask",
+            .help = "columns that a row saw: all, or those up to its position; where another mask "
+                    "allowed none y is 0",
+            .choices = {"none", "causal"},
+            .pass = "bwd"},
+           rare_option("mask-heads", "masks of a sequence: one, or each head's own",
+                       {"one", "each"}, "fwd"),
+           rare_number("scale", "factor of the scores", "1", {0, 1e6})},
+      .token_size = "s",
+      .rows_are_alike = false,
+      .families = {cuda_families, cpu_families},
+      .baselines = baselines};
+}
+
+class MaskedSoftmax final : public DescribedOp {
  public:
-  std::string_view name() const override { return "masked-softmax"; }
-  std::string_view summary() const override {
-    return "y = softmax(scale * x) over the last axis, of the columns that a mask allows";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "s",
-             .help = "rows of a matrix: queries",
-             .max = std::int64_t{1} << 24,
-             .default_on_cuda = {512, 2048},
-             .default_on_cpu = {512},
-             .example = 2048},
-            {.name = "b", .help = "sequences", .max = 65536, .example = 4},
-            {.name = "heads", .help = "matrices of a sequence", .max = 65536, .example = 32},
-            {.name = "n",
-             .help = "columns: keys; s if left out",
-             .max = std::int64_t{1} << 24,
-             .example = 2048,
-             .rare = true}};
-  }
-  std::vector<OptionField> options() const override {
-    return {{.name = "mask",
-             .help = "columns that a row may see: all, those up to its position, or by bytes",
-             .choices = {"none", "causal", "bool"},
-             .pass = "fwd"},
-            {.name = "mask",
-             .help = "columns that a row saw: all, or those up to its position; where another mask "
-                     "allowed none y is 0",
-             .choices = {"none", "causal"},
-             .pass = "bwd"},
-            {.name = "mask-heads",
-             .help = "masks of a sequence: one, or each head's own",
-             .choices = {"one", "each"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "scale",
-             .help = "factor of the scores",
-             .choices = {"1"},
-             .rare = true,
-             .number = NumberRange{0, 1e6}}};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "s"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
+  MaskedSoftmax() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
@@ -113,8 +101,7 @@ class MaskedSoftmax final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
-    StageSpec stage =
-        whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
     stage.reduction_length = layer.n;
     stage.flops = 4 * static_cast<double>(layer.rows()) * static_cast<double>(layer.n);
     return {stage};
@@ -123,13 +110,6 @@ class MaskedSoftmax final : public Op {
   void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     masked_softmax::reference(problem, tensors, parallel);
-  }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return masked_softmax::baselines(problem, facts);
   }
 };
 
@@ -161,11 +141,9 @@ Places places_of(const Problem& problem) {
           .count = tensors.count()};
 }
 
-}  // namespace masked_softmax
+}  // namespace fftune::masked_softmax
 
-const Op& masked_softmax_op() {
+const fftune::Op& fftune::masked_softmax_op() {
   static const masked_softmax::MaskedSoftmax op;
   return op;
 }
-
-}  // namespace fftune

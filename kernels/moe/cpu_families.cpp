@@ -77,7 +77,7 @@ Program cpu_route_program(const Problem& problem) {
   return program;
 }
 
-Program cpu_combine_program(const Problem& problem, const DeviceFacts&) {
+Program cpu_combine_program(const Problem& problem, const DeviceFacts&, const Config&) {
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   const bool forward = problem.pass == "fwd", before = weighs_before(problem);
@@ -125,7 +125,7 @@ Program cpu_combine_program(const Problem& problem, const DeviceFacts&) {
   return program;
 }
 
-Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts) {
+Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   const DType dtype = problem.dtype;
@@ -217,7 +217,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts) {
   return program;
 }
 
-Program cpu_d_biases_program(const Problem& problem, const DeviceFacts&) {
+Program cpu_d_biases_program(const Problem& problem, const DeviceFacts&, const Config&) {
   struct Sum {
     std::size_t bias, rows, before;
     bool of_tokens;

@@ -118,7 +118,7 @@ class Decode : public Family {
   bool is_preferred(const Problem& problem, const DeviceFacts& facts) const final {
     if (problem.dtype != DType::fp8) return true;
     for (const char* stage : {ffn::stage_gate_up, ffn::stage_down})
-      if (sm90_engine().can_implement({gemm_stage(problem, stage)->gemm(problem)}, facts))
+      if (sm90_engine.can_implement({gemm_stage(problem, stage)->gemm(problem)}, facts))
         return true;
     return false;
   }

@@ -157,9 +157,9 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
 
 /// The other stages on the CPU (cpu_families.cpp): combine of the pass fwd, combine_dx of bwd.
 Program cpu_route_program(const Problem& problem);
-Program cpu_combine_program(const Problem& problem, const DeviceFacts& facts);
-Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts);
-Program cpu_d_biases_program(const Problem& problem, const DeviceFacts& facts);
+Program cpu_combine_program(const Problem& problem, const DeviceFacts& facts, const Config&);
+Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, const Config&);
+Program cpu_d_biases_program(const Problem& problem, const DeviceFacts& facts, const Config&);
 
 /// For forward passes in their plain forms (baselines.cpp).
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);

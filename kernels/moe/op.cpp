@@ -15,8 +15,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/moe/moe.hpp"
 
-namespace fftune {
-namespace moe {
+namespace fftune::moe {
 namespace {
 
 using Numbers = std::vector<std::int32_t>;
@@ -319,32 +318,73 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
   return stage;
 }
 
-class MoeFfn final : public Op {
- public:
-  std::string_view name() const override { return "moe-ffn"; }
-  std::string_view summary() const override {
-    return "mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> options{
+      {.name = "act",
+       .help = "activation of the gate; swiglu-oai limits gate and up and adds 1 to up",
+       .choices = gated_activation_names()},
+      {.name = "routing",
+       .help = "how often experts are chosen: of test data, and to choose a preset by",
+       .choices = {"uniform"},
+       .routing = true}};
+  for (OptionField& field : gated_save_options(", in the order of the experts"))
+    options.push_back(std::move(field));
+  options.push_back(
+      rare_option("weigh",
+                  "factor of the weights of a token's choices: its experts' outputs, or "
+                  "its row before them",
+                  {"after", "before"}));
+  options.push_back(rare_option("gate-up",
+                                "where the weights of gate and up are: separate; or packed in "
+                                "w_gate_up, whose rows are those of gate and then those of up, or "
+                                "one of each in turn",
+                                {"separate", "halves", "interleaved"}));
+  options.push_back(
+      rare_option("bias", "whether gate, up and an expert's output have biases", {"none", "all"}));
+  options.push_back(residual_option());
+  options.push_back(
+      rare_option("scales",
+                  "granularity of fp8 scales: a whole tensor, of an expert; a token, and "
+                  "a row of a weight; or blocks of 128 elements (in a weight 128 x "
+                  "128)",
+                  {"tensor", "token", "block"}, "fwd"));
+  options.push_back(batch_invariant_option());
+  options.push_back(accumulate_option("the weights and biases"));
+  return options;
+}
 
-  std::vector<SizeField> sizes() const override {
-    return {
-        product_tokens(),
-        {.name = "d", .help = "embedding size", .example = 2048},
-        {.name = "h", .help = "intermediate size of an expert", .example = 768},
-        {.name = "top-k",
-         .help = "experts that a token chooses",
-         .max = most_choices,
-         .example = 8},
-        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128},
-        {.name = "shared",
-         .help =
-             "experts that every token goes through with weight 1, the last ones of the stacked "
-             "weights; left out: none",
-         .max = most_shared,
-         .example = 1,
-         .rare = true}};
-  }
+OpFacts facts() {
+  return {
+      .name = "moe-ffn",
+      .summary = "mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)",
+      .sizes =
+          {product_tokens(),
+           {.name = "d", .help = "embedding size", .example = 2048},
+           {.name = "h", .help = "intermediate size of an expert", .example = 768},
+           {.name = "top-k",
+            .help = "experts that a token chooses",
+            .max = most_choices,
+            .example = 8},
+           {.name = "experts",
+            .help = "experts to choose from",
+            .max = most_experts,
+            .example = 128},
+           rare_size(
+               "shared",
+               "experts that every token goes through with weight 1, the last ones of the stacked "
+               "weights; left out: none",
+               most_shared, 1)},
+      .options = option_fields(),
+      .rows_are_alike = false,
+      .families = {decode_families, route_families, gemm_families, combine_families, weigh_families,
+                   d_biases_families},
+      .baselines = baselines};
+}
+
+class MoeFfn final : public DescribedOp {
+ public:
+  MoeFfn() : DescribedOp(facts()) {}
+
   /// The published configurations' hidden_size, moe_intermediate_size (or intermediate_size),
   /// experts and experts of a token; and what differs from the options' defaults.
   std::vector<KnownModel> known_models() const override {
@@ -370,46 +410,6 @@ class MoeFfn final : public Op {
             model("llama-4-scout", 5120, 8192, 16, 1, {{"weigh", "before"}})};
   }
   std::string_view sharded_size() const override { return "h"; }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> options{
-        {.name = "act",
-         .help = "activation of the gate; swiglu-oai limits gate and up and adds 1 to up",
-         .choices = gated_activation_names()},
-        {.name = "routing",
-         .help = "how often experts are chosen: of test data, and to choose a preset by",
-         .choices = {"uniform"},
-         .routing = true}};
-    for (OptionField& field : gated_save_options(", in the order of the experts"))
-      options.push_back(std::move(field));
-    options.push_back({.name = "weigh",
-                       .help =
-                           "factor of the weights of a token's choices: its experts' outputs, or "
-                           "its row before them",
-                       .choices = {"after", "before"},
-                       .rare = true});
-    options.push_back({.name = "gate-up",
-                       .help = "where the weights of gate and up are: separate; or packed in "
-                               "w_gate_up, whose rows are those of gate and then those of up, or "
-                               "one of each in turn",
-                       .choices = {"separate", "halves", "interleaved"},
-                       .rare = true});
-    options.push_back({.name = "bias",
-                       .help = "whether gate, up and an expert's output have biases",
-                       .choices = {"none", "all"},
-                       .rare = true});
-    options.push_back(residual_option());
-    options.push_back({.name = "scales",
-                       .help =
-                           "granularity of fp8 scales: a whole tensor, of an expert; a token, and "
-                           "a row of a weight; or blocks of 128 elements (in a weight 128 x "
-                           "128)",
-                       .choices = {"tensor", "token", "block"},
-                       .rare = true,
-                       .pass = "fwd"});
-    options.push_back(batch_invariant_option());
-    options.push_back(accumulate_option("the weights and biases"));
-    return options;
-  }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     auto all = float_dtypes(kind);
     all.push_back(DType::fp8);
@@ -418,10 +418,6 @@ class MoeFfn final : public Op {
   std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view pass) const override {
     return pass == "bwd" ? float_dtypes(kind) : dtypes(kind);
   }
-  std::string_view token_size() const override { return "m"; }
-  /// A token's rows lie where the other tokens' choices leave them.
-  bool rows_are_alike(const Problem&) const override { return false; }
-
   std::string contradiction(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
     if (shape.top_k > shape.experts)
@@ -462,14 +458,6 @@ class MoeFfn final : public Op {
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     moe::reference(problem, stage_names(problem).at(stage), tensors, parallel);
-  }
-
-  std::vector<const Family*> families() const override {
-    return joined({decode_families(), route_families(), gemm_families(), combine_families(),
-                   weigh_families(), d_biases_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return moe::baselines(problem, facts);
   }
 };
 
@@ -585,11 +573,9 @@ bool stores_gates(const Problem& problem) {
   return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
 }
 
-}  // namespace moe
+}  // namespace fftune::moe
 
-const Op& moe_ffn_op() {
+const fftune::Op& fftune::moe_ffn_op() {
   static const moe::MoeFfn op;
   return op;
 }
-
-}  // namespace fftune

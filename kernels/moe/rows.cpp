@@ -226,29 +226,12 @@ class DBiases final : public StageFamily {
 };
 
 /// The same on the CPU.
-class CpuStage final : public StageFamily {
- public:
-  CpuStage(std::string_view name, std::string_view summary, const char* stage, const char* pass,
-           Program (*make)(const Problem&, const DeviceFacts&), const char* option = "",
-           const char* value = "")
-      : StageFamily({.name = name,
-                     .summary = summary,
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage,
-                     .pass = pass,
-                     .option = option,
-                     .value = value,
-                     .sources = {"moe/cpu_families.cpp"},
-                     .is_fallback = true}),
-        make_(make) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    return make_(problem, facts);
-  }
-
- private:
-  Program (*make_)(const Problem&, const DeviceFacts&);
-};
+StageFamily cpu_family(StageFamilyFacts facts) {
+  facts.device_kind = DeviceKind::cpu;
+  facts.sources = {"moe/cpu_families.cpp"};
+  facts.is_fallback = true;
+  return StageFamily(std::move(facts));
+}
 
 }  // namespace
 
@@ -260,22 +243,38 @@ std::vector<const Family*> combine_families() {
   static const Combine fwd(forward, "combine_rows", false),
       fwd_fallback(forward, "combine_fallback", true), bwd(backward, "combine_dx_rows", false),
       bwd_fallback(backward, "combine_dx_fallback", true);
-  static const CpuStage cpu("cpu_combine", "a token a task", stage_combine, "fwd",
-                            cpu_combine_program),
-      cpu_dx("cpu_combine_dx", "a token a task", stage_combine_dx, "bwd", cpu_combine_program);
+  static const StageFamily cpu = cpu_family({.name = "cpu_combine",
+                                             .summary = "a token a task",
+                                             .stage = stage_combine,
+                                             .pass = "fwd",
+                                             .program = cpu_combine_program}),
+                           cpu_dx = cpu_family({.name = "cpu_combine_dx",
+                                                .summary = "a token a task",
+                                                .stage = stage_combine_dx,
+                                                .pass = "bwd",
+                                                .program = cpu_combine_program});
   return {&fwd, &fwd_fallback, &cpu, &bwd, &bwd_fallback, &cpu_dx};
 }
 
 std::vector<const Family*> weigh_families() {
   static const Weigh rows;
-  static const CpuStage cpu("cpu_weigh", "a choice a task", stage_weigh, "bwd", cpu_weigh_program);
+  static const StageFamily cpu = cpu_family({.name = "cpu_weigh",
+                                             .summary = "a choice a task",
+                                             .stage = stage_weigh,
+                                             .pass = "bwd",
+                                             .program = cpu_weigh_program});
   return {&rows, &cpu};
 }
 
 std::vector<const Family*> d_biases_families() {
   static const DBiases sums;
-  static const CpuStage cpu("cpu_d_biases", "an expert a task", stage_d_biases, "bwd",
-                            cpu_d_biases_program, "bias", "all");
+  static const StageFamily cpu = cpu_family({.name = "cpu_d_biases",
+                                             .summary = "an expert a task",
+                                             .stage = stage_d_biases,
+                                             .pass = "bwd",
+                                             .option = "bias",
+                                             .value = "all",
+                                             .program = cpu_d_biases_program});
   return {&sums, &cpu};
 }
 

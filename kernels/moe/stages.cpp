@@ -170,37 +170,17 @@ const GemmStage* gemm_stage(const Problem&, std::string_view name) {
 }
 
 std::vector<const Family*> gemm_families() {
-  static const std::vector<GemmFamily> families{
-      {sm90_engine(), {gate_up}, "gate_up_sm90", by_wgmma},
-      {sm90_engine(), {down}, "down_sm90", by_wgmma},
-      {sm90_engine(), {d_hidden}, "d_hidden_sm90", by_wgmma},
-      {sm90_engine(), {d_x}, "d_x_sm90", by_wgmma},
-      {sm90_engine(), {d_gate_up}, "d_gate_up_sm90", sums_by_wgmma},
-      {sm90_engine(), {d_down}, "d_down_sm90", sums_by_wgmma},
-      {sm80_engine(), {gate_up}, "gate_up_sm80", by_mma_sync},
-      {sm80_engine(), {down}, "down_sm80", by_mma_sync},
-      {sm80_engine(), {d_hidden}, "d_hidden_sm80", by_mma_sync},
-      {sm80_engine(), {d_x}, "d_x_sm80", by_mma_sync},
-      {sm80_engine(), {d_gate_up}, "d_gate_up_sm80", sums_by_mma_sync},
-      {sm80_engine(), {d_down}, "d_down_sm80", sums_by_mma_sync},
-      {simt_engine(), {gate_up}, "gate_up_fallback", fallback},
-      {simt_engine(), {down}, "down_fallback", fallback},
-      {simt_engine(), {d_hidden}, "d_hidden_fallback", fallback},
-      {simt_engine(), {d_x}, "d_x_fallback", fallback},
-      {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
-      {simt_engine(), {d_down}, "d_down_fallback", fallback},
-      {cpu_blas_engine(), {gate_up}, "cpu_gate_up_blas", blas},
-      {cpu_blas_engine(), {down}, "cpu_down_blas", blas},
-      {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
-      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
-      {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas},
-      {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas},
-      {cpu_plain_engine(), {gate_up}, "cpu_gate_up_plain", plain},
-      {cpu_plain_engine(), {down}, "cpu_down_plain", plain},
-      {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
-      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
-      {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},
-      {cpu_plain_engine(), {d_down}, "cpu_d_down_plain", plain}};
+  static const auto families = families_of(
+      {{sm90_engine, {gate_up, down, d_hidden, d_x}, "{}_sm90", by_wgmma},
+       {sm90_engine, {d_gate_up, d_down}, "{}_sm90", sums_by_wgmma},
+       {sm80_engine, {gate_up, down, d_hidden, d_x}, "{}_sm80", by_mma_sync},
+       {sm80_engine, {d_gate_up, d_down}, "{}_sm80", sums_by_mma_sync},
+       {simt_engine, {gate_up, down, d_hidden, d_x, d_gate_up, d_down}, "{}_fallback", fallback},
+       {cpu_blas_engine, {gate_up, down, d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_blas", blas},
+       {cpu_plain_engine,
+        {gate_up, down, d_hidden, d_x, d_gate_up, d_down},
+        "cpu_{}_plain",
+        plain}});
   return addresses_of(families);
 }
 

@@ -135,62 +135,57 @@ class TokenRouter {
   std::vector<bool> taken_;
 };
 
-class CpuChoose final : public StageFamily {
- public:
-  explicit CpuChoose(bool backward)
-      : StageFamily({.name = backward ? "cpu_choose_gradient" : "cpu_choose",
-                     .summary = "a token a task",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = moe_route::stage,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {"moe_route/cpu_families.cpp"},
-                     .is_fallback = true}),
-        backward_(backward) {}
-
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const Router router = router_of(problem);
-    const TensorPlaces places(moe_route_op().tensors(problem));
-    const std::size_t logits = places.at("logits"), bias = places.at("bias"),
-                      ids = places.at("ids"), weights = places.at("weights"),
-                      d_weights = places.at("d_weights"), d_logits = places.at("d_logits");
-    Program program;
-    program.host_tensors = places.count();
-    program.steps.emplace_back(HostFunction([=, backward = backward_](const HostCall& call) {
-      const std::size_t row_bytes =
-          static_cast<std::size_t>(router.experts) * dtype_bytes(router.dtype);
-      for_each_block(router.m, router.experts, call.parallel, [&](const Block& block) {
-        TokenRouter token(router);
-        for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
-          const auto at = static_cast<std::size_t>(row) * row_bytes;
-          decode(router.dtype, static_cast<const std::byte*>(call.tensors[logits]) + at,
-                 token.logits());
-          auto* const own_ids =
-              static_cast<std::int32_t*>(call.tensors[ids]) + row * router.choices;
-          if (!backward) {
-            const auto* const own_bias =
-                bias == absent ? nullptr : static_cast<const float*>(call.tensors[bias]);
-            token.choose(own_bias, own_ids,
-                         static_cast<float*>(call.tensors[weights]) + row * router.choices);
-            continue;
-          }
-          token.differentiate(
-              own_ids, static_cast<const float*>(call.tensors[d_weights]) + row * router.choices);
-          encode(router.dtype, std::span<const float>(token.logits()),
-                 static_cast<std::byte*>(call.tensors[d_logits]) + at);
+Program program(const Problem& problem, const DeviceFacts&, const Config&) {
+  const Router router = router_of(problem);
+  const TensorPlaces places(moe_route_op().tensors(problem));
+  const std::size_t logits = places.at("logits"), bias = places.at("bias"), ids = places.at("ids"),
+                    weights = places.at("weights"), d_weights = places.at("d_weights"),
+                    d_logits = places.at("d_logits");
+  Program program;
+  program.host_tensors = places.count();
+  program.steps.emplace_back(HostFunction([=,
+                                           backward = problem.pass == "bwd"](const HostCall& call) {
+    const std::size_t row_bytes =
+        static_cast<std::size_t>(router.experts) * dtype_bytes(router.dtype);
+    for_each_block(router.m, router.experts, call.parallel, [&](const Block& block) {
+      TokenRouter token(router);
+      for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
+        const auto at = static_cast<std::size_t>(row) * row_bytes;
+        decode(router.dtype, static_cast<const std::byte*>(call.tensors[logits]) + at,
+               token.logits());
+        auto* const own_ids = static_cast<std::int32_t*>(call.tensors[ids]) + row * router.choices;
+        if (!backward) {
+          const auto* const own_bias =
+              bias == absent ? nullptr : static_cast<const float*>(call.tensors[bias]);
+          token.choose(own_bias, own_ids,
+                       static_cast<float*>(call.tensors[weights]) + row * router.choices);
+          continue;
         }
-      });
-    }));
-    return program;
-  }
-
- private:
-  bool backward_;
-};
+        token.differentiate(
+            own_ids, static_cast<const float*>(call.tensors[d_weights]) + row * router.choices);
+        encode(router.dtype, std::span<const float>(token.logits()),
+               static_cast<std::byte*>(call.tensors[d_logits]) + at);
+      }
+    });
+  }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuChoose forward(false), backward(true);
+  const auto family = [](const char* name, const char* pass) {
+    return StageFamily({.name = name,
+                        .summary = "a token a task",
+                        .device_kind = DeviceKind::cpu,
+                        .stage = moe_route::stage,
+                        .pass = pass,
+                        .sources = {"moe_route/cpu_families.cpp"},
+                        .is_fallback = true,
+                        .program = program});
+  };
+  static const StageFamily forward = family("cpu_choose", "fwd"),
+                           backward = family("cpu_choose_gradient", "bwd");
   return {&forward, &backward};
 }
 

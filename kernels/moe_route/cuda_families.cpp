@@ -18,47 +18,42 @@ std::string template_argument(const Router& router) {
                      router.renormalises);
 }
 
-class Choose final : public StageFamily {
- public:
-  explicit Choose(bool backward)
-      : StageFamily({.name = backward ? "choose_gradient" : "choose",
-                     .summary = "a warp a token, its logits in registers",
-                     .stage = moe_route::stage,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {kernel_file},
-                     .is_fallback = true}),
-        backward_(backward) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    constexpr std::int64_t tokens_of_block = 4;
-    const Router router = router_of(problem);
-    const TensorPlaces places(moe_route_op().tensors(problem));
-    const auto given = [&](const char* name) { return tensor_or_null(places.at(name)); };
-    std::vector<Argument> arguments =
-        backward_
-            ? std::vector{given("d_weights"), given("logits"), given("ids"), given("d_logits")}
-            : std::vector{given("logits"), given("bias"), given("ids"), given("weights")};
-    arguments.emplace_back(router.scale);
-    arguments.emplace_back(router.m);
-    Program program;
-    KernelLaunch& launch = append_kernel(
-        program, kernel_file,
-        fmt::format("{}<{}, {}>", backward_ ? "choose_experts_gradient" : "choose_experts",
-                    element_type(router.dtype), template_argument(router)),
-        {static_cast<std::uint32_t>(quotient_up(router.m, tokens_of_block))}, 128,
-        std::move(arguments));
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
-  }
-
- private:
-  bool backward_;
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  constexpr std::int64_t tokens_of_block = 4;
+  const Router router = router_of(problem);
+  const bool backward = problem.pass == "bwd";
+  const TensorPlaces places(moe_route_op().tensors(problem));
+  const auto given = [&](const char* name) { return tensor_or_null(places.at(name)); };
+  std::vector<Argument> arguments =
+      backward ? std::vector{given("d_weights"), given("logits"), given("ids"), given("d_logits")}
+               : std::vector{given("logits"), given("bias"), given("ids"), given("weights")};
+  arguments.emplace_back(router.scale);
+  arguments.emplace_back(router.m);
+  Program program;
+  KernelLaunch& launch = append_kernel(
+      program, kernel_file,
+      fmt::format("{}<{}, {}>", backward ? "choose_experts_gradient" : "choose_experts",
+                  element_type(router.dtype), template_argument(router)),
+      {static_cast<std::uint32_t>(quotient_up(router.m, tokens_of_block))}, 128,
+      std::move(arguments));
+  launch.programmatic = facts.compute_capability >= 90;
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  static const Choose forward(false), backward(true);
+  const auto family = [](const char* name, const char* pass) {
+    return StageFamily({.name = name,
+                        .summary = "a warp a token, its logits in registers",
+                        .stage = moe_route::stage,
+                        .pass = pass,
+                        .sources = {kernel_file},
+                        .is_fallback = true,
+                        .program = program});
+  };
+  static const StageFamily forward = family("choose", "fwd"),
+                           backward = family("choose_gradient", "bwd");
   return {&forward, &backward};
 }
 

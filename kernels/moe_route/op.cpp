@@ -15,8 +15,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 
-namespace fftune {
-namespace moe_route {
+namespace fftune::moe_route {
 namespace {
 
 constexpr std::int64_t most_experts = 1024, most_choices = 32;
@@ -120,61 +119,46 @@ std::vector<double> gradient(const Router& router, std::span<const double> logit
   return result;
 }
 
-class MoeRoute final : public Op {
+OpFacts facts() {
+  return {
+      .name = "moe-route",
+      .summary =
+          "router of a mixture of experts: ids and weights of the top-k of softmax or sigmoid of "
+          "the logits",
+      .sizes = {row_tokens(),
+                {.name = "top-k",
+                 .help = "experts that a token chooses",
+                 .max = most_choices,
+                 .example = 8},
+                {.name = "experts",
+                 .help = "experts to choose from",
+                 .max = most_experts,
+                 .example = 128},
+                rare_size("groups",
+                          "groups of experts, of which a token uses the best; none if left out", 32,
+                          8),
+                rare_size("top-groups", "groups that a token uses; all if left out", 32, 4)},
+      .options =
+          {{"score", "function of a logit that gives an expert's score", {"softmax", "sigmoid"}},
+           rare_option("order",
+                       "whether the softmax is over all experts, before the choice, or over the "
+                       "chosen ones after it",
+                       {"before", "after"}),
+           rare_option("group-score",
+                       "score of a group: its best expert, or the sum of its best two",
+                       {"max", "top2"}, "fwd"),
+           rare_option("bias", "whether a bias is added to the scores for the choice alone",
+                       {"no", "yes"}, "fwd"),
+           {.name = "renormalise",
+            .help = "whether the weights of a token add up to scale",
+            .choices = {"no", "yes"}},
+           rare_number("scale", "a factor of the weights", "1", {1e-6, 1e6})},
+      .families = {cuda_families, cpu_families}};
+}
+
+class MoeRoute final : public DescribedOp {
  public:
-  std::string_view name() const override { return "moe-route"; }
-  std::string_view summary() const override {
-    return "router of a mixture of experts: ids and weights of the top-k of softmax or sigmoid of "
-           "the logits";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {
-        row_tokens(),
-        {.name = "top-k",
-         .help = "experts that a token chooses",
-         .max = most_choices,
-         .example = 8},
-        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128},
-        {.name = "groups",
-         .help = "groups of experts, of which a token uses the best; none if left out",
-         .max = 32,
-         .example = 8,
-         .rare = true},
-        {.name = "top-groups",
-         .help = "groups that a token uses; all if left out",
-         .max = 32,
-         .example = 4,
-         .rare = true}};
-  }
-  std::vector<OptionField> options() const override {
-    return {{"score", "function of a logit that gives an expert's score", {"softmax", "sigmoid"}},
-            {.name = "order",
-             .help = "whether the softmax is over all experts, before the choice, or over the "
-                     "chosen ones after it",
-             .choices = {"before", "after"},
-             .rare = true},
-            {.name = "group-score",
-             .help = "score of a group: its best expert, or the sum of its best two",
-             .choices = {"max", "top2"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "bias",
-             .help = "whether a bias is added to the scores for the choice alone",
-             .choices = {"no", "yes"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "renormalise",
-             .help = "whether the weights of a token add up to scale",
-             .choices = {"no", "yes"}},
-            {.name = "scale",
-             .help = "a factor of the weights",
-             .choices = {"1"},
-             .rare = true,
-             .number = NumberRange{1e-6, 1e6}}};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+  MoeRoute() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override {
     const Router router = router_of(problem);
@@ -266,11 +250,6 @@ class MoeRoute final : public Op {
     tensors["ids"] = std::move(ids);
     tensors["weights"] = std::move(weights);
   }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 }  // namespace
@@ -296,11 +275,9 @@ Router router_of(const Problem& problem) {
   return router;
 }
 
-}  // namespace moe_route
+}  // namespace fftune::moe_route
 
-const Op& moe_route_op() {
+const fftune::Op& fftune::moe_route_op() {
   static const moe_route::MoeRoute op;
   return op;
 }
-
-}  // namespace fftune

@@ -99,54 +99,48 @@ BlockRow block_row_of(const Rows& rows) {
   return rows.prefix > 0 ? block_row<std::int32_t, true> : block_row<std::int32_t, false>;
 }
 
-class CpuRows final : public CpuRowFamily {
- public:
-  CpuRows()
-      : CpuRowFamily({.name = "cpu_rows",
-                      .summary = "blocks of rows, on all threads",
-                      .stage = stage,
-                      .pass = "fwd",
-                      .sources = {"ngram_block/cpu_families.cpp"}}) {}
+RowWork work(const Problem& problem) {
+  const Rows rows = rows_of(problem);
+  return {.rows = rows.b,
+          .row_bytes = (rows.prefix + rows.len) * static_cast<std::int64_t>(dtype_bytes(rows.ids)),
+          .nontemporal = false};
+}
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
-    const Rows rows = rows_of(problem);
-    const TensorPlaces at(ngram_block_op().tensors(problem));
-    const RowTasks tasks(work(problem), config);
-    Program program;
-    program.host_tensors = at.count();
-    program.steps.emplace_back(HostFunction(
-        [=, block = block_row_of(rows), ids = at.at("ids"), prefix = at.at("prefix"),
-         lengths = at.at("lengths"), prefix_lengths = at.at("prefix_lengths"), n = at.at("n"),
-         logits = at.at("logits"), invalid = at.at("invalid")](const HostCall& call) {
-          const auto counts = [&](std::size_t place) {
-            return static_cast<std::int32_t*>(address_of(call, place));
-          };
-          const Tensors tensors{.ids = call.tensors[ids],
-                                .prefix = address_of(call, prefix),
-                                .lengths = counts(lengths),
-                                .prefix_lengths = counts(prefix_lengths),
-                                .n = counts(n),
-                                .logits = static_cast<std::byte*>(call.tensors[logits]),
-                                .invalid = counts(invalid)};
-          tasks.run(call.parallel, nullptr, [&](std::int64_t row) { block(rows, tensors, row); });
-        }));
-    return program;
-  }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    const Rows rows = rows_of(problem);
-    return {
-        .rows = rows.b,
-        .row_bytes = (rows.prefix + rows.len) * static_cast<std::int64_t>(dtype_bytes(rows.ids)),
-        .nontemporal = false};
-  }
-};
+Program program(const Problem& problem, const DeviceFacts&, const Config& config) {
+  const Rows rows = rows_of(problem);
+  const TensorPlaces at(ngram_block_op().tensors(problem));
+  const RowTasks tasks(work(problem), config);
+  Program program;
+  program.host_tensors = at.count();
+  program.steps.emplace_back(HostFunction(
+      [=, block = block_row_of(rows), ids = at.at("ids"), prefix = at.at("prefix"),
+       lengths = at.at("lengths"), prefix_lengths = at.at("prefix_lengths"), n = at.at("n"),
+       logits = at.at("logits"), invalid = at.at("invalid")](const HostCall& call) {
+        const auto counts = [&](std::size_t place) {
+          return static_cast<std::int32_t*>(address_of(call, place));
+        };
+        const Tensors tensors{.ids = call.tensors[ids],
+                              .prefix = address_of(call, prefix),
+                              .lengths = counts(lengths),
+                              .prefix_lengths = counts(prefix_lengths),
+                              .n = counts(n),
+                              .logits = static_cast<std::byte*>(call.tensors[logits]),
+                              .invalid = counts(invalid)};
+        tasks.run(call.parallel, nullptr, [&](std::int64_t row) { block(rows, tensors, row); });
+      }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRows rows;
+  static const CpuRowFamily rows({.name = "cpu_rows",
+                                  .summary = "blocks of rows, on all threads",
+                                  .stage = stage,
+                                  .pass = "fwd",
+                                  .sources = {"ngram_block/cpu_families.cpp"},
+                                  .program = program},
+                                 work);
   return {&rows};
 }
 

@@ -13,8 +13,7 @@
 
 #include "kernels/common/op_parts.hpp"
 
-namespace fftune {
-namespace ngram_block {
+namespace fftune::ngram_block {
 namespace {
 
 /// Texts of `length` ids that repeat themselves: most of an alphabet of a few tokens, with a little
@@ -95,55 +94,44 @@ bool is_whole(double number) {
   return number == std::floor(number);
 }
 
-class NgramBlock final : public Op {
+OpFacts facts() {
+  return {
+      .name = "ngram-block",
+      .summary = "logits of tokens that would repeat an n-gram of their row become -inf",
+      .passes = {"fwd"},
+      .sizes = {{.name = "b",
+                 .help = "rows: sequences, or beams",
+                 .default_on_cuda = {1, 32, 256},
+                 .default_on_cpu = {1, 32},
+                 .example = 256},
+                {.name = "len",
+                 .help = "ids of a row; with a prefix, those after it",
+                 .max = most_ids,
+                 .example = 512},
+                {.name = "vocab", .help = "logits of a row", .max = most_tokens, .example = 32128},
+                rare_size("prefix",
+                          "ids of a prefix that rows share, before their own; none if left out",
+                          most_ids, 8192),
+                rare_size("beams", "rows after each other that share a prefix; 1 if left out",
+                          most_beams, 8)},
+      .options = {{"ids", "element type of the ids", {"i32", "i64"}},
+                  {"lengths",
+                   "lengths of rows and prefixes: all of len and prefix, or each its own",
+                   {"whole", "own"},
+                   true},
+                  {"ngrams", "one n for all rows, or each its own", {"one", "own"}, true},
+                  rare_number("n", "tokens of an n-gram, a whole number", "3", {1, 131072}),
+                  rare_number("padding", "the id that never matches, a whole number", "-1",
+                              {-1000000, 1000000})},
+      .token_size = "b",
+      .families = {cuda_families, cpu_families},
+      .baselines = baselines};
+}
+
+class NgramBlock final : public DescribedOp {
  public:
-  std::string_view name() const override { return "ngram-block"; }
-  std::string_view summary() const override {
-    return "logits of tokens that would repeat an n-gram of their row become -inf";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "b",
-             .help = "rows: sequences, or beams",
-             .default_on_cuda = {1, 32, 256},
-             .default_on_cpu = {1, 32},
-             .example = 256},
-            {.name = "len",
-             .help = "ids of a row; with a prefix, those after it",
-             .max = most_ids,
-             .example = 512},
-            {.name = "vocab", .help = "logits of a row", .max = most_tokens, .example = 32128},
-            {.name = "prefix",
-             .help = "ids of a prefix that rows share, before their own; none if left out",
-             .max = most_ids,
-             .example = 8192,
-             .rare = true},
-            {.name = "beams",
-             .help = "rows after each other that share a prefix; 1 if left out",
-             .max = most_beams,
-             .example = 8,
-             .rare = true}};
-  }
-  std::vector<OptionField> options() const override {
-    return {{"ids", "element type of the ids", {"i32", "i64"}},
-            {"lengths",
-             "lengths of rows and prefixes: all of len and prefix, or each its own",
-             {"whole", "own"},
-             true},
-            {"ngrams", "one n for all rows, or each its own", {"one", "own"}, true},
-            {.name = "n",
-             .help = "tokens of an n-gram, a whole number",
-             .choices = {"3"},
-             .rare = true,
-             .number = NumberRange{1, 131072}},
-            {.name = "padding",
-             .help = "the id that never matches, a whole number",
-             .choices = {"-1"},
-             .rare = true,
-             .number = NumberRange{-1000000, 1000000}}};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "b"; }
+  NgramBlock() : DescribedOp(facts()) {}
+
   bool rows_are_alike(const Problem& problem) const override {
     return rows_of(problem).prefix == 0;
   }
@@ -204,13 +192,6 @@ class NgramBlock final : public Op {
     });
     tensors["invalid"] = std::move(invalid);
   }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return ngram_block::baselines(problem, facts);
-  }
 };
 
 }  // namespace
@@ -234,11 +215,9 @@ Rows rows_of(const Problem& problem) {
   return rows;
 }
 
-}  // namespace ngram_block
+}  // namespace fftune::ngram_block
 
-const Op& ngram_block_op() {
+const fftune::Op& fftune::ngram_block_op() {
   static const ngram_block::NgramBlock op;
   return op;
 }
-
-}  // namespace fftune

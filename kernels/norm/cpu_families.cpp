@@ -190,139 +190,124 @@ void differentiate(const Layer& layer, const RowKernels& kernels, const Gradient
   if (layer.d == 1 && !rstd) differentiate_one(layer, of, factors[0], r);
 }
 
-class CpuNorm : public CpuRowFamily {
- protected:
-  using CpuRowFamily::CpuRowFamily;
-  RowWork work(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    return {.rows = layer.m,
-            .row_bytes = layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
-            .sums = layer.backward,
-            .nontemporal = !layer.centres};
-  }
-};
+RowWork work(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  return {.rows = layer.m,
+          .row_bytes = layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
+          .sums = layer.backward,
+          .nontemporal = !layer.centres};
+}
 
-class CpuForward final : public CpuNorm {
- public:
-  CpuForward()
-      : CpuNorm({.name = "cpu_forward",
-                 .summary = "blocks of rows, on all threads",
-                 .stage = stage_forward,
-                 .pass = "fwd",
-                 .sources = cpu_sources()}) {}
+Program forward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const RowTasks tasks(work(problem), config);
+  const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
+  const TensorPlaces at = places_of(layer);
+  Program program;
+  program.host_tensors = at.count();
+  program.scratch = {{factor_bytes(layer), false},
+                     {layer.centres ? factor_bytes(layer) : 0, false}};
+  program.steps.emplace_back(
+      HostFunction([=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"),
+                    b = at.at("b"), y = at.at("y"), sum = at.at("sum"), rstd = at.at("rstd"),
+                    scale = at.at("scale")](const HostCall& call) {
+        const auto d = static_cast<std::size_t>(layer.d);
+        const auto row_in = [&](std::size_t place, std::int64_t row) {
+          return row_of(layer, call.tensors[place], row);
+        };
+        const auto floats_in = [&](std::size_t place, std::size_t scratch) {
+          return factors_of(layer, call.tensors[place],
+                            reinterpret_cast<float*>(call.scratch[scratch]));
+        };
+        auto* const rstds = static_cast<float*>(address_of(call, rstd));
+        const float* const factors = floats_in(w, 0);
+        const float* const biases = layer.centres ? floats_in(b, 1) : nullptr;
+        tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
+          const std::byte* values = row_in(x, row);
+          float squares = 0;
+          if (layer.adds) {
+            std::byte* const total = row_in(sum, row);
+            squares = kernels.add(values, row_in(residual, row), total, d);
+            values = total;
+          } else if (!layer.centres) {
+            squares = kernels.squares(values, d);
+          }
+          if (layer.centres)
+            return normalise_centred(layer, values, factors, biases, row_in(y, row));
+          const float r = reciprocal_deviation(layer, squares);
+          if (rstds) rstds[row] = r;
+          if (layer.quantises())
+            static_cast<float*>(call.tensors[scale])[row] =
+                quantise_row(layer, values, factors, r,
+                             static_cast<std::byte*>(call.tensors[y]) + row * layer.d);
+          else if (layer.adds_after)
+            add_to_row(layer, values, row_in(residual, row), factors, r, row_in(y, row));
+          else
+            kernels.normalise(values, factors, r, layer.convention == Convention::llama,
+                              row_in(y, row), d, tasks.nontemporal);
+        });
+      }));
+  return program;
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    const RowTasks tasks(work(problem), config);
-    const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
-    const TensorPlaces at = places_of(layer);
-    Program program;
-    program.host_tensors = at.count();
-    program.scratch = {{factor_bytes(layer), false},
-                       {layer.centres ? factor_bytes(layer) : 0, false}};
-    program.steps.emplace_back(
-        HostFunction([=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"),
-                      b = at.at("b"), y = at.at("y"), sum = at.at("sum"), rstd = at.at("rstd"),
-                      scale = at.at("scale")](const HostCall& call) {
-          const auto d = static_cast<std::size_t>(layer.d);
-          const auto row_in = [&](std::size_t place, std::int64_t row) {
-            return row_of(layer, call.tensors[place], row);
-          };
-          const auto floats_in = [&](std::size_t place, std::size_t scratch) {
-            return factors_of(layer, call.tensors[place],
-                              reinterpret_cast<float*>(call.scratch[scratch]));
-          };
-          auto* const rstds = static_cast<float*>(address_of(call, rstd));
-          const float* const factors = floats_in(w, 0);
-          const float* const biases = layer.centres ? floats_in(b, 1) : nullptr;
-          tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
-            const std::byte* values = row_in(x, row);
-            float squares = 0;
-            if (layer.adds) {
-              std::byte* const total = row_in(sum, row);
-              squares = kernels.add(values, row_in(residual, row), total, d);
-              values = total;
-            } else if (!layer.centres) {
-              squares = kernels.squares(values, d);
-            }
-            if (layer.centres)
-              return normalise_centred(layer, values, factors, biases, row_in(y, row));
-            const float r = reciprocal_deviation(layer, squares);
-            if (rstds) rstds[row] = r;
-            if (layer.quantises())
-              static_cast<float*>(call.tensors[scale])[row] =
-                  quantise_row(layer, values, factors, r,
-                               static_cast<std::byte*>(call.tensors[y]) + row * layer.d);
-            else if (layer.adds_after)
-              add_to_row(layer, values, row_in(residual, row), factors, r, row_in(y, row));
-            else
-              kernels.normalise(values, factors, r, layer.convention == Convention::llama,
-                                row_in(y, row), d, tasks.nontemporal);
-          });
-        }));
-    return program;
-  }
-};
-
-class CpuBackward final : public CpuNorm {
- public:
-  CpuBackward()
-      : CpuNorm({.name = "cpu_backward",
-                 .summary = "a part of the rows for each thread, then the sums of theirs",
-                 .stage = stage_backward,
-                 .pass = "bwd",
-                 .sources = cpu_sources()}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    const RowParts parts(work(problem), config);
-    const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
-    const TensorPlaces at = places_of(layer);
-    const auto d = static_cast<std::size_t>(layer.d);
-    const std::int64_t columns = layer.centres ? 2 * layer.d : layer.d;
-    Program program;
-    program.host_tensors = at.count();
-    program.scratch = {{factor_bytes(layer), false},
-                       parts.scratch(columns),
-                       {layer.centres ? 2 * d * sizeof(float) : 0, false}};
-    program.steps.emplace_back(
-        HostFunction([=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"),
-                      dsum = at.at("dsum"), rstd = at.at("rstd"), dx = at.at("dx"),
-                      dw = at.at("dw"), db = at.at("db")](const HostCall& call) {
-          const auto* const rstds = static_cast<const float*>(address_of(call, rstd));
-          const float* const factors =
-              factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
-          const auto of_row = [&](std::int64_t row, float* sums) {
-            const Gradient of{.x = row_of(layer, call.tensors[x], row),
-                              .dy = row_of(layer, call.tensors[dy], row),
-                              .dsum = row_of(layer, address_of(call, dsum), row),
-                              .dx = row_of(layer, call.tensors[dx], row)};
-            if (layer.centres)
-              differentiate_centred(layer, of, factors, sums);
-            else
-              differentiate(layer, kernels, of, factors, rstds ? rstds + row : nullptr, sums,
-                            parts.nontemporal);
-          };
-          // dw and db lie beside each other only in scratch memory.
-          auto* const both = reinterpret_cast<float*>(call.scratch[2]);
-          parts.run(call, kernels.fence, call.scratch[1], columns,
-                    layer.centres ? DType::f32 : layer.weight_dtype,
-                    layer.centres ? both : call.tensors[dw], of_row);
-          if (!layer.centres) return;
-          encode(layer.dtype, std::span<const float>(both, d), call.tensors[dw]);
-          encode(layer.dtype, std::span<const float>(both + d, d), call.tensors[db]);
-        }));
-    return program;
-  }
-};
+Program backward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const RowParts parts(work(problem), config);
+  const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
+  const TensorPlaces at = places_of(layer);
+  const auto d = static_cast<std::size_t>(layer.d);
+  const std::int64_t columns = layer.centres ? 2 * layer.d : layer.d;
+  Program program;
+  program.host_tensors = at.count();
+  program.scratch = {{factor_bytes(layer), false},
+                     parts.scratch(columns),
+                     {layer.centres ? 2 * d * sizeof(float) : 0, false}};
+  program.steps.emplace_back(
+      HostFunction([=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"),
+                    dsum = at.at("dsum"), rstd = at.at("rstd"), dx = at.at("dx"), dw = at.at("dw"),
+                    db = at.at("db")](const HostCall& call) {
+        const auto* const rstds = static_cast<const float*>(address_of(call, rstd));
+        const float* const factors =
+            factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
+        const auto of_row = [&](std::int64_t row, float* sums) {
+          const Gradient of{.x = row_of(layer, call.tensors[x], row),
+                            .dy = row_of(layer, call.tensors[dy], row),
+                            .dsum = row_of(layer, address_of(call, dsum), row),
+                            .dx = row_of(layer, call.tensors[dx], row)};
+          if (layer.centres)
+            differentiate_centred(layer, of, factors, sums);
+          else
+            differentiate(layer, kernels, of, factors, rstds ? rstds + row : nullptr, sums,
+                          parts.nontemporal);
+        };
+        // dw and db lie beside each other only in scratch memory.
+        auto* const both = reinterpret_cast<float*>(call.scratch[2]);
+        parts.run(call, kernels.fence, call.scratch[1], columns,
+                  layer.centres ? DType::f32 : layer.weight_dtype,
+                  layer.centres ? both : call.tensors[dw], of_row);
+        if (!layer.centres) return;
+        encode(layer.dtype, std::span<const float>(both, d), call.tensors[dw]);
+        encode(layer.dtype, std::span<const float>(both + d, d), call.tensors[db]);
+      }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuForward forward;
-  static const CpuBackward backward;
+  static const CpuRowFamily forward({.name = "cpu_forward",
+                                     .summary = "blocks of rows, on all threads",
+                                     .pass = "fwd",
+                                     .sources = cpu_sources(),
+                                     .program = forward_program},
+                                    work);
+  static const CpuRowFamily backward(
+      {.name = "cpu_backward",
+       .summary = "a part of the rows for each thread, then the sums of theirs",
+       .pass = "bwd",
+       .sources = cpu_sources(),
+       .program = backward_program},
+      work);
   return {&forward, &backward};
 }
 

@@ -51,7 +51,6 @@ class Fallback final : public StageFamily {
       : StageFamily(
             {.name = backward ? "backward_fallback" : "forward_fallback",
              .summary = "plain loops for any width and alignment: the fallback",
-             .stage = backward ? stage_backward : stage_forward,
              .pass = backward ? "bwd" : "fwd",
              .sources = {backward ? sources_of(centres).backward : sources_of(centres).forward},
              .is_fallback = true}) {}
@@ -131,11 +130,14 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts) 
   return program;
 }
 
-std::vector<const Family*> fallback_families(bool centres) {
-  static const Fallback rms_forward(false, false), rms_backward(false, true);
-  static const Fallback layer_forward(true, false), layer_backward(true, true);
-  if (centres) return {&layer_forward, &layer_backward};
-  return {&rms_forward, &rms_backward};
+std::vector<const Family*> fallback_families() {
+  static const Fallback forward(false, false), backward(false, true);
+  return {&forward, &backward};
+}
+
+std::vector<const Family*> centred_fallback_families() {
+  static const Fallback forward(true, false), backward(true, true);
+  return {&forward, &backward};
 }
 
 }  // namespace fftune::norm

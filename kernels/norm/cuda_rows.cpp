@@ -104,7 +104,6 @@ class ForwardRows final : public RowFamily {
   ForwardRows()
       : RowFamily({.name = "forward_rows",
                    .summary = "rows in registers of a group of threads, read once",
-                   .stage = stage_forward,
                    .pass = "fwd",
                    .sources = {"norm/forward_rows.cu"}}) {}
 
@@ -234,7 +233,6 @@ class BackwardRows final : public RowFamily {
   BackwardRows()
       : RowFamily({.name = "backward_rows",
                    .summary = "rows in registers, x and dy read once, dw summed on the way",
-                   .stage = stage_backward,
                    .pass = "bwd",
                    .sources = {"norm/backward_rows.cu"}}) {}
 
@@ -343,7 +341,6 @@ class CentredForwardRows final : public RowFamily {
   CentredForwardRows()
       : RowFamily({.name = "forward_rows",
                    .summary = "rows in registers of a group of threads, read once",
-                   .stage = stage_forward,
                    .pass = "fwd",
                    .sources = {centred_file}}) {}
 
@@ -389,12 +386,15 @@ class CentredForwardRows final : public RowFamily {
 
 }  // namespace
 
-std::vector<const Family*> row_families(bool centres) {
+std::vector<const Family*> row_families() {
   static const ForwardRows forward;
   static const BackwardRows backward;
-  static const CentredForwardRows centred;
-  if (centres) return {&centred};
   return {&forward, &backward};
+}
+
+std::vector<const Family*> centred_row_families() {
+  static const CentredForwardRows forward;
+  return {&forward};
 }
 
 }  // namespace fftune::norm

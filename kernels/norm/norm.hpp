@@ -46,9 +46,6 @@ const Op& layernorm_op();
 
 namespace norm {
 
-constexpr const char* stage_forward = "forward";
-constexpr const char* stage_backward = "backward";
-
 constexpr std::int64_t most_features = 65536;
 
 enum class Convention { llama, gemma, t5 };
@@ -84,9 +81,11 @@ TensorPlaces places_of(const Layer& layer);
 void reference(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel);
 
 /// Rows in registers, each read once by the threads that share it.
-std::vector<const Family*> row_families(bool centres);
+std::vector<const Family*> row_families();
+std::vector<const Family*> centred_row_families();
 /// Plain kernels with a block for each row, of both passes.
-std::vector<const Family*> fallback_families(bool centres);
+std::vector<const Family*> fallback_families();
+std::vector<const Family*> centred_fallback_families();
 std::vector<const Family*> cpu_families();
 
 /// The program of the fallback, which is also that of the baseline.

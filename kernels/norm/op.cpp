@@ -4,8 +4,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/norm/norm.hpp"
 
-namespace fftune {
-namespace norm {
+namespace fftune::norm {
 namespace {
 
 std::vector<OptionField> rms_options() {
@@ -36,43 +35,17 @@ std::vector<OptionField> layer_options() {
            .number = NumberRange{0, 1}}};
 }
 
-/// An op of this folder.
-struct Definition {
-  std::string_view name, summary;
-  std::vector<OptionField> (*options)();
-  bool centres = false;
-  /// Operations of an element, without the residual.
-  double forward_flops = 0, backward_flops = 0;
+constexpr std::string_view layernorm = "layernorm";
+
+/// Operations of an element, without the residual.
+struct ElementFlops {
+  double forward = 0, backward = 0;
 };
 
-constexpr Definition rmsnorm{
-    .name = "rmsnorm",
-    .summary = "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w",
-    .options = rms_options,
-    .forward_flops = 4,
-    .backward_flops = 12};
-constexpr Definition layernorm{
-    .name = "layernorm",
-    .summary = "layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b",
-    .options = layer_options,
-    .centres = true,
-    .forward_flops = 7,
-    .backward_flops = 16};
-
-class Norm final : public Op {
+class Norm final : public DescribedOp {
  public:
-  explicit Norm(const Definition& own) : own_(own) {}
+  Norm(OpFacts facts, ElementFlops flops) : DescribedOp(std::move(facts)), flops_(flops) {}
 
-  std::string_view name() const override { return own_.name; }
-  std::string_view summary() const override { return own_.summary; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {row_tokens(),
-            {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
-  }
-  std::vector<OptionField> options() const override { return own_.options(); }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
   std::string contradiction(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
     if (layer.adds_after && layer.backward)
@@ -90,11 +63,10 @@ class Norm final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
-    StageSpec stage =
-        whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
     // An element of dw sums over tokens terms that are sums over features themselves.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
-    const double of_element = layer.backward ? own_.backward_flops : own_.forward_flops;
+    const double of_element = layer.backward ? flops_.backward : flops_.forward;
     stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *
                   (of_element + (layer.adds || layer.adds_after ? 1 : 0));
     return {stage};
@@ -105,16 +77,14 @@ class Norm final : public Op {
     norm::reference(layer_of(problem), tensors, parallel);
   }
 
-  std::vector<const Family*> families() const override {
-    return joined({row_families(own_.centres), fallback_families(own_.centres), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return norm::baselines(problem, facts);
-  }
-
  private:
-  const Definition& own_;
+  ElementFlops flops_;
 };
+
+std::vector<SizeField> size_fields() {
+  return {row_tokens(),
+          {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
+}
 
 }  // namespace
 
@@ -123,7 +93,7 @@ Layer layer_of(const Problem& problem) {
   layer.m = problem.size("m");
   layer.d = problem.size("d");
   layer.eps = static_cast<float>(problem.number("eps"));
-  layer.centres = problem.op == layernorm.name;
+  layer.centres = problem.op == layernorm;
   layer.convention = problem.has("convention", "gemma")   ? Convention::gemma
                      : problem.has("convention", "llama") ? Convention::llama
                                                           : Convention::t5;
@@ -183,16 +153,29 @@ TensorPlaces places_of(const Layer& layer) {
   return TensorPlaces(tensors_of(layer));
 }
 
-}  // namespace norm
+}  // namespace fftune::norm
 
-const Op& rmsnorm_op() {
-  static const norm::Norm op(norm::rmsnorm);
+const fftune::Op& fftune::rmsnorm_op() {
+  static const norm::Norm op(
+      {.name = "rmsnorm",
+       .summary = "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w",
+       .sizes = norm::size_fields(),
+       .options = norm::rms_options(),
+       .families = {norm::row_families, norm::fallback_families, norm::cpu_families},
+       .baselines = norm::baselines},
+      {.forward = 4, .backward = 12});
   return op;
 }
 
-const Op& layernorm_op() {
-  static const norm::Norm op(norm::layernorm);
+const fftune::Op& fftune::layernorm_op() {
+  static const norm::Norm op(
+      {.name = norm::layernorm,
+       .summary = "layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b",
+       .sizes = norm::size_fields(),
+       .options = norm::layer_options(),
+       .families = {norm::centred_row_families, norm::centred_fallback_families,
+                    norm::cpu_families},
+       .baselines = norm::baselines},
+      {.forward = 7, .backward = 16});
   return op;
 }
-
-}  // namespace fftune

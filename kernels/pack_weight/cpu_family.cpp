@@ -53,58 +53,52 @@ void move_numbers(std::byte* plain, std::byte* packed, std::size_t bytes,
     }
 }
 
-class CpuPackWeight final : public StageFamily {
- public:
-  CpuPackWeight()
-      : StageFamily({.name = "cpu_pack_weight",
-                     .summary = "tiles of 16 rows on several threads",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_pack,
-                     .pass = "fwd",
-                     .sources = {"pack_weight/cpu_family.cpp"},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const TensorPlaces places(pack_weight_op().tensors(problem));
-    const auto at = [&](const char* name) { return places.at(name); };
-    const PlainNames names = plain_names(problem);
-    Program program;
-    program.host_tensors = places.count();
-    program.steps.emplace_back(
-        HostFunction([weight = weight_of(problem), back = unpacks(problem), codes = at(names.codes),
-                      w = at("w"), scale = at(names.scale), w_scale = at("w_scale"),
-                      zero = at(names.zero), w_zero = at("w_zero")](const HostCall& call) {
-          const auto place = [&](std::size_t tensor) {
-            return static_cast<std::byte*>(address_of(call, tensor));
-          };
-          const Sides sides{place(codes),   place(w),    place(scale),
-                            place(w_scale), place(zero), place(w_zero)};
-          if (back) {
-            const auto reason =
-                packed_header_error(sides.packed, weight.format.code, weight.n, weight.k);
-            if (!reason.empty()) throw Error(ErrorKind::invalid_input, reason);
-          } else {
-            std::memset(sides.packed, 0, packed_block_bytes);
-            write_packed_header(sides.packed, weight.format.code, weight.n, weight.k);
-          }
-          call.parallel.run(static_cast<int>(packed_tiles(weight.n)), call.parallel.max_threads(),
-                            [&](int tile) {
-                              move_codes(sides, weight, back, tile);
-                              move_numbers(sides.scale, sides.packed_scale,
-                                           dtype_bytes(weight.format.scale_type(weight.dtype)),
-                                           weight, back, tile);
-                              if (!weight.zeros.empty())
-                                move_numbers(sides.zero, sides.packed_zero, 1, weight, back, tile);
-                            });
-        }));
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts&, const Config&) {
+  const TensorPlaces places(pack_weight_op().tensors(problem));
+  const auto at = [&](const char* name) { return places.at(name); };
+  const PlainNames names = plain_names(problem);
+  Program program;
+  program.host_tensors = places.count();
+  program.steps.emplace_back(
+      HostFunction([weight = weight_of(problem), back = unpacks(problem), codes = at(names.codes),
+                    w = at("w"), scale = at(names.scale), w_scale = at("w_scale"),
+                    zero = at(names.zero), w_zero = at("w_zero")](const HostCall& call) {
+        const auto place = [&](std::size_t tensor) {
+          return static_cast<std::byte*>(address_of(call, tensor));
+        };
+        const Sides sides{place(codes),   place(w),    place(scale),
+                          place(w_scale), place(zero), place(w_zero)};
+        if (back) {
+          const auto reason =
+              packed_header_error(sides.packed, weight.format.code, weight.n, weight.k);
+          if (!reason.empty()) throw Error(ErrorKind::invalid_input, reason);
+        } else {
+          std::memset(sides.packed, 0, packed_block_bytes);
+          write_packed_header(sides.packed, weight.format.code, weight.n, weight.k);
+        }
+        call.parallel.run(
+            static_cast<int>(packed_tiles(weight.n)), call.parallel.max_threads(), [&](int tile) {
+              move_codes(sides, weight, back, tile);
+              move_numbers(sides.scale, sides.packed_scale,
+                           dtype_bytes(weight.format.scale_type(weight.dtype)), weight, back, tile);
+              if (!weight.zeros.empty())
+                move_numbers(sides.zero, sides.packed_zero, 1, weight, back, tile);
+            });
+      }));
+  return program;
+}
 
 }  // namespace
 
 const Family& cpu_family() {
-  static const CpuPackWeight family;
+  static const StageFamily family({.name = "cpu_pack_weight",
+                                   .summary = "tiles of 16 rows on several threads",
+                                   .device_kind = DeviceKind::cpu,
+                                   .stage = stage_pack,
+                                   .pass = "fwd",
+                                   .sources = {"pack_weight/cpu_family.cpp"},
+                                   .is_fallback = true,
+                                   .program = program});
   return family;
 }
 

@@ -12,40 +12,35 @@ namespace {
 constexpr const char* file = "pack_weight/pack_weight.cu";
 constexpr std::int64_t warps = 8;  // pack_warps
 
-class CudaPackWeight final : public StageFamily {
- public:
-  CudaPackWeight()
-      : StageFamily({.name = "pack_weight",
-                     .summary = "a warp has a block of 16 rows and 64 elements of k",
-                     .stage = stage_pack,
-                     .pass = "fwd",
-                     .sources = {file},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    const TensorPlaces places(pack_weight_op().tensors(problem));
-    const PackedWeight weight = weight_of(problem);
-    const auto at = [&](const char* name) { return tensor_or_null(places, name); };
-    const PlainNames names = plain_names(problem);
-    Program program;
-    KernelLaunch& launch = append_kernel(
-        program, file,
-        fmt::format("pack_weight<fftune::u{}, {}, {}>",
-                    8 * dtype_bytes(weight.format.scale_type(weight.dtype)), unpacks(problem),
-                    device_name(weight.format.code)),
-        {static_cast<std::uint32_t>(quotient_up(packed_blocks(weight.n, weight.k) - 1, warps))},
-        32 * warps,
-        {at(names.codes), at(names.scale), at(names.zero), at("w"), at("w_scale"), at("w_zero"),
-         weight.n, weight.k, weight.format.groups(weight.k)});
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const TensorPlaces places(pack_weight_op().tensors(problem));
+  const PackedWeight weight = weight_of(problem);
+  const auto at = [&](const char* name) { return tensor_or_null(places, name); };
+  const PlainNames names = plain_names(problem);
+  Program program;
+  KernelLaunch& launch = append_kernel(
+      program, file,
+      fmt::format("pack_weight<fftune::u{}, {}, {}>",
+                  8 * dtype_bytes(weight.format.scale_type(weight.dtype)), unpacks(problem),
+                  device_name(weight.format.code)),
+      {static_cast<std::uint32_t>(quotient_up(packed_blocks(weight.n, weight.k) - 1, warps))},
+      32 * warps,
+      {at(names.codes), at(names.scale), at(names.zero), at("w"), at("w_scale"), at("w_zero"),
+       weight.n, weight.k, weight.format.groups(weight.k)});
+  launch.programmatic = facts.compute_capability >= 90;
+  return program;
+}
 
 }  // namespace
 
 const Family& cuda_family() {
-  static const CudaPackWeight family;
+  static const StageFamily family({.name = "pack_weight",
+                                   .summary = "a warp has a block of 16 rows and 64 elements of k",
+                                   .stage = stage_pack,
+                                   .pass = "fwd",
+                                   .sources = {file},
+                                   .is_fallback = true,
+                                   .program = program});
   return family;
 }
 

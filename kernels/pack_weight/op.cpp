@@ -11,8 +11,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/pack_weight/pack_weight.hpp"
 
-namespace fftune {
-namespace pack_weight {
+namespace fftune::pack_weight {
 namespace {
 
 /// The plain side, with `role`.
@@ -39,43 +38,45 @@ std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, const PlainNam
   return tensors;
 }
 
-class PackWeight final : public Op {
- public:
-  std::string_view name() const override { return "pack-weight"; }
-  std::string_view summary() const override {
-    return "codes of 4 bits with scales, in the order in which kernels read them, and back";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "n",
-             .help = "output features",
-             .default_on_cuda = {4096},
-             .default_on_cpu = {1024},
-             .example = 2048},
-            {.name = "k", .help = "input features"}};
-  }
-  std::vector<OptionField> options() const override {
-    std::vector<OptionField> options{{.name = "direction",
-                                      .help = "pack: to the order of kernels; unpack: back",
-                                      .choices = {"pack", "unpack"},
-                                      .rare = true}};
-    for (OptionField& option : packed_options()) {
-      option.pass.clear();
-      if (option.name == "weights") {
-        option.help = "format of the weights: integers of 4 bits, or e2m1 with e8m0 scales";
-        std::erase(option.choices, "dense");
-        option.rare = false;
-      }
-      options.push_back(std::move(option));
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> options{
+      rare_option("direction", "pack: to the order of kernels; unpack: back", {"pack", "unpack"})};
+  for (OptionField& option : packed_options()) {
+    option.pass.clear();
+    if (option.name == "weights") {
+      option.help = "format of the weights: integers of 4 bits, or e2m1 with e8m0 scales";
+      std::erase(option.choices, "dense");
+      option.rare = false;
     }
-    return options;
+    options.push_back(std::move(option));
   }
+  return options;
+}
+
+OpFacts facts() {
+  return {
+      .name = "pack-weight",
+      .summary = "codes of 4 bits with scales, in the order in which kernels read them, and back",
+      .passes = {"fwd"},
+      .sizes = {{.name = "n",
+                 .help = "output features",
+                 .default_on_cuda = {4096},
+                 .default_on_cpu = {1024},
+                 .example = 2048},
+                {.name = "k", .help = "input features"}},
+      .options = option_fields(),
+      .token_size = "n",
+      .rows_are_alike = false};
+}
+
+class PackWeight final : public DescribedOp {
+ public:
+  PackWeight() : DescribedOp(facts()) {}
+
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp16};
     return {DType::bf16, DType::fp16, DType::f32};
   }
-  std::string_view token_size() const override { return "n"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
   std::string contradiction(const Problem& problem) const override {
     return packed_contradiction(problem, "k", problem.size("k"));
   }
@@ -102,7 +103,6 @@ class PackWeight final : public Op {
                  Parallel& parallel) const override;
 
   std::vector<const Family*> families() const override { return {&cuda_family(), &cpu_family()}; }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
@@ -162,21 +162,13 @@ PlainNames plain_names(const Problem& problem) {
 }
 
 PackedWeight weight_of(const Problem& problem) {
-  const PackedFormat format = packed_format(problem);
-  return {.codes = "w",
-          .scales = "w_scale",
-          .zeros = format.zeros ? "w_zero" : "",
-          .n = problem.size("n"),
-          .k = problem.size("k"),
-          .format = format,
-          .dtype = problem.dtype};
+  return packed_weight(problem,
+                       {"w", "w_scale", "w_zero", "", problem.size("n"), problem.size("k")});
 }
 
-}  // namespace pack_weight
+}  // namespace fftune::pack_weight
 
-const Op& pack_weight_op() {
+const fftune::Op& fftune::pack_weight_op() {
   static const pack_weight::PackWeight op;
   return op;
 }
-
-}  // namespace fftune

@@ -130,37 +130,33 @@ class HostHeads {
   std::size_t slots_, positions_, angles_;
 };
 
-class CpuFinishHeads final : public HeadsFamily {
- public:
-  CpuFinishHeads()
-      : HeadsFamily({.name = "cpu_heads",
-                     .summary = "tokens one by one, in fp32",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_heads,
-                     .pass = "fwd",
-                     .sources = {"qkv/cpu_heads.cpp"},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const Layer layer = layer_of(problem);
-    const TensorPlaces places(qkv_op().tensors(problem));
-    Program program;
-    program.host_tensors = places.count();
-    program.steps.emplace_back(HostFunction(
-        [layer, heads = HostHeads(layer, turns_of(problem), places)](const HostCall& call) {
-          for_each_block(layer.m, layer.columns(), call.parallel, [&](const Block& block) {
-            for (std::int64_t token = block.first_row; token < block.last_row; ++token)
-              heads.finish(call, token);
-          });
-        }));
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts&, const Config&) {
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(qkv_op().tensors(problem));
+  Program program;
+  program.host_tensors = places.count();
+  program.steps.emplace_back(HostFunction(
+      [layer, heads = HostHeads(layer, turns_of(problem), places)](const HostCall& call) {
+        for_each_block(layer.m, layer.columns(), call.parallel, [&](const Block& block) {
+          for (std::int64_t token = block.first_row; token < block.last_row; ++token)
+            heads.finish(call, token);
+        });
+      }));
+  return program;
+}
 
 }  // namespace
 
 const Family& cpu_heads_family() {
-  static const CpuFinishHeads family;
+  static const StageFamily family({.name = "cpu_heads",
+                                   .summary = "tokens one by one, in fp32",
+                                   .device_kind = DeviceKind::cpu,
+                                   .stage = stage_heads,
+                                   .pass = "fwd",
+                                   .sources = {"qkv/cpu_heads.cpp"},
+                                   .is_fallback = true,
+                                   .refusal = refuse_finished_heads,
+                                   .program = program});
   return family;
 }
 

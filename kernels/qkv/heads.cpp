@@ -26,76 +26,78 @@ std::string_view raw_name(const Layer& layer) {
   return layer.grouped ? "grouped" : layer.joined() ? "joined" : "apart";
 }
 
-class FinishHeads final : public HeadsFamily {
- public:
-  FinishHeads()
-      : HeadsFamily({.name = "heads_rows",
-                     .summary = "a token's heads of q, of k or of v a block, a head a warp",
-                     .stage = stage_heads,
-                     .pass = "fwd",
-                     .sources = {kernel_file},
-                     .is_fallback = true}) {}
+Space space(const Problem&, const DeviceFacts&) {
+  return Space().parameter("warps", "warps of a block, each with a head at a time", {2, 4, 8, 16});
+}
 
-  Space space(const Problem&, const DeviceFacts&) const override {
-    return Space().parameter("warps", "warps of a block, each with a head at a time",
-                             {2, 4, 8, 16});
-  }
-  /// A few tokens need a warp for every head; many fill the device with small blocks.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const bool few = problem.size("m") <= 2 * facts.multiprocessors;
-    return {{"warps", few ? std::int64_t{16} : std::int64_t{4}}};
-  }
+/// A few tokens need a warp for every head; many fill the device with small blocks.
+Config default_config(const Problem& problem, const DeviceFacts& facts) {
+  const bool few = problem.size("m") <= 2 * facts.multiprocessors;
+  return {{"warps", few ? std::int64_t{16} : std::int64_t{4}}};
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    const TensorPlaces places(qkv_op().tensors(problem));
-    constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
-    const std::int64_t rotary = layer.rotates() ? layer.rotary : 0;
-    Turns turns = turns_of(problem);
-    turns.frequencies.resize(static_cast<std::size_t>(rotary / 2) + 1);
-    std::vector<Argument> arguments;
-    const auto add = [&](std::initializer_list<const char*> names) {
-      for (const char* name : names) arguments.push_back(tensor_or_null(places, name));
-    };
-    if (layer.joined())
-      add({"qkv_raw", "", ""});
-    else
-      add({"q_raw", "k_raw", "v_raw"});
-    add({"q"});
-    if (layer.cache)
-      add({"k_cache", "v_cache"});
-    else
-      add({"k", "v"});
-    add({"q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "slots", "positions", "angles"});
-    arguments.emplace_back(ArrayArgument{std::move(turns.frequencies)});
-    arguments.emplace_back(static_cast<std::int32_t>(layer.positions));
-    arguments.emplace_back(turns.scale);
-    for (const std::int64_t size :
-         {layer.heads, layer.kv_heads, layer.cache_rows, layer.cache_head})
-      arguments.emplace_back(static_cast<std::int32_t>(size));
-    for (const double number : {layer.epsilon, layer.norm_offset})
-      arguments.emplace_back(static_cast<float>(number));
-    const int warps = config.get("warps");
-    Program program;
-    KernelLaunch& launch = append_kernel(
-        program, kernel_file,
-        fmt::format("finish_heads<{}, fftune::heads_config{{{}, {}, fftune::head_rotation::{}, "
-                    "fftune::head_norm::{}, {}, fftune::raw_heads::{}, {}, {}, {}}}>",
-                    element_type(layer.dtype), layer.dim, rotary,
-                    rotations[static_cast<std::size_t>(layer.rotation)], norm_name(layer),
-                    layer.norm_last, raw_name(layer), layer.cache, layer.wide_slots, warps),
-        {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
-        std::move(arguments));
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(qkv_op().tensors(problem));
+  constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
+  const std::int64_t rotary = layer.rotates() ? layer.rotary : 0;
+  Turns turns = turns_of(problem);
+  turns.frequencies.resize(static_cast<std::size_t>(rotary / 2) + 1);
+  std::vector<Argument> arguments;
+  const auto add = [&](std::initializer_list<const char*> names) {
+    for (const char* name : names) arguments.push_back(tensor_or_null(places, name));
+  };
+  if (layer.joined())
+    add({"qkv_raw", "", ""});
+  else
+    add({"q_raw", "k_raw", "v_raw"});
+  add({"q"});
+  if (layer.cache)
+    add({"k_cache", "v_cache"});
+  else
+    add({"k", "v"});
+  add({"q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "slots", "positions", "angles"});
+  arguments.emplace_back(ArrayArgument{std::move(turns.frequencies)});
+  arguments.emplace_back(static_cast<std::int32_t>(layer.positions));
+  arguments.emplace_back(turns.scale);
+  for (const std::int64_t size : {layer.heads, layer.kv_heads, layer.cache_rows, layer.cache_head})
+    arguments.emplace_back(static_cast<std::int32_t>(size));
+  for (const double number : {layer.epsilon, layer.norm_offset})
+    arguments.emplace_back(static_cast<float>(number));
+  const int warps = config.get("warps");
+  Program program;
+  KernelLaunch& launch = append_kernel(
+      program, kernel_file,
+      fmt::format("finish_heads<{}, fftune::heads_config{{{}, {}, fftune::head_rotation::{}, "
+                  "fftune::head_norm::{}, {}, fftune::raw_heads::{}, {}, {}, {}}}>",
+                  element_type(layer.dtype), layer.dim, rotary,
+                  rotations[static_cast<std::size_t>(layer.rotation)], norm_name(layer),
+                  layer.norm_last, raw_name(layer), layer.cache, layer.wide_slots, warps),
+      {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
+      std::move(arguments));
+  launch.programmatic = facts.compute_capability >= 90;
+  return program;
+}
 
 }  // namespace
 
+std::optional<std::string> refuse_finished_heads(const Problem& problem, const DeviceFacts&) {
+  if (layer_of(problem).in_two_stages()) return std::nullopt;
+  return "the product's epilogue finishes the heads";
+}
+
 const Family& heads_family() {
-  static const FinishHeads family;
+  static const StageFamily family(
+      {.name = "heads_rows",
+       .summary = "a token's heads of q, of k or of v a block, a head a warp",
+       .stage = stage_heads,
+       .pass = "fwd",
+       .sources = {kernel_file},
+       .is_fallback = true,
+       .refusal = refuse_finished_heads,
+       .space = space,
+       .default_config = default_config,
+       .program = program});
   return family;
 }
 

@@ -11,8 +11,7 @@
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rope/rope.hpp"
 
-namespace fftune {
-namespace qkv {
+namespace fftune::qkv {
 namespace {
 
 constexpr std::int64_t usual_positions = 4096;  // of a table
@@ -141,91 +140,85 @@ StageSpec heads_stage(const Layer& layer, const std::vector<TensorSpec>& tensors
   return stage;
 }
 
-class Qkv final : public Op {
- public:
-  std::string_view name() const override { return "qkv"; }
-  std::string_view summary() const override {
-    return "queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields{
+      rare_option(
+          "weights",
+          "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
+          "of k the rows of its heads of q, then its own, then those of v; int4, mxfp4: all rows "
+          "in one packed weight of that format",
+          {"separate", "packed", "grouped", "int4", "mxfp4"}),
+      rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
+      rare_option(
+          "norm",
+          "whether heads of q and k are RMS-normalised, with weights of their own; rows: all "
+          "heads of q, and of k, together; layer: heads by layer normalisation",
+          {"no", "yes", "rows", "layer"}),
+      rare_option("norm-order", "whether heads are normalised before RoPE or after it",
+                  {"before", "after"}),
+      rare_option("convention",
+                  "weights of the norm: factors, or (gemma) kept as their distance from 1",
+                  {"llama", "gemma"}),
+      rare_number("eps", "added to the norm's mean square", "1e-06", {0, 1}),
+      rare_option("rotation", "RoPE of q and k: none, pairs rotary/2 apart, or neighbours",
+                  {"none", "halves", "interleaved"}),
+      rare_option(
+          "cache",
+          "whether k and v are written to rows of caches, by slots: nowhere by one of no row",
+          {"no", "yes"}),
+      {.name = "slots",
+       .help = "element type of the slots",
+       .choices = {"i32", "i64"},
+       .rare = true,
+       .performance_neutral = true},
+      batch_invariant_option()};
+  const auto angles = angle_options();
+  fields.insert(fields.end(), angles.begin(), angles.end());
+  for (OptionField& field : packed_options())
+    if (field.name != "weights") fields.push_back(std::move(field));
+  return fields;
+}
 
-  std::vector<SizeField> sizes() const override {
-    return {product_tokens(),
-            {.name = "d", .help = "features of a token"},
-            {.name = "heads", .help = "heads of q", .max = most_heads, .example = 16},
-            {.name = "dim", .help = "features of a head", .max = most_features, .example = 64},
-            {.name = "kv-heads",
-             .help = "heads of k, and of v; heads if left out",
-             .max = most_heads,
-             .example = 4,
-             .rare = true},
-            {.name = "rotary",
-             .help = "features of a head to rotate, an even number; all if left out",
-             .max = most_features,
-             .example = 32,
-             .rare = true},
-            {.name = "positions",
-             .help = "rows of the table of angles; 4096 if left out",
-             .example = 4096,
-             .rare = true,
-             .performance_neutral = true},
-            {.name = "cache-slots",
-             .help = "rows of the caches; m if left out",
-             .example = 65536,
-             .rare = true,
-             .performance_neutral = true},
-            {.name = "cache-head",
-             .help = "elements from a head of the caches to the next one, a multiple of dim; dim "
+OpFacts facts() {
+  return {
+      .name = "qkv",
+      .summary =
+          "queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)",
+      .passes = {"fwd"},
+      .sizes = {product_tokens(),
+                {.name = "d", .help = "features of a token"},
+                {.name = "heads", .help = "heads of q", .max = most_heads, .example = 16},
+                {.name = "dim", .help = "features of a head", .max = most_features, .example = 64},
+                rare_size("kv-heads", "heads of k, and of v; heads if left out", most_heads, 4),
+                rare_size("rotary", "features of a head to rotate, an even number; all if left out",
+                          most_features, 32),
+                {.name = "positions",
+                 .help = "rows of the table of angles; 4096 if left out",
+                 .example = 4096,
+                 .rare = true,
+                 .performance_neutral = true},
+                {.name = "cache-slots",
+                 .help = "rows of the caches; m if left out",
+                 .example = 65536,
+                 .rare = true,
+                 .performance_neutral = true},
+                {.name = "cache-head",
+                 .help =
+                     "elements from a head of the caches to the next one, a multiple of dim; dim "
                      "if left out",
-             .max = 1 << 20,
-             .example = 128,
-             .rare = true,
-             .performance_neutral = true}};
-  }
-  std::vector<OptionField> options() const override {
-    const auto rare = [](const char* name, const char* help, std::vector<std::string> choices) {
-      return OptionField{.name = name, .help = help, .choices = std::move(choices), .rare = true};
-    };
-    std::vector<OptionField> fields{
-        rare(
-            "weights",
-            "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
-            "of k the rows of its heads of q, then its own, then those of v; int4, mxfp4: all rows "
-            "in one packed weight of that format",
-            {"separate", "packed", "grouped", "int4", "mxfp4"}),
-        rare("bias", "whether q, k and v have a bias", {"no", "yes"}),
-        rare("norm",
-             "whether heads of q and k are RMS-normalised, with weights of their own; rows: all "
-             "heads of q, and of k, together; layer: heads by layer normalisation",
-             {"no", "yes", "rows", "layer"}),
-        rare("norm-order", "whether heads are normalised before RoPE or after it",
-             {"before", "after"}),
-        rare("convention", "weights of the norm: factors, or (gemma) kept as their distance from 1",
-             {"llama", "gemma"}),
-        {.name = "eps",
-         .help = "added to the norm's mean square",
-         .choices = {"1e-06"},
-         .rare = true,
-         .number = NumberRange{0, 1}},
-        rare("rotation", "RoPE of q and k: none, pairs rotary/2 apart, or neighbours",
-             {"none", "halves", "interleaved"}),
-        rare("cache",
-             "whether k and v are written to rows of caches, by slots: nowhere by one of no row",
-             {"no", "yes"}),
-        {.name = "slots",
-         .help = "element type of the slots",
-         .choices = {"i32", "i64"},
-         .rare = true,
-         .performance_neutral = true},
-        batch_invariant_option()};
-    const auto angles = angle_options();
-    fields.insert(fields.end(), angles.begin(), angles.end());
-    for (OptionField& field : packed_options())
-      if (field.name != "weights") fields.push_back(std::move(field));
-    return fields;
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+                 .max = 1 << 20,
+                 .example = 128,
+                 .rare = true,
+                 .performance_neutral = true}},
+      .options = option_fields(),
+      .families = {families},
+      .baselines = baselines};
+}
+
+class Qkv final : public DescribedOp {
+ public:
+  Qkv() : DescribedOp(facts()) {}
+
   bool rows_are_alike(const Problem& problem) const override { return !layer_of(problem).cache; }
 
   std::string contradiction(const Problem& problem) const override {
@@ -287,10 +280,6 @@ class Qkv final : public Op {
                  Parallel& parallel) const override {
     qkv::reference(problem, stage, tensors, parallel);
   }
-  std::vector<const Family*> families() const override { return qkv::families(); }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return qkv::baselines(problem, facts);
-  }
 };
 
 }  // namespace
@@ -327,11 +316,9 @@ Layer layer_of(const Problem& problem) {
   return layer;
 }
 
-}  // namespace qkv
+}  // namespace fftune::qkv
 
-const Op& qkv_op() {
+const fftune::Op& fftune::qkv_op() {
   static const qkv::Qkv op;
   return op;
 }
-
-}  // namespace fftune

@@ -95,17 +95,8 @@ GemmProblem packed_gemm(const Problem& problem);
 /// The packed weight of 4 bits, or none.
 std::vector<PackedWeight> packed_weights(const Problem& problem);
 std::vector<const Family*> families();
-/// A family of the stage heads.
-class HeadsFamily : public StageFamily {
- public:
-  using StageFamily::StageFamily;
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
-    if (layer_of(problem).in_two_stages()) return std::nullopt;
-    return "the product's epilogue finishes the heads";
-  }
-};
+/// Why the families of the stage heads do not serve a problem, one line.
+std::optional<std::string> refuse_finished_heads(const Problem& problem, const DeviceFacts&);
 
 /// Both are fallbacks.
 const Family& heads_family();

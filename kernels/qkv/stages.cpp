@@ -109,54 +109,43 @@ GemmProblem product_gemm(const Problem& problem) {
 }
 
 GemmProblem packed_gemm(const Problem& problem) {
-  GemmProblem gemm = product_gemm(problem);
-  gemm.b = {{"w"}};
-  gemm.follows = gemm.b_depends = false;
-  gemm.packed = packed_weights(problem);
-  return gemm;
+  return reads_packed(product_gemm(problem), packed_weights(problem));
 }
 
 std::vector<PackedWeight> packed_weights(const Problem& problem) {
   const Layer layer = layer_of(problem);
   if (!layer.format.packed) return {};
-  return {{.codes = "w",
-           .scales = "w_scale",
-           .zeros = layer.format.zeros ? "w_zero" : "",
-           .dense = "w_dense",
-           .n = layer.columns(),
-           .k = layer.d,
-           .format = layer.format,
-           .dtype = layer.dtype}};
+  return {packed_weight(problem, {"w", "w_scale", "w_zero", "w_dense", layer.columns(), layer.d})};
 }
 
 std::vector<const Family*> families() {
   static const std::vector<GemmFamily> gemms{
-      {packed_sm90_engine(),
+      {packed_sm90_engine,
        {expand, product},
        "packed_sm90",
        "packed weights, expanded in registers for wgmma"},
-      {packed_decode_engine(),
+      {packed_decode_engine,
        {expand, product},
        "packed_decode",
        "packed weights for up to 64 tokens, at the speed of reading them once"},
-      {decode_engine(),
+      {decode_engine,
        {product},
        "product_decode",
        "up to 16 tokens, at the speed of reading the weights once; a head, or part of one, a "
        "block"},
-      {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters; tiles of whole heads"},
-      {sm80_engine(), {product}, "product_sm80", "cp.async and mma.sync; tiles of whole heads"},
-      {cpu_blas_engine(), {product}, "cpu_blas", "blocks of heads over OpenBLAS"},
-      {simt_engine(),
+      {sm90_engine, {product}, "product_sm90", "TMA, wgmma and clusters; tiles of whole heads"},
+      {sm80_engine, {product}, "product_sm80", "cp.async and mma.sync; tiles of whole heads"},
+      {cpu_blas_engine, {product}, "cpu_blas", "blocks of heads over OpenBLAS"},
+      {simt_engine,
        {product},
        "product_fallback",
        "any sizes, alignment and type, a head at a time: the fallback"},
-      {cpu_plain_engine(), {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
+      {cpu_plain_engine, {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
   static const auto expand_cuda = expand_family(expansion, "expand");
   static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
   auto families = addresses_of(gemms);
   families.insert(families.end(),
-                  {expand_cuda.get(), expand_cpu.get(), &heads_family(), &cpu_heads_family()});
+                  {&expand_cuda, &expand_cpu, &heads_family(), &cpu_heads_family()});
   return families;
 }
 

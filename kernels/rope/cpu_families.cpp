@@ -145,45 +145,35 @@ class Rotation {
   const RowKernels* kernels_;
 };
 
-class CpuRows final : public CpuRowFamily {
- public:
-  explicit CpuRows(bool backward)
-      : CpuRowFamily({.name = backward ? "cpu_backward" : "cpu_forward",
-                      .summary = "blocks of tokens, on all threads",
-                      .stage = backward ? stage_backward : stage_forward,
-                      .pass = backward ? "bwd" : "fwd",
-                      .sources = {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0],
-                                  row_kernel_sources[1]}}) {}
+RowWork work(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  return {.rows = layer.tokens(),
+          .row_bytes = (layer.heads + layer.kv_heads) * layer.dim *
+                       static_cast<std::int64_t>(dtype_bytes(layer.dtype))};
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Rotation rotation(problem, facts);
-    const RowTasks tasks(work(problem), config);
-    Program program;
-    program.host_tensors = rope_op().tensors(problem).size();
-    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      tasks.run(call.parallel, rotation.fence(),
-                [&, factors = TokenFactors()](std::int64_t token) mutable {
-                  rotation.rotate_token(call, token, factors, tasks.nontemporal);
-                });
-    }));
-    return program;
-  }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    return {.rows = layer.tokens(),
-            .row_bytes = (layer.heads + layer.kv_heads) * layer.dim *
-                         static_cast<std::int64_t>(dtype_bytes(layer.dtype))};
-  }
-};
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Rotation rotation(problem, facts);
+  const RowTasks tasks(work(problem), config);
+  Program program;
+  program.host_tensors = rope_op().tensors(problem).size();
+  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+    tasks.run(call.parallel, rotation.fence(),
+              [&, factors = TokenFactors()](std::int64_t token) mutable {
+                rotation.rotate_token(call, token, factors, tasks.nontemporal);
+              });
+  }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRows forward(false), backward(true);
-  return {&forward, &backward};
+  static const auto families = cpu_row_families(
+      {"cpu_forward", "cpu_backward"}, "blocks of tokens, on all threads",
+      {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0], row_kernel_sources[1]},
+      {work, program});
+  return addresses_of(families);
 }
 
 }  // namespace fftune::rope

@@ -96,7 +96,6 @@ class Rows final : public StageFamily {
   Rows(std::string_view name, std::string_view summary, bool backward, bool fallback)
       : StageFamily({.name = name,
                      .summary = summary,
-                     .stage = backward ? stage_backward : stage_forward,
                      .pass = backward ? "bwd" : "fwd",
                      .sources = {file},
                      .is_fallback = fallback}) {}

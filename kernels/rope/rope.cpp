@@ -10,8 +10,7 @@
 #include "core/saturated.hpp"
 #include "kernels/common/op_parts.hpp"
 
-namespace fftune {
-namespace rope {
+namespace fftune::rope {
 namespace {
 
 constexpr std::int64_t most_stride = std::int64_t{1} << 34;
@@ -81,20 +80,6 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   return tensors;
 }
 
-SizeField optional_size(const char* name, const char* help, std::int64_t most,
-                        std::int64_t example) {
-  return {.name = name, .help = help, .max = most, .example = example, .rare = true};
-}
-
-OptionField number(const char* name, const char* help, const char* usual, double least,
-                   double most) {
-  return {.name = name,
-          .help = help,
-          .choices = {usual},
-          .rare = true,
-          .number = NumberRange{least, most}};
-}
-
 /// `name` is q or k.
 Strides strides_of(const Problem& problem, const Layer& layer, const std::string& name,
                    std::int64_t heads) {
@@ -122,78 +107,83 @@ std::string wrong_strides(const Problem& problem, const Layer& layer, const std:
   return "";
 }
 
-class Rope final : public Op {
+OpFacts facts() {
+  return {
+      .name = "rope",
+      .summary =
+          "rotary position embedding of queries and keys: y = x * cos(f) + rotated(x) * sin(f)",
+      .sizes = {{.name = "s",
+                 .help = "tokens of a sequence; in layout thd of all sequences together",
+                 .max = std::int64_t{1} << 24,
+                 .default_on_cuda = {512, 2048, 8192},
+                 .default_on_cpu = {512},
+                 .example = 2048},
+                {.name = "b", .help = "sequences", .max = 65536, .example = 2},
+                {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
+                {.name = "dim", .help = "features of a head", .max = most_features, .example = 128},
+                rare_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
+                          most_heads, 8),
+                rare_size("rotary", "features of a head to rotate, an even number; all if left out",
+                          most_features, 64),
+                {.name = "positions",
+                 .help = "rows of the table of angles; s if left out",
+                 .example = 4096,
+                 .rare = true,
+                 .performance_neutral = true},
+                rare_size("q-row",
+                          "elements from a token's q to the next token's, for a part of a "
+                          "packed row; heads * dim if left out",
+                          most_stride, 6144),
+                rare_size("q-outer",
+                          "elements from a sequence's q to the next one's in bshd, from a "
+                          "position's in sbhd; what their tokens take if left out",
+                          most_stride, 12582912),
+                rare_size("q-head", "elements from a head of q to the next one; dim if left out",
+                          most_stride, 262144),
+                rare_size("k-row", "the same as q-row of k; kv-heads * dim if left out",
+                          most_stride, 6144),
+                rare_size("k-outer", "the same as q-outer of k", most_stride, 12582912),
+                rare_size("k-head", "the same as q-head of k; dim if left out", most_stride,
+                          262144)},
+      .options =
+          {{"layout",
+            "order of q and k: [s, b, heads, dim], [b, s, heads, dim], or packed sequences",
+            {"sbhd", "bshd", "thd"}},
+           {"rotation",
+            "pairs are features rotary/2 apart, or neighbours",
+            {"halves", "interleaved"}},
+           {"angles",
+            "a table is given, or the rule by which frequencies are computed",
+            {"table", "base", "llama3", "yarn"}},
+           {.name = "starts",
+            .help = "each sequence's first position is given",
+            .choices = {"no", "yes"},
+            .rare = true,
+            .performance_neutral = true},
+           rare_number("base", "base of the computed frequencies", "10000", {1, 1e12}),
+           rare_number("factor", "factor by which the rule stretches positions", "1", {1e-3, 1e6}),
+           rare_number("context", "positions that the model was trained with", "8192", {1, 1e9}),
+           rare_number("low", "llama3: context/low is the longest wavelength that is interpolated",
+                       "1", {1e-3, 1e6}),
+           rare_number("high", "llama3: context/high is the longest wavelength that is left alone",
+                       "4", {1e-3, 1e6}),
+           rare_number("beta-fast",
+                       "yarn: rotations in the context from which a pair is left alone", "32",
+                       {1e-3, 1e6}),
+           rare_number("beta-slow",
+                       "yarn: rotations in the context up to which a pair is stretched", "1",
+                       {1e-3, 1e6}),
+           rare_number("scale", "factor of all sines and cosines; 0: the rule's own", "0",
+                       {0, 1e6})},
+      .token_size = "s",
+      .rows_are_alike = false,
+      .families = {cuda_families, cpu_families},
+      .baselines = baselines};
+}
+
+class Rope final : public DescribedOp {
  public:
-  std::string_view name() const override { return "rope"; }
-  std::string_view summary() const override {
-    return "rotary position embedding of queries and keys: y = x * cos(f) + rotated(x) * sin(f)";
-  }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {
-        {.name = "s",
-         .help = "tokens of a sequence; in layout thd of all sequences together",
-         .max = std::int64_t{1} << 24,
-         .default_on_cuda = {512, 2048, 8192},
-         .default_on_cpu = {512},
-         .example = 2048},
-        {.name = "b", .help = "sequences", .max = 65536, .example = 2},
-        {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
-        {.name = "dim", .help = "features of a head", .max = most_features, .example = 128},
-        optional_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
-                      most_heads, 8),
-        optional_size("rotary", "features of a head to rotate, an even number; all if left out",
-                      most_features, 64),
-        {.name = "positions",
-         .help = "rows of the table of angles; s if left out",
-         .example = 4096,
-         .rare = true,
-         .performance_neutral = true},
-        optional_size("q-row",
-                      "elements from a token's q to the next token's, for a part of a "
-                      "packed row; heads * dim if left out",
-                      most_stride, 6144),
-        optional_size("q-outer",
-                      "elements from a sequence's q to the next one's in bshd, from a "
-                      "position's in sbhd; what their tokens take if left out",
-                      most_stride, 12582912),
-        optional_size("q-head", "elements from a head of q to the next one; dim if left out",
-                      most_stride, 262144),
-        optional_size("k-row", "the same as q-row of k; kv-heads * dim if left out", most_stride,
-                      6144),
-        optional_size("k-outer", "the same as q-outer of k", most_stride, 12582912),
-        optional_size("k-head", "the same as q-head of k; dim if left out", most_stride, 262144)};
-  }
-  std::vector<OptionField> options() const override {
-    return {
-        {"layout",
-         "order of q and k: [s, b, heads, dim], [b, s, heads, dim], or packed sequences",
-         {"sbhd", "bshd", "thd"}},
-        {"rotation", "pairs are features rotary/2 apart, or neighbours", {"halves", "interleaved"}},
-        {"angles",
-         "a table is given, or the rule by which frequencies are computed",
-         {"table", "base", "llama3", "yarn"}},
-        {.name = "starts",
-         .help = "each sequence's first position is given",
-         .choices = {"no", "yes"},
-         .rare = true,
-         .performance_neutral = true},
-        number("base", "base of the computed frequencies", "10000", 1, 1e12),
-        number("factor", "factor by which the rule stretches positions", "1", 1e-3, 1e6),
-        number("context", "positions that the model was trained with", "8192", 1, 1e9),
-        number("low", "llama3: context/low is the longest wavelength that is interpolated", "1",
-               1e-3, 1e6),
-        number("high", "llama3: context/high is the longest wavelength that is left alone", "4",
-               1e-3, 1e6),
-        number("beta-fast", "yarn: rotations in the context from which a pair is left alone", "32",
-               1e-3, 1e6),
-        number("beta-slow", "yarn: rotations in the context up to which a pair is stretched", "1",
-               1e-3, 1e6),
-        number("scale", "factor of all sines and cosines; 0: the rule's own", "0", 0, 1e6)};
-  }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "s"; }
-  bool rows_are_alike(const Problem&) const override { return false; }
+  Rope() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
@@ -224,8 +214,7 @@ class Rope final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
-    StageSpec stage =
-        whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
     const auto tokens = static_cast<double>(layer.tokens());
     // Only this tensor's part of a packed row, or of another view, is read.
     for (const auto& [in, out, heads, strides] : sides_of(layer)) {
@@ -243,13 +232,6 @@ class Rope final : public Op {
   void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     rope::reference(problem, tensors, parallel);
-  }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return rope::baselines(problem, facts);
   }
 };
 
@@ -285,11 +267,9 @@ std::vector<Side> sides_of(const Layer& layer) {
   return sides;
 }
 
-}  // namespace rope
+}  // namespace fftune::rope
 
-const Op& rope_op() {
+const fftune::Op& fftune::rope_op() {
   static const rope::Rope op;
   return op;
 }
-
-}  // namespace fftune

@@ -42,9 +42,6 @@ const Op& rope_op();
 
 namespace rope {
 
-constexpr const char* stage_forward = "forward";
-constexpr const char* stage_backward = "backward";
-
 constexpr std::int64_t most_features = 1024;  // of a head
 constexpr std::int64_t most_heads = 1024;
 

@@ -221,30 +221,25 @@ class Choice {
   TensorPlaces places_;
 };
 
-class CpuChoose final : public StageFamily {
- public:
-  CpuChoose()
-      : StageFamily({.name = "cpu_choose",
-                     .summary = "parts of rows on all threads",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = sample::stage,
-                     .pass = "fwd",
-                     .sources = {"sample/cpu_families.cpp", "common/sampling.cuh"},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    Program program;
-    program.host_tensors = sample_op().tensors(problem).size();
-    program.steps.emplace_back(
-        HostFunction([problem](const HostCall& call) { Choice(problem, call).run(); }));
-    return program;
-  }
-};
+Program program(const Problem& problem, const DeviceFacts&, const Config&) {
+  Program program;
+  program.host_tensors = sample_op().tensors(problem).size();
+  program.steps.emplace_back(
+      HostFunction([problem](const HostCall& call) { Choice(problem, call).run(); }));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuChoose family;
+  static const StageFamily family({.name = "cpu_choose",
+                                   .summary = "parts of rows on all threads",
+                                   .device_kind = DeviceKind::cpu,
+                                   .stage = sample::stage,
+                                   .pass = "fwd",
+                                   .sources = {"sample/cpu_families.cpp", "common/sampling.cuh"},
+                                   .is_fallback = true,
+                                   .program = program});
   return {&family};
 }
 

@@ -16,54 +16,41 @@ std::string template_argument(const Form& form) {
   return fmt::format("fftune::choice_form{{{}, {}}}", form.draws, form.logprobs);
 }
 
-class Choose final : public StageFamily {
- public:
-  Choose()
-      : StageFamily({.name = "choose",
-                     .summary =
-                         "parts of rows, then the best of them; filtered: a block a row, the "
-                         "least key that stays digit by digit",
-                     .stage = sample::stage,
-                     .pass = "fwd",
-                     .sources = {kernel_file},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    const Form form = form_of(problem);
-    const TensorPlaces places(sample_op().tensors(problem));
-    const std::int64_t rows = problem.size("m"), vocab = problem.size("vocab");
-    const auto given = [&](const char* name) { return tensor_or_null(places, name); };
-    Program program;
-    if (form.filters) {
-      KernelLaunch& launch = append_kernel(
-          program, kernel_file,
-          fmt::format("choose_filtered<{}, {}>", element_type(problem.dtype),
-                      template_argument(form)),
-          {static_cast<std::uint32_t>(rows)}, 1024,
-          {given("logits"), given("temperature"), given("seeds"), given("steps"), given("top_k"),
-           given("top_p"), given("min_p"), given("ids"), given("logit"), given("logprob"),
-           form.softcap, static_cast<std::int32_t>(vocab)});
-      launch.programmatic = facts.compute_capability >= 90;
-      return program;
-    }
-    // Two blocks for each SM, and 2048 ids for a block at least.
-    const std::int64_t most_parts = std::clamp<std::int64_t>(
-        quotient_up(2 * std::max(facts.multiprocessors, 1), rows), 1, quotient_up(vocab, 2048));
-    const std::int64_t of_part = quotient_up(quotient_up(vocab, most_parts), 4) * 4;
-    const std::int64_t parts = quotient_up(vocab, of_part);
-    program.scratch.push_back({static_cast<std::size_t>(rows * parts * partial_bytes), false});
-    KernelLaunch& launch = append_kernel(
-        program, kernel_file,
-        fmt::format("choose_parts<{}, {}>", element_type(problem.dtype), template_argument(form)),
-        {static_cast<std::uint32_t>(parts * rows)}, 256,
-        {given("logits"), given("temperature"), given("seeds"), given("steps"), ScratchArgument{0},
-         form.softcap, static_cast<std::int32_t>(vocab), static_cast<std::int32_t>(of_part),
-         static_cast<std::int32_t>(parts)});
+Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Form form = form_of(problem);
+  const TensorPlaces places(sample_op().tensors(problem));
+  const std::int64_t rows = problem.size("m"), vocab = problem.size("vocab");
+  const auto given = [&](const char* name) { return tensor_or_null(places, name); };
+  Program program;
+  if (form.filters) {
+    KernelLaunch& launch =
+        append_kernel(program, kernel_file,
+                      fmt::format("choose_filtered<{}, {}>", element_type(problem.dtype),
+                                  template_argument(form)),
+                      {static_cast<std::uint32_t>(rows)}, 1024,
+                      {given("logits"), given("temperature"), given("seeds"), given("steps"),
+                       given("top_k"), given("top_p"), given("min_p"), given("ids"), given("logit"),
+                       given("logprob"), form.softcap, static_cast<std::int32_t>(vocab)});
     launch.programmatic = facts.compute_capability >= 90;
-    append_finish(program, form, places, facts, 0, rows, parts);
     return program;
   }
-};
+  // Two blocks for each SM, and 2048 ids for a block at least.
+  const std::int64_t most_parts = std::clamp<std::int64_t>(
+      quotient_up(2 * std::max(facts.multiprocessors, 1), rows), 1, quotient_up(vocab, 2048));
+  const std::int64_t of_part = quotient_up(quotient_up(vocab, most_parts), 4) * 4;
+  const std::int64_t parts = quotient_up(vocab, of_part);
+  program.scratch.push_back({static_cast<std::size_t>(rows * parts * partial_bytes), false});
+  KernelLaunch& launch = append_kernel(
+      program, kernel_file,
+      fmt::format("choose_parts<{}, {}>", element_type(problem.dtype), template_argument(form)),
+      {static_cast<std::uint32_t>(parts * rows)}, 256,
+      {given("logits"), given("temperature"), given("seeds"), given("steps"), ScratchArgument{0},
+       form.softcap, static_cast<std::int32_t>(vocab), static_cast<std::int32_t>(of_part),
+       static_cast<std::int32_t>(parts)});
+  launch.programmatic = facts.compute_capability >= 90;
+  append_finish(program, form, places, facts, 0, rows, parts);
+  return program;
+}
 
 }  // namespace
 
@@ -79,7 +66,15 @@ void append_finish(Program& program, const Form& form, const TensorPlaces& place
 }
 
 std::vector<const Family*> cuda_families() {
-  static const Choose family;
+  static const StageFamily family({.name = "choose",
+                                   .summary =
+                                       "parts of rows, then the best of them; filtered: a block a "
+                                       "row, the least key that stays digit by digit",
+                                   .stage = sample::stage,
+                                   .pass = "fwd",
+                                   .sources = {kernel_file},
+                                   .is_fallback = true,
+                                   .program = program});
   return {&family};
 }
 

@@ -11,8 +11,7 @@
 #include "kernels/common/sampling.cuh"
 #include "kernels/sample/sample.hpp"
 
-namespace fftune {
-namespace sample {
+namespace fftune::sample {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -122,24 +121,25 @@ TensorSpec of_rows(const char* name, DType dtype, std::int64_t m, std::vector<do
   return tensor;
 }
 
-class Sample final : public Op {
+OpFacts facts() {
+  return {
+      .name = "sample",
+      .summary =
+          "the next id of each sequence from its logits: the best, or a sample by temperature, "
+          "top-k, top-p and min-p",
+      .passes = {"fwd"},
+      .sizes = {{.name = "m",
+                 .help = "sequences",
+                 .default_on_cuda = {1, 16, 64},
+                 .default_on_cpu = {1, 16}},
+                {.name = "vocab", .help = "ids to choose from", .max = most_ids, .example = 32000}},
+      .options = sample::options(),
+      .families = {cuda_families, cpu_families}};
+}
+
+class Sample final : public DescribedOp {
  public:
-  std::string_view name() const override { return "sample"; }
-  std::string_view summary() const override {
-    return "the next id of each sequence from its logits: the best, or a sample by temperature, "
-           "top-k, top-p and min-p";
-  }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "sequences",
-             .default_on_cuda = {1, 16, 64},
-             .default_on_cpu = {1, 16}},
-            {.name = "vocab", .help = "ids to choose from", .max = most_ids, .example = 32000}};
-  }
-  std::vector<OptionField> options() const override { return sample::options(); }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
-  std::string_view token_size() const override { return "m"; }
+  Sample() : DescribedOp(facts()) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);
@@ -203,11 +203,6 @@ class Sample final : public Op {
     tensors["logit"] = std::move(logit);
     if (form.logprobs) tensors["logprob"] = std::move(logprob);
   }
-
-  std::vector<const Family*> families() const override {
-    return joined({cuda_families(), cpu_families()});
-  }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 }  // namespace
@@ -223,27 +218,18 @@ Form form_of(const Problem& problem) {
 }
 
 std::vector<OptionField> options() {
-  return {{.name = "choose",
-           .help = "the best id; a sample by temperature; or filtered: a sample of the ids that "
-                   "top-k, top-p and min-p keep",
-           .choices = {"argmax", "sample", "filtered"},
-           .rare = true},
-          {.name = "softcap",
-           .help = "soft cap c of the logits, c tanh(x / c); 0: none",
-           .choices = {"0"},
-           .rare = true,
-           .number = NumberRange{0, 1e6}},
-          {.name = "logprobs",
-           .help = "whether the log-probability of the chosen id is written",
-           .choices = {"no", "yes"},
-           .rare = true}};
+  return {rare_option("choose",
+                      "the best id; a sample by temperature; or filtered: a sample of the ids that "
+                      "top-k, top-p and min-p keep",
+                      {"argmax", "sample", "filtered"}),
+          rare_number("softcap", "soft cap c of the logits, c tanh(x / c); 0: none", "0", {0, 1e6}),
+          rare_option("logprobs", "whether the log-probability of the chosen id is written",
+                      {"no", "yes"})};
 }
 
-}  // namespace sample
+}  // namespace fftune::sample
 
-const Op& sample_op() {
+const fftune::Op& fftune::sample_op() {
   static const sample::Sample op;
   return op;
 }
-
-}  // namespace fftune

@@ -80,10 +80,10 @@ class Memory {
 std::vector<Config> some_configs(const Engine& engine, const GemmChain& chain,
                                  const DeviceFacts& facts) {
   if (engine.is_fallback) return {Config()};
-  const Space space = engine.space(chain, facts);
+  const Space space = engine.search.space(chain, facts);
   const auto feasible = space.feasible();
   REQUIRE_FALSE(feasible.empty());
-  const Config usual = engine.default_config(chain, facts);
+  const Config usual = engine.search.default_config(chain, facts);
   REQUIRE(space.violations(usual).empty());
   return {usual, feasible.front(), feasible.back()};
 }
@@ -149,10 +149,10 @@ void check_chain(const Engine& engine, const GemmChain& chain, Pool& pool) {
   reference_gemm(chain[1], expected, magnitudes);
   const bool is_f32 = chain[0].dtype == DType::f32;
   std::vector<Config> configs{Config()};
-  if (!engine.is_fallback) configs = engine.space(chain, cpu_facts()).feasible();
+  if (!engine.is_fallback) configs = engine.search.space(chain, cpu_facts()).feasible();
   if (!engine.is_fallback)
-    REQUIRE(engine.space(chain, cpu_facts())
-                .violations(engine.default_config(chain, cpu_facts()))
+    REQUIRE(engine.search.space(chain, cpu_facts())
+                .violations(engine.search.default_config(chain, cpu_facts()))
                 .empty());
   for (const Config& config : configs) {
     INFO(engine.name << " m " << chain[0].m << " d " << chain[0].k << " h " << chain[0].n << " "
@@ -177,23 +177,23 @@ void check_chain(const Engine& engine, const GemmChain& chain, Pool& pool) {
 
 TEST_CASE("cpu_blas: every form, grouping and epilogue is the one of float64") {
   for (const DType dtype : {DType::f32, DType::bf16})
-    check_cases(cpu_blas_engine(), gemm_cases(dtype));
+    check_cases(cpu_blas_engine, gemm_cases(dtype));
 }
 
 TEST_CASE("cpu_plain: every form, grouping and epilogue is the one of float64") {
   for (const DType dtype : {DType::f32, DType::bf16})
-    check_cases(cpu_plain_engine(), gemm_cases(dtype));
+    check_cases(cpu_plain_engine, gemm_cases(dtype));
 }
 
 TEST_CASE("cpu_plain: fp8 with scales of tensors and of blocks") {
-  check_cases(cpu_plain_engine(), quantised_gemm_cases());
-  check_cases(cpu_plain_engine(), grouped_quantised_gemm_cases());
+  check_cases(cpu_plain_engine, quantised_gemm_cases());
+  check_cases(cpu_plain_engine, grouped_quantised_gemm_cases());
 }
 
 TEST_CASE("a gated layer's chain on every CPU engine, in every configuration") {
   Pool pool(threads);
   for (const Engine* engine :
-       {&cpu_blas_engine(), &cpu_plain_engine(), &cpu_stream_engine(), &cpu_tiles_engine()}) {
+       {&cpu_blas_engine, &cpu_plain_engine, &cpu_stream_engine, &cpu_tiles_engine}) {
     int served = 0;
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const std::int64_t m : {1, 3, 8, 45, 150}) {
@@ -208,7 +208,7 @@ TEST_CASE("a gated layer's chain on every CPU engine, in every configuration") {
 
 TEST_CASE("a fused chain stores gate and up, and adds bias and source to y") {
   Pool pool(threads);
-  for (const Engine* engine : {&cpu_blas_engine(), &cpu_plain_engine()})
+  for (const Engine* engine : {&cpu_blas_engine, &cpu_plain_engine})
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const std::int64_t m : {1, 45, 150}) {
         GemmChain chain = gated_layer(dtype, m, 97, 300);
@@ -217,14 +217,14 @@ TEST_CASE("a fused chain stores gate and up, and adds bias and source to y") {
         chain[1].epilogue.row(row_broadcast::bias) = "bias";
         chain[1].epilogue.source = {{"residual"}};
         check_chain(*engine, chain, pool);
-        for (const Engine* plain_only : {&cpu_stream_engine(), &cpu_tiles_engine()})
+        for (const Engine* plain_only : {&cpu_stream_engine, &cpu_tiles_engine})
           CHECK(plain_only->can_implement(chain, cpu_facts()).has_value());
       }
 }
 
 TEST_CASE("a masked layer's chain: the intermediate in the order of the mask") {
   Pool pool(threads);
-  for (const Engine* engine : {&cpu_blas_engine(), &cpu_plain_engine()})
+  for (const Engine* engine : {&cpu_blas_engine, &cpu_plain_engine})
     for (const DType dtype : {DType::f32, DType::bf16}) {
       GemmChain chain = gated_layer(dtype, 150, 97, 200);
       for (GemmProblem& gemm : chain) {
@@ -255,8 +255,8 @@ TEST_CASE("a masked layer's chain: the intermediate in the order of the mask") {
 
 TEST_CASE("engines of f32 products refuse fp8, and those of a gated layer everything else") {
   for (const GemmCase& gemm_case : quantised_gemm_cases())
-    CHECK(cpu_blas_engine().can_implement({gemm_case.gemm}, cpu_facts()).has_value());
+    CHECK(cpu_blas_engine.can_implement({gemm_case.gemm}, cpu_facts()).has_value());
   for (const GemmCase& gemm_case : gemm_cases(DType::f32))
-    for (const Engine* engine : {&cpu_stream_engine(), &cpu_tiles_engine()})
+    for (const Engine* engine : {&cpu_stream_engine, &cpu_tiles_engine})
       CHECK(engine->can_implement({gemm_case.gemm}, cpu_facts()).has_value());
 }

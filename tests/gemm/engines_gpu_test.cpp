@@ -104,8 +104,8 @@ class DeviceMemory {
 std::vector<Config> some_configs(const Engine& engine, const GemmChain& chain,
                                  const DeviceFacts& facts, std::mt19937& random) {
   if (engine.is_fallback) return {Config()};
-  std::vector<Config> configs{engine.default_config(chain, facts)};
-  const Space space = engine.space(chain, facts);
+  std::vector<Config> configs{engine.search.default_config(chain, facts)};
+  const Space space = engine.search.space(chain, facts);
   CHECK(space.violations(configs.front()).empty());
   const auto feasible = space.feasible();
   REQUIRE_FALSE(feasible.empty());
@@ -185,18 +185,18 @@ TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu
   const DeviceFacts& facts = backend->facts();
   if (facts.compute_capability != 90) FFTUNE_SKIP("wgmma needs compute capability 9.0");
   for (const DType dtype : {DType::bf16, DType::fp16})
-    check_all(*backend, sm90_engine(), gemm_cases(dtype, 8), 300, facts);
+    check_all(*backend, sm90_engine, gemm_cases(dtype, 8), 300, facts);
   auto quantised = quantised_gemm_cases();
   for (GemmCase& one : quantised) {  // rows of 16 bytes, of fp8 too
     one.gemm.n = ceil_div(one.gemm.n, 16) * 16;
     one.gemm.k = ceil_div(one.gemm.k, 16) * 16;
   }
-  check_all(*backend, sm90_engine(), quantised, quantised.size(), facts);
+  check_all(*backend, sm90_engine, quantised, quantised.size(), facts);
   // With scattered groups the space has more parameters.
   auto scattered = gemm_cases(DType::bf16, 8);
   std::erase_if(scattered, [](const GemmCase& one) { return !one.gemm.groups.any(); });
   for (GemmCase& one : scattered) one.gemm.groups.scattered = true;
-  check_all(*backend, sm90_engine(), scattered, 200, facts);
+  check_all(*backend, sm90_engine, scattered, 200, facts);
 }
 
 TEST_CASE("sm90: MMAs are as wide as the rows of a group's tiles need", "[gpu]") {
@@ -208,11 +208,11 @@ TEST_CASE("sm90: MMAs are as wide as the rows of a group's tiles need", "[gpu]")
   for (const GemmCase& one : uneven_gemm_cases(DType::bf16)) {
     const GemmChain chain{one.gemm};
     std::set<std::vector<int>> seen;
-    for (const Config& config : sm90_engine().space(chain, facts).feasible()) {
+    for (const Config& config : sm90_engine.search.space(chain, facts).feasible()) {
       const int height = config.get("bm");
       const bool levels = config.word("schedule") == "swap_ab" && (height == 144 || height == 176);
       if (levels && seen.insert({height, config.get("cluster_m"), config.get("cluster_n")}).second)
-        runs.push_back({&sm90_engine(), one, chain, config});
+        runs.push_back({&sm90_engine, one, chain, config});
     }
   }
   CHECK(runs.size() >= 12);
@@ -225,9 +225,9 @@ TEST_CASE("one GEMM of every compile-time form, for compute-sanitizer", "[gpu][f
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
   const DeviceFacts& facts = backend->facts();
   std::vector<Run> runs;
-  for (const Engine* engine : {&sm90_engine(), &sm80_engine(), &decode_engine(), &simt_engine()}) {
+  for (const Engine* engine : {&sm90_engine, &sm80_engine, &decode_engine, &simt_engine}) {
     // The sm80 engine leaves compute capability 9.0 to wgmma.
-    const DeviceFacts own = engine == &sm80_engine() ? as_architecture(facts, 80) : facts;
+    const DeviceFacts own = engine == &sm80_engine ? as_architecture(facts, 80) : facts;
     std::set<std::string> seen;
     auto cases = gemm_cases(DType::bf16, 8);
     for (GemmCase& one : cases) {
@@ -235,7 +235,7 @@ TEST_CASE("one GEMM of every compile-time form, for compute-sanitizer", "[gpu][f
       const GemmChain chain{one.gemm};
       if (engine->can_implement(chain, own)) continue;
       if (!seen.insert(template_argument(form_of(one.gemm))).second) continue;
-      Config config = engine->is_fallback ? Config() : engine->default_config(chain, own);
+      Config config = engine->is_fallback ? Config() : engine->search.default_config(chain, own);
       runs.push_back({engine, one, chain, std::move(config)});
     }
     CHECK(!seen.empty());
@@ -248,10 +248,9 @@ TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu
   const auto backend = open_first_cuda();
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
   const DeviceFacts& facts = backend->facts();
-  check_all(*backend, sm80_engine(), gemm_cases(DType::bf16, 8), 300, as_architecture(facts, 80));
+  check_all(*backend, sm80_engine, gemm_cases(DType::bf16, 8), 300, as_architecture(facts, 80));
   if (facts.compute_capability >= 90)
-    check_all(*backend, sm80_engine(), gemm_cases(DType::fp16, 8), 300,
-              as_architecture(facts, 100));
+    check_all(*backend, sm80_engine, gemm_cases(DType::fp16, 8), 300, as_architecture(facts, 100));
 }
 
 TEST_CASE("decode: up to 16 rows of every epilogue", "[gpu]") {
@@ -262,7 +261,7 @@ TEST_CASE("decode: up to 16 rows of every epilogue", "[gpu]") {
       auto cases = gemm_cases(dtype, 8);
       for (GemmCase& one : cases) one.gemm.m = m;
       std::erase_if(cases, [](const GemmCase& one) { return one.gemm.groups.any(); });
-      check_all(*backend, decode_engine(), cases, 12, backend->facts());
+      check_all(*backend, decode_engine, cases, 12, backend->facts());
     }
 }
 
@@ -271,10 +270,10 @@ TEST_CASE("simt: every form, grouping and epilogue at any size", "[gpu]") {
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
   for (const DType dtype : {DType::f32, DType::bf16, DType::fp16}) {
     const auto cases = gemm_cases(dtype);
-    check_all(*backend, simt_engine(), cases, cases.size(), backend->facts());
+    check_all(*backend, simt_engine, cases, cases.size(), backend->facts());
   }
   for (const auto& cases : {quantised_gemm_cases(), grouped_quantised_gemm_cases()})
-    check_all(*backend, simt_engine(), cases, cases.size(), backend->facts());
+    check_all(*backend, simt_engine, cases, cases.size(), backend->facts());
 }
 
 TEST_CASE("fused decode: both GEMMs of a gated layer, again and again", "[gpu]") {
@@ -285,10 +284,11 @@ TEST_CASE("fused decode: both GEMMs of a gated layer, again and again", "[gpu]")
   for (const DType dtype : {DType::bf16, DType::fp16})
     for (const std::int64_t m : {1, 5, 8}) {
       const GemmChain chain = gated_layer(dtype, m, 520, 1000);
-      REQUIRE_FALSE(fused_decode_engine().can_implement(chain, backend->facts()).has_value());
-      for (const Config& config : fused_decode_engine().space(chain, backend->facts()).feasible())
+      REQUIRE_FALSE(fused_decode_engine.can_implement(chain, backend->facts()).has_value());
+      for (const Config& config :
+           fused_decode_engine.search.space(chain, backend->facts()).feasible())
         if (random() % 3 == 0)
-          runs.push_back({&fused_decode_engine(), {"gated layer", chain[1]}, chain, config});
+          runs.push_back({&fused_decode_engine, {"gated layer", chain[1]}, chain, config});
     }
   CHECK(runs.size() >= 6);
   compile(*backend, runs, backend->facts());

@@ -123,7 +123,7 @@ struct Launched {
 
 Launched launch_of(const GemmProblem& gemm, const Config& config) {
   Launched launched{{}, {}, TensorPlaces(tensors_of(gemm))};
-  sm90_engine().append(launched.program, {gemm}, launched.places, hopper(), config);
+  sm90_engine.append(launched.program, {gemm}, launched.places, hopper(), config);
   launched.launch = std::get<KernelLaunch>(launched.program.steps.back());
   return launched;
 }
@@ -198,7 +198,7 @@ TEST_CASE("every GEMM that sm90 can implement has a default, tokens scattered or
   for (const bool scattered : {false, true})
     for (GemmCase one : gemm_cases(DType::bf16, 8)) {
       one.gemm.groups.scattered = scattered && one.gemm.groups.any();
-      if (sm90_engine().can_implement({one.gemm}, hopper())) continue;
+      if (sm90_engine.can_implement({one.gemm}, hopper())) continue;
       INFO(one.name);
       CHECK_FALSE(sm90::space(one.gemm, hopper()).feasible().empty());
     }
@@ -206,7 +206,7 @@ TEST_CASE("every GEMM that sm90 can implement has a default, tokens scattered or
     one.gemm.n = ceil_div(one.gemm.n, 16) * 16;  // rows of 16 bytes
     one.gemm.k = ceil_div(one.gemm.k, 16) * 16;
     INFO(one.name);
-    REQUIRE(!sm90_engine().can_implement({one.gemm}, hopper()));
+    REQUIRE(!sm90_engine.can_implement({one.gemm}, hopper()));
     CHECK_FALSE(sm90::space(one.gemm, hopper()).feasible().empty());
   }
 }
@@ -435,7 +435,7 @@ TEST_CASE("an sm90 launch that splits k has clusters for tiles that can be, of f
 
 TEST_CASE("sm90 says why it cannot implement a GEMM", "[gemm]") {
   const auto reason = [](const GemmProblem& gemm, const char* arch = "sm_90a") {
-    return sm90_engine().can_implement({gemm}, facts_of_architecture(arch)).value_or("");
+    return sm90_engine.can_implement({gemm}, facts_of_architecture(arch)).value_or("");
   };
   GemmProblem gemm = gemm_of(64, 128, 256);
   CHECK(reason(gemm).empty());

@@ -56,7 +56,7 @@ Program program_of(const Engine& engine, const GemmProblem& gemm, const DeviceFa
 }
 
 Program default_program(const Engine& engine, const GemmProblem& gemm, const DeviceFacts& facts) {
-  return program_of(engine, gemm, facts, engine.default_config({gemm}, facts));
+  return program_of(engine, gemm, facts, engine.search.default_config({gemm}, facts));
 }
 
 const KernelLaunch& last_launch(const Program& program) {
@@ -78,7 +78,7 @@ constexpr std::pair<int, int> sizes[] = {{8, 8}, {8, 40}, {1024, 2048}, {4096, 1
 
 TEST_CASE("the sm90 space has the tiles that are known to win") {
   const auto feasible =
-      sm90_engine().space({forward_gemms(4096, 1024, 2048)[0]}, hopper()).feasible();
+      sm90_engine.search.space({forward_gemms(4096, 1024, 2048)[0]}, hopper()).feasible();
   CHECK(feasible.size() >= 100);
   CHECK(feasible.size() <= 600);
   const Config winner{{"bm", 128},           {"bn", 128},      {"schedule", "cooperative"},
@@ -94,7 +94,7 @@ TEST_CASE("constraints of the sm90 space read no parameter but those they name")
     for (const auto& gemms :
          {forward_gemms(m, 2304, 9216), forward_gemms(m, 2304, 9216, DType::fp8, "block")})
       for (const GemmProblem& gemm : gemms)
-        require_named_reads(sm90_engine().space({gemm}, hopper()), 300, random);
+        require_named_reads(sm90_engine.search.space({gemm}, hopper()), 300, random);
 }
 
 TEST_CASE("every GEMM has a default on sm_90a, and it is feasible") {
@@ -103,8 +103,8 @@ TEST_CASE("every GEMM has a default on sm_90a, and it is feasible") {
       for (const auto& gemms : {forward_gemms(m, d, h), backward_gemms(m, d, h)})
         for (const GemmProblem& gemm : gemms) {
           CAPTURE(m, d, h, gemm.m, gemm.n, gemm.k);
-          const Config config = sm90_engine().default_config({gemm}, hopper());
-          CHECK(sm90_engine().space({gemm}, hopper()).violations(config).empty());
+          const Config config = sm90_engine.search.default_config({gemm}, hopper());
+          CHECK(sm90_engine.search.space({gemm}, hopper()).violations(config).empty());
         }
 }
 
@@ -113,21 +113,20 @@ TEST_CASE("every GEMM has an sm90 default in fp8, and its accumulators fit the r
     for (const auto& [d, h] : {std::pair{16, 16}, {1024, 2048}, {4096, 14336}, {112, 16}})
       for (const GemmProblem& gemm : forward_gemms(m, d, h, DType::fp8)) {
         CAPTURE(m, d, h, gemm.b_operands());
-        const Config config = sm90_engine().default_config({gemm}, hopper());
-        CHECK(sm90_engine().space({gemm}, hopper()).violations(config).empty());
+        const Config config = sm90_engine.search.default_config({gemm}, hopper());
+        CHECK(sm90_engine.search.space({gemm}, hopper()).violations(config).empty());
         const sm90::Workload work(gemm);
         const sm90_plan plan = sm90_plan_of(work.form, sm90::Tile(config));
         CHECK(plan.total_accumulators(work.form) + plan.columns / 2 <= 192);
       }
-  CHECK(sm90_engine()
-            .space({forward_gemms(4096, 4096, 14336, DType::fp8)[0]}, hopper())
+  CHECK(sm90_engine.search.space({forward_gemms(4096, 4096, 14336, DType::fp8)[0]}, hopper())
             .feasible()
             .size() >= 50);
 }
 
 TEST_CASE("an fp8 launch of sm90 loads K blocks of 128 elements, and takes its scales") {
   const GemmProblem gemm = forward_gemms(300, 1024, 2048, DType::fp8)[1];
-  const Program program = default_program(sm90_engine(), gemm, hopper());
+  const Program program = default_program(sm90_engine, gemm, hopper());
   REQUIRE(tensor_maps_of(last_launch(program)).size() == 3);
   for (const char* name : {"hidden", "w_down"}) {
     const TensorMapArgument map = map_of(program, gemm, name);
@@ -150,7 +149,7 @@ TEST_CASE("an sm90 launch maps each output, and the source, and nothing that it 
   const auto maps = [&](std::map<std::string, std::string> options, std::size_t stage) {
     const Problem problem = problem_of("fwd", 300, 1024, 2048, DType::bf16, std::move(options));
     const GemmProblem gemm = ffn::gemm_stages(problem).at(stage).gemm(problem);
-    return tensor_maps_of(last_launch(default_program(sm90_engine(), gemm, hopper()))).size();
+    return tensor_maps_of(last_launch(default_program(sm90_engine, gemm, hopper()))).size();
   };
   CHECK(maps({}, 0) == 4);
   CHECK(maps({{"save", "preact"}}, 0) == 6);
@@ -162,8 +161,8 @@ TEST_CASE("an sm90 launch maps each output, and the source, and nothing that it 
 TEST_CASE("an sm90 launch fits the device and covers the output") {
   for (const std::int64_t m : {1, 64, 300, 4096})
     for (const GemmProblem& gemm : forward_gemms(m, 1024, 2048))
-      for (const Config& config : sm90_engine().space({gemm}, hopper()).feasible()) {
-        const Program program = program_of(sm90_engine(), gemm, hopper(), config);
+      for (const Config& config : sm90_engine.search.space({gemm}, hopper()).feasible()) {
+        const Program program = program_of(sm90_engine, gemm, hopper(), config);
         const KernelLaunch& launch = last_launch(program);
         INFO(config.text());
         REQUIRE(launch.shared_bytes <= hopper().shared_bytes_per_block);
@@ -185,7 +184,7 @@ TEST_CASE("an sm90 launch fits the device and covers the output") {
 TEST_CASE("MN-major operands come in slabs of 64, and have no swap-AB") {
   for (const std::int64_t m : {16, 1000, 4096})
     for (const GemmProblem& gemm : backward_gemms(m, 1024, 2048)) {
-      const auto feasible = sm90_engine().space({gemm}, hopper()).feasible();
+      const auto feasible = sm90_engine.search.space({gemm}, hopper()).feasible();
       CHECK(feasible.size() >= 10);
       const gemm_form form = sm90::Workload(gemm).form;
       for (const Config& config : feasible) {
@@ -203,7 +202,7 @@ TEST_CASE("MN-major operands come in slabs of 64, and have no swap-AB") {
 TEST_CASE("an sm90 launch maps MN-major operands as they lie in memory") {
   const auto gemms = backward_gemms(300, 1024, 2048);
   const auto launch = [&](std::size_t stage) {
-    return default_program(sm90_engine(), gemms[stage], hopper());
+    return default_program(sm90_engine, gemms[stage], hopper());
   };
   const auto count = [&](std::size_t stage) {
     return tensor_maps_of(last_launch(launch(stage))).size();
@@ -246,31 +245,32 @@ TEST_CASE("an A100 has at least 150 tensor-core variants a stage") {
   const auto facts = facts_of_architecture("sm_80");
   for (const std::int64_t m : {4096, 64})
     for (const GemmProblem& gemm : forward_gemms(m, 1024, 2048))
-      CHECK(sm80_engine().space({gemm}, facts).feasible().size() >= 150);
+      CHECK(sm80_engine.search.space({gemm}, facts).feasible().size() >= 150);
 }
 
 TEST_CASE("the decode engine has at least 30 variants") {
   for (const auto& arch : known_architectures())
     for (const std::int64_t m : {1, 16})
       for (const GemmProblem& gemm : forward_gemms(m, 1024, 2048))
-        CHECK(decode_engine().space({gemm}, facts_of_architecture(arch)).feasible().size() >= 30);
+        CHECK(decode_engine.search.space({gemm}, facts_of_architecture(arch)).feasible().size() >=
+              30);
 }
 
 TEST_CASE("every GEMM has a default in sm80 and decode, and it is feasible") {
   const auto check = [](const Engine& engine, const GemmProblem& gemm, const DeviceFacts& facts) {
     CAPTURE(engine.name, facts.arch, gemm.m, gemm.n, gemm.k);
-    const Config config = engine.default_config({gemm}, facts);
-    CHECK(engine.space({gemm}, facts).violations(config).empty());
+    const Config config = engine.search.default_config({gemm}, facts);
+    CHECK(engine.search.space({gemm}, facts).violations(config).empty());
   };
   for (const auto& arch : known_architectures()) {
     const auto facts = facts_of_architecture(arch);
     for (const std::int64_t m : {1, 2, 7, 16, 17, 33, 64, 100, 256, 1023, 4096, 100000})
       for (const auto& [d, h] : sizes) {
         for (const GemmProblem& gemm : forward_gemms(m, d, h)) {
-          check(sm80_engine(), gemm, facts);
-          if (m <= 16) check(decode_engine(), gemm, facts);
+          check(sm80_engine, gemm, facts);
+          if (m <= 16) check(decode_engine, gemm, facts);
         }
-        for (const GemmProblem& gemm : backward_gemms(m, d, h)) check(sm80_engine(), gemm, facts);
+        for (const GemmProblem& gemm : backward_gemms(m, d, h)) check(sm80_engine, gemm, facts);
       }
   }
 }
@@ -279,7 +279,7 @@ TEST_CASE("constraints of the sm80 space read no parameter but those they name")
   // feasible() judges a constraint as soon as what it names is known; violations() judges all of a
   // whole configuration.
   for (const GemmProblem& gemm : forward_gemms(64, 1024, 2048)) {
-    const Space space = sm80_engine().space({gemm}, hopper());
+    const Space space = sm80_engine.search.space({gemm}, hopper());
     const auto feasible = space.feasible();
     std::size_t legal = 0;
     space.for_each(
@@ -293,8 +293,8 @@ TEST_CASE("no feasible tile of sm80 asks for more shared memory than a block can
   for (const auto& arch : known_architectures()) {
     const auto facts = facts_of_architecture(arch);
     for (const GemmProblem& gemm : forward_gemms(64, 1024, 2048))
-      for (const Config& config : sm80_engine().space({gemm}, facts).feasible())
-        REQUIRE(last_launch(program_of(sm80_engine(), gemm, facts, config)).shared_bytes <=
+      for (const Config& config : sm80_engine.search.space({gemm}, facts).feasible())
+        REQUIRE(last_launch(program_of(sm80_engine, gemm, facts, config)).shared_bytes <=
                 facts.shared_bytes_per_block);
   }
 }
@@ -306,7 +306,7 @@ TEST_CASE("splits of sm80 meet in a cluster from sm_90 on, in a zeroed workspace
   for (const auto& arch : known_architectures()) {
     CAPTURE(arch);
     const auto facts = facts_of_architecture(arch);
-    const Program program = program_of(sm80_engine(), gemm, facts, config);
+    const Program program = program_of(sm80_engine, gemm, facts, config);
     const KernelLaunch& launch = last_launch(program);
     CHECK(launch.grid.x == 32);
     CHECK(launch.grid.y == 2);

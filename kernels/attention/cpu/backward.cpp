@@ -246,17 +246,14 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 }  // namespace
 
 // It refuses nothing: the fallback too.
-const Engine& cpu_backward_engine() {
-  static const Engine engine{.name = "cpu_blas_backward",
-                             .summary = "blocks of queries and keys, products by OpenBLAS",
-                             .device_kind = DeviceKind::cpu,
-                             .backward = true,
-                             .is_fallback = true,
-                             .space = block_space,
-                             .default_config = default_blocks,
-                             .program = program,
-                             .sources = host_sources("attention/cpu/backward.cpp")};
-  return engine;
-}
+constinit const Engine cpu_backward_engine{
+    .name = "cpu_blas_backward",
+    .summary = "blocks of queries and keys, products by OpenBLAS",
+    .device_kind = DeviceKind::cpu,
+    .backward = true,
+    .is_fallback = true,
+    .search = {block_space, default_blocks},
+    .program = program,
+    .sources = {"attention/cpu/backward.cpp"}};
 
 }  // namespace fftune::attention

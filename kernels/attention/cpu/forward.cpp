@@ -179,27 +179,20 @@ Config plain_default(const Layer&, const DeviceFacts& facts) {
 
 }  // namespace
 
-const Engine& cpu_blas_engine() {
-  static const Engine engine{.name = "cpu_blas",
-                             .summary = "blocks of queries and keys, products by OpenBLAS",
-                             .device_kind = DeviceKind::cpu,
-                             .space = block_space,
-                             .default_config = default_blocks,
-                             .program = blas_program,
-                             .sources = host_sources("attention/cpu/forward.cpp")};
-  return engine;
-}
+constinit const Engine cpu_blas_engine{
+    .name = "cpu_blas",
+    .summary = "blocks of queries and keys, products by OpenBLAS",
+    .device_kind = DeviceKind::cpu,
+    .search = {block_space, default_blocks},
+    .program = blas_program,
+    .sources = {"attention/cpu/forward.cpp"}};
 
-const Engine& cpu_plain_engine() {
-  static const Engine engine{.name = "cpu_plain",
-                             .summary = "one query after the other: the fallback",
-                             .device_kind = DeviceKind::cpu,
-                             .is_fallback = true,
-                             .space = plain_space,
-                             .default_config = plain_default,
-                             .program = plain_program,
-                             .sources = host_sources("attention/cpu/forward.cpp")};
-  return engine;
-}
+constinit const Engine cpu_plain_engine{.name = "cpu_plain",
+                                        .summary = "one query after the other: the fallback",
+                                        .device_kind = DeviceKind::cpu,
+                                        .is_fallback = true,
+                                        .search = {plain_space, plain_default},
+                                        .program = plain_program,
+                                        .sources = {"attention/cpu/forward.cpp"}};
 
 }  // namespace fftune::attention

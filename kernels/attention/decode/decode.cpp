@@ -193,16 +193,12 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 
 }  // namespace
 
-const Engine& decode_engine() {
-  static const Engine engine{.name = name,
-                             .summary = "mma.sync, the keys of all sequences divided among the SMs",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .program = program,
-                             .sources = {file}};
-  return engine;
-}
+constinit const Engine decode_engine{
+    .name = name,
+    .summary = "mma.sync, the keys of all sequences divided among the SMs",
+    .can_implement = can_implement,
+    .search = {space, default_config, estimate},
+    .program = program,
+    .sources = {file}};
 
 }  // namespace fftune::attention

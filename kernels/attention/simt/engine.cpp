@@ -48,23 +48,17 @@ constexpr const char* summary = "a warp for each query, or key: the fallback";
 
 }  // namespace
 
-const Engine& simt_engine() {
-  static const Engine engine{.name = "attention_simt",
-                             .summary = summary,
-                             .is_fallback = true,
-                             .program = forward_program,
-                             .sources = {forward_file}};
-  return engine;
-}
+constinit const Engine simt_engine{.name = "attention_simt",
+                                   .summary = summary,
+                                   .is_fallback = true,
+                                   .program = forward_program,
+                                   .sources = {forward_file}};
 
-const Engine& simt_backward_engine() {
-  static const Engine engine{.name = "attention_bwd_simt",
-                             .summary = summary,
-                             .backward = true,
-                             .is_fallback = true,
-                             .program = backward_program,
-                             .sources = {backward_file}};
-  return engine;
-}
+constinit const Engine simt_backward_engine{.name = "attention_bwd_simt",
+                                            .summary = summary,
+                                            .backward = true,
+                                            .is_fallback = true,
+                                            .program = backward_program,
+                                            .sources = {backward_file}};
 
 }  // namespace fftune::attention

@@ -114,17 +114,13 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 
 }  // namespace
 
-const Engine& sm80_backward_engine() {
-  static const Engine engine{
-      .name = name,
-      .summary = "cp.async and mma.sync, queries for dq, then keys for dk and dv",
-      .backward = true,
-      .can_implement = can_implement,
-      .space = space,
-      .default_config = default_config,
-      .program = program,
-      .sources = {file, d_sinks_file}};
-  return engine;
-}
+constinit const Engine sm80_backward_engine{
+    .name = name,
+    .summary = "cp.async and mma.sync, queries for dq, then keys for dk and dv",
+    .backward = true,
+    .can_implement = can_implement,
+    .search = {space, default_config},
+    .program = program,
+    .sources = {file, d_sinks_file}};
 
 }  // namespace fftune::attention

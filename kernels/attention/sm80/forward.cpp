@@ -117,15 +117,12 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 
 }  // namespace
 
-const Engine& sm80_engine() {
-  static const Engine engine{.name = name,
-                             .summary = "cp.async and mma.sync, a tile of queries for each CTA",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .program = program,
-                             .sources = {file}};
-  return engine;
-}
+constinit const Engine sm80_engine{
+    .name = name,
+    .summary = "cp.async and mma.sync, a tile of queries for each CTA",
+    .can_implement = can_implement,
+    .search = {space, default_config},
+    .program = program,
+    .sources = {file}};
 
 }  // namespace fftune::attention

@@ -184,17 +184,13 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 
 }  // namespace
 
-const Engine& sm90_backward_engine() {
-  static const Engine engine{.name = name,
-                             .summary = "TMA and wgmma, a block of keys of a head for each CTA",
-                             .backward = true,
-                             .can_implement = refuse_sm90,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .program = program,
-                             .sources = {file}};
-  return engine;
-}
+constinit const Engine sm90_backward_engine{
+    .name = name,
+    .summary = "TMA and wgmma, a block of keys of a head for each CTA",
+    .backward = true,
+    .can_implement = refuse_sm90,
+    .search = {space, default_config, estimate},
+    .program = program,
+    .sources = {file}};
 
 }  // namespace fftune::attention

@@ -351,16 +351,11 @@ std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFa
                      most_queries);
 }
 
-const Engine& sm90_engine() {
-  static const Engine engine{.name = name,
-                             .summary = "TMA and wgmma, MMA warpgroups in turn",
-                             .can_implement = refuse_sm90,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .program = program,
-                             .sources = {file}};
-  return engine;
-}
+constinit const Engine sm90_engine{.name = name,
+                                   .summary = "TMA and wgmma, MMA warpgroups in turn",
+                                   .can_implement = refuse_sm90,
+                                   .search = {space, default_config, estimate},
+                                   .program = program,
+                                   .sources = {file}};
 
 }  // namespace fftune::attention

@@ -159,15 +159,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& cpu_plain_engine() {
-  static const Engine engine{.name = "cpu_plain",
-                             .device_kind = DeviceKind::cpu,
-                             .is_fallback = true,
-                             .can_implement = can_implement,
-                             .append = append,
-                             .batch_invariant = true,
-                             .sources = sources_with({"gemm/cpu/plain.cpp"})};
-  return engine;
-}
+constinit const Engine cpu_plain_engine{.name = "cpu_plain",
+                                        .device_kind = DeviceKind::cpu,
+                                        .is_fallback = true,
+                                        .can_implement = can_implement,
+                                        .append = append,
+                                        .batch_invariant = true,
+                                        .sources = {"gemm/cpu/plain.cpp"}};
 
 }  // namespace fftune

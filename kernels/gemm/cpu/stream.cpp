@@ -138,15 +138,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& cpu_stream_engine() {
-  static const Engine engine{.name = "cpu_stream",
-                             .device_kind = DeviceKind::cpu,
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .append = append,
-                             .sources = sources_with({"gemm/cpu/stream.cpp"})};
-  return engine;
-}
+constinit const Engine cpu_stream_engine{.name = "cpu_stream",
+                                         .device_kind = DeviceKind::cpu,
+                                         .can_implement = can_implement,
+                                         .search = {space, default_config},
+                                         .append = append,
+                                         .sources = {"gemm/cpu/stream.cpp"}};
 
 }  // namespace fftune

@@ -437,15 +437,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& cpu_tiles_engine() {
-  static const Engine engine{.name = "cpu_tiles",
-                             .device_kind = DeviceKind::cpu,
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .append = append,
-                             .sources = sources_with({"gemm/cpu/tiles.cpp"})};
-  return engine;
-}
+constinit const Engine cpu_tiles_engine{.name = "cpu_tiles",
+                                        .device_kind = DeviceKind::cpu,
+                                        .can_implement = can_implement,
+                                        .search = {space, default_config},
+                                        .append = append,
+                                        .sources = {"gemm/cpu/tiles.cpp"}};
 
 }  // namespace fftune

@@ -274,14 +274,10 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
   return std::nullopt;
 }
 
-const Engine& decode_engine() {
-  static const Engine engine{.name = "decode",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .append = append,
-                             .sources = {"gemm/decode/gemm.cu"}};
-  return engine;
-}
+constinit const Engine decode_engine{.name = "decode",
+                                     .can_implement = can_implement,
+                                     .search = {space, default_config},
+                                     .append = append,
+                                     .sources = {"gemm/decode/gemm.cu"}};
 
 }  // namespace fftune

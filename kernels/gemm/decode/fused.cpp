@@ -142,14 +142,10 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& fused_decode_engine() {
-  static const Engine engine{.name = "fused_decode",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .append = append,
-                             .sources = {"gemm/decode/fused.cu"}};
-  return engine;
-}
+constinit const Engine fused_decode_engine{.name = "fused_decode",
+                                           .can_implement = can_implement,
+                                           .search = {space, default_config},
+                                           .append = append,
+                                           .sources = {"gemm/decode/fused.cu"}};
 
 }  // namespace fftune

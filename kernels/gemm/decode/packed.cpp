@@ -183,15 +183,10 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& packed_decode_engine() {
-  static const Engine engine{.name = "packed_decode",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .append = append,
-                             .sources = {"gemm/decode/packed.cu"}};
-  return engine;
-}
+constinit const Engine packed_decode_engine{.name = "packed_decode",
+                                            .can_implement = can_implement,
+                                            .search = {space, default_config, estimate},
+                                            .append = append,
+                                            .sources = {"gemm/decode/packed.cu"}};
 
 }  // namespace fftune

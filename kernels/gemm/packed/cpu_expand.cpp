@@ -8,7 +8,6 @@
 
 #include "core/error.hpp"
 #include "kernels/common/op_parts.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 
 namespace fftune {
@@ -71,64 +70,48 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
            weight.dense + static_cast<std::size_t>((tile * packed_rows + row) * k) * bytes);
 }
 
-class CpuExpand final : public StageFamily {
- public:
-  CpuExpand(const ExpandStage& stage, const char* name)
-      : StageFamily({.name = name,
-                     .summary = "packed weights to dense ones, by tiles of 16 rows",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage.name,
-                     .pass = "fwd",
-                     .sources = {"gemm/packed/cpu_expand.cpp"},
-                     .is_fallback = true}),
-        stage_(stage) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
-    return refuse_dense(problem);
+Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFacts&) {
+  const TensorPlaces places(stage.op().tensors(problem));
+  Program program;
+  program.host_tensors = places.count();
+  for (const PackedWeight& weight : stage.weights(problem)) {
+    const std::size_t codes = places.at(weight.codes), scales = places.at(weight.scales),
+                      zeros = places.at(weight.zeros), dense = places.at(weight.dense);
+    const Packed sizes{.codes = nullptr,
+                       .scales = nullptr,
+                       .zeros = nullptr,
+                       .dense = nullptr,
+                       .n = weight.n,
+                       .k = weight.k,
+                       .group = weight.format.group == 0 ? weight.k : weight.format.group,
+                       .groups = weight.format.groups(weight.k),
+                       .dtype = weight.dtype,
+                       .code = weight.format.code};
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      Packed packed = sizes;
+      packed.codes = static_cast<const std::uint8_t*>(call.tensors[codes]);
+      packed.scales = static_cast<const std::byte*>(call.tensors[scales]);
+      packed.zeros = static_cast<const std::uint8_t*>(address_of(call, zeros));
+      packed.dense = static_cast<std::byte*>(call.tensors[dense]);
+      if (auto reason = packed_header_error(packed.codes, packed.code, packed.n, packed.k);
+          !reason.empty())
+        throw Error(ErrorKind::invalid_input, reason);
+      call.parallel.run(static_cast<int>(packed_tiles(packed.n)), call.parallel.max_threads(),
+                        [&](int tile) { expand_tile(packed, tile); });
+    }));
   }
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const TensorPlaces places(stage_.op().tensors(problem));
-    Program program;
-    program.host_tensors = places.count();
-    for (const PackedWeight& weight : stage_.weights(problem)) {
-      const std::size_t codes = places.at(weight.codes), scales = places.at(weight.scales),
-                        zeros = places.at(weight.zeros), dense = places.at(weight.dense);
-      const Packed sizes{.codes = nullptr,
-                         .scales = nullptr,
-                         .zeros = nullptr,
-                         .dense = nullptr,
-                         .n = weight.n,
-                         .k = weight.k,
-                         .group = weight.format.group == 0 ? weight.k : weight.format.group,
-                         .groups = weight.format.groups(weight.k),
-                         .dtype = weight.dtype,
-                         .code = weight.format.code};
-      program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-        Packed packed = sizes;
-        packed.codes = static_cast<const std::uint8_t*>(call.tensors[codes]);
-        packed.scales = static_cast<const std::byte*>(call.tensors[scales]);
-        packed.zeros = static_cast<const std::uint8_t*>(address_of(call, zeros));
-        packed.dense = static_cast<std::byte*>(call.tensors[dense]);
-        if (auto reason = packed_header_error(packed.codes, packed.code, packed.n, packed.k);
-            !reason.empty())
-          throw Error(ErrorKind::invalid_input, reason);
-        call.parallel.run(static_cast<int>(packed_tiles(packed.n)), call.parallel.max_threads(),
-                          [&](int tile) { expand_tile(packed, tile); });
-      }));
-    }
-    return program;
-  }
-
- private:
-  ExpandStage stage_;
-};
+  return program;
+}
 
 }  // namespace
 
-std::unique_ptr<const Family> cpu_expand_family(const ExpandStage& stage, const char* name) {
-  return std::make_unique<CpuExpand>(stage, name);
+ExpandFamily cpu_expand_family(const ExpandStage& stage, const char* name) {
+  return {stage,
+          name,
+          "packed weights to dense ones, by tiles of 16 rows",
+          "gemm/packed/cpu_expand.cpp",
+          DeviceKind::cpu,
+          expand};
 }
 
 }  // namespace fftune

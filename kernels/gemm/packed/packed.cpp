@@ -41,22 +41,15 @@ TensorSpec e8m0_scales(std::string_view name, std::vector<std::int64_t> shape, d
 }  // namespace
 
 std::vector<OptionField> packed_options() {
-  return {{.name = "weights",
-           .help = "format of the weights: those of x, or packed: integers of 4 bits with scales, "
-                   "or e2m1 with e8m0 scales of 32 (OCP MX)",
-           .choices = {"dense", "int4", "mxfp4"},
-           .rare = true,
-           .pass = "fwd"},
-          {.name = "group",
-           .help = "weights=int4: elements of a row of the weight that share a scale",
-           .choices = {"128", "64", "32", "row"},
-           .rare = true,
-           .pass = "fwd"},
-          {.name = "zeros",
-           .help = "weights=int4: whether each group has a zero point, instead of 8",
-           .choices = {"no", "yes"},
-           .rare = true,
-           .pass = "fwd"}};
+  return {
+      rare_option("weights",
+                  "format of the weights: those of x, or packed: integers of 4 bits with scales, "
+                  "or e2m1 with e8m0 scales of 32 (OCP MX)",
+                  {"dense", "int4", "mxfp4"}, "fwd"),
+      rare_option("group", "weights=int4: elements of a row of the weight that share a scale",
+                  {"128", "64", "32", "row"}, "fwd"),
+      rare_option("zeros", "weights=int4: whether each group has a zero point, instead of 8",
+                  {"no", "yes"}, "fwd")};
 }
 
 PackedFormat packed_format(const Problem& problem) {
@@ -77,7 +70,35 @@ PackedFormat packed_format(const Problem& problem) {
   return format;
 }
 
-std::optional<std::string> refuse_dense(const Problem& problem) {
+PackedWeight packed_weight(const Problem& problem, PackedWeight weight) {
+  weight.format = packed_format(problem);
+  weight.dtype = problem.dtype;
+  if (!weight.format.zeros) weight.zeros = "";
+  return weight;
+}
+
+GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bool follows) {
+  for (std::size_t i = 0; i < weights.size(); ++i) gemm.b[i] = {weights[i].codes};
+  gemm.packed = std::move(weights);
+  gemm.follows = follows;
+  gemm.b_depends = false;
+  return gemm;
+}
+
+ExpandFamily::ExpandFamily(const ExpandStage& stage, const char* name, std::string_view summary,
+                           const char* source, DeviceKind kind, Expand expand)
+    : StageFamily({.name = name,
+                   .summary = summary,
+                   .device_kind = kind,
+                   .stage = stage.name,
+                   .pass = "fwd",
+                   .sources = {source},
+                   .is_fallback = true,
+                   .refusal = refuse_dense}),
+      stage_(stage),
+      expand_(expand) {}
+
+std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&) {
   if (packed_format(problem).packed) return std::nullopt;
   return "it is for packed weights: weights=int4 or mxfp4";
 }

@@ -6,14 +6,15 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/packed/layout.cuh"
 #include "kernels/gemm/packed/weight.hpp"
+#include "kernels/gemm/problem.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -22,7 +23,7 @@ namespace fftune {
 std::vector<OptionField> packed_options();
 PackedFormat packed_format(const Problem& problem);
 /// Why a family of packed weights refuses a problem with dense ones; nothing if they are packed.
-std::optional<std::string> refuse_dense(const Problem& problem);
+std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&);
 /// "fftune::packed_code::int4"
 std::string_view device_name(packed_code code);
 /// Values of the format mxfp4: of an e2m1 code, and of an e8m0 scale.
@@ -30,6 +31,11 @@ double e2m1_value(int code);
 double e8m0_value(int byte);
 /// Op::contradiction() of the options, for a weight that has `k` input features, which `name` says.
 std::string packed_contradiction(const Problem& problem, std::string_view name, std::int64_t k);
+
+/// A weight, of which `weight` has the names of its tensors and its size, in the problem's format.
+PackedWeight packed_weight(const Problem& problem, PackedWeight weight);
+/// The product with the packed weights themselves, instead of those that the stage before expands.
+GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bool follows = false);
 
 /// The tensors of the packed weight, in order; `deviation`: of the dense weights.
 std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviation);
@@ -50,9 +56,23 @@ struct ExpandStage {
   std::vector<PackedWeight> (*weights)(const Problem&) = nullptr;
 };
 
-/// The families of a stage, both fallbacks; `name` is a literal.
-std::unique_ptr<const Family> expand_family(const ExpandStage& stage, const char* name);
-std::unique_ptr<const Family> cpu_expand_family(const ExpandStage& stage, const char* name);
+/// A family of such a stage: a fallback.
+class ExpandFamily final : public StageFamily {
+ public:
+  using Expand = Program (*)(const ExpandStage&, const Problem&, const DeviceFacts&);
+  /// `name` is a literal.
+  ExpandFamily(const ExpandStage& stage, const char* name, std::string_view summary,
+               const char* source, DeviceKind kind, Expand expand);
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    return expand_(stage_, problem, facts);
+  }
+
+ private:
+  ExpandStage stage_;
+  Expand expand_;
+};
+ExpandFamily expand_family(const ExpandStage& stage, const char* name);
+ExpandFamily cpu_expand_family(const ExpandStage& stage, const char* name);
 
 /// Why the header is not that of a packed weight [n, k] in this layout, one line; empty: it is.
 std::string packed_header_error(const void* header, packed_code code, std::int64_t n,

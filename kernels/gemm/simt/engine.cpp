@@ -35,14 +35,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& simt_engine() {
-  static const Engine engine{.name = "simt",
-                             .is_fallback = true,
-                             .can_implement = can_implement,
-                             .append = append,
-                             .batch_invariant = true,
-                             .sources = {"gemm/simt/gemm.cu", "gemm/head_sines.cu"}};
-  return engine;
-}
+constinit const Engine simt_engine{.name = "simt",
+                                   .is_fallback = true,
+                                   .can_implement = can_implement,
+                                   .append = append,
+                                   .batch_invariant = true,
+                                   .sources = {"gemm/simt/gemm.cu", "gemm/head_sines.cu"}};
 
 }  // namespace fftune

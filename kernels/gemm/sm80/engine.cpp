@@ -26,13 +26,13 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
     return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
   if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma &&
-      !sm90_engine().can_implement(chain, facts))
+      !sm90_engine.can_implement(chain, facts))
     return fmt::format(
         "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
         most_tokens_beside_wgmma);
   // Its epilogue of heads adds up squares in another order.
   if (gemm.batch_invariant && gemm.epilogue.kind == EpilogueKind::qkv &&
-      !sm90_engine().can_implement(chain, facts))
+      !sm90_engine.can_implement(chain, facts))
     return std::string(order_depends_on_rows);
   if (gemm.groups.by == Grouping::rows && gemm.a_major == Major::mn)
     return "cp.async gathers rows of 16 bytes or more: grouped rows of a K-major A";
@@ -103,17 +103,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& sm80_engine() {
-  static const Engine engine{
-      .name = "sm80",
-      .can_implement = can_implement,
-      .space = space,
-      .default_config = default_config,
-      .estimate = estimate,
-      .append = append,
-      .batch_invariant = true,
-      .sources = {"gemm/sm80/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
-  return engine;
-}
+constinit const Engine sm80_engine{
+    .name = "sm80",
+    .can_implement = can_implement,
+    .search = {space, default_config, estimate},
+    .append = append,
+    .batch_invariant = true,
+    .sources = {"gemm/sm80/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
 
 }  // namespace fftune

@@ -374,17 +374,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& sm90_engine() {
-  static const Engine engine{
-      .name = "sm90",
-      .can_implement = can_implement,
-      .space = space,
-      .default_config = default_config,
-      .estimate = estimate,
-      .append = append,
-      .batch_invariant = true,
-      .sources = {"gemm/sm90/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
-  return engine;
-}
+constinit const Engine sm90_engine{
+    .name = "sm90",
+    .can_implement = can_implement,
+    .search = {space, default_config, estimate},
+    .append = append,
+    .batch_invariant = true,
+    .sources = {"gemm/sm90/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
 
 }  // namespace fftune

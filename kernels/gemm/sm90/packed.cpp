@@ -194,12 +194,12 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
 /// For up to 8 tokens the kernel without shared memory for weights may be faster, as its blocks
 /// are smaller.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
-  const Engine& decode = packed_decode_engine();
+  const Engine& decode = packed_decode_engine;
   if (chain.front().m > 8 || decode.can_implement(chain, facts)) return true;
   const auto untuned = [&](const Engine& engine) {
-    return *engine.estimate(chain, facts, engine.default_config(chain, facts));
+    return *engine.search.estimate(chain, facts, engine.search.default_config(chain, facts));
   };
-  return untuned(packed_sm90_engine()) <= untuned(decode);
+  return untuned(packed_sm90_engine) <= untuned(decode);
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
@@ -259,16 +259,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 }  // namespace
 
-const Engine& packed_sm90_engine() {
-  static const Engine engine{.name = "packed_sm90",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .is_preferred = is_preferred,
-                             .append = append,
-                             .sources = {"gemm/sm90/packed.cu"}};
-  return engine;
-}
+constinit const Engine packed_sm90_engine{.name = "packed_sm90",
+                                          .can_implement = can_implement,
+                                          .search = {space, default_config, estimate},
+                                          .is_preferred = is_preferred,
+                                          .append = append,
+                                          .sources = {"gemm/sm90/packed.cu"}};
 
 }  // namespace fftune

@@ -1,0 +1,34 @@
+// The part of an engine, of products or of attention, that a search asks.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/space.hpp"
+#include "device/facts.hpp"
+
+namespace fftune {
+
+/// What there is to tune in the work of an engine; null where it has no parameters.
+template <class Work>
+struct SearchSide {
+  Space (*space)(const Work&, const DeviceFacts&) = nullptr;
+  Config (*default_config)(const Work&, const DeviceFacts&) = nullptr;
+  /// Seconds by the cost model, to rank; null: there is no model.
+  std::optional<double> (*estimate)(const Work&, const DeviceFacts&, const Config&) = nullptr;
+};
+
+/// Names of embedded sources; null from the end of them on.
+using EngineSources = std::array<const char*, 4>;
+
+inline std::vector<std::string> listed(const EngineSources& sources) {
+  std::vector<std::string> names;
+  for (const char* source : sources)
+    if (source != nullptr) names.emplace_back(source);
+  return names;
+}
+
+}  // namespace fftune
