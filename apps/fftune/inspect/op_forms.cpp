@@ -62,9 +62,15 @@ bool stands_alone(const Op& op, const Problem& problem) {
 }
 
 /// The form with the sizes of another row, but for those that decide how many buffers there are.
-Problem resized(const Op& op, Problem form, std::size_t row) {
-  const auto names = buffer_names(op, form);
+/// `names`: those of its buffers.
+Problem resized(const Op& op, Problem form, std::size_t row,
+                const std::vector<std::string>& names) {
   const auto fields = op.sizes();
+  Problem all = form;
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (const auto size = all.sizes.find(fields[i].name); size != all.sizes.end())
+      size->second = probe_size(row, i, fields[i]);
+  if (all == form || names_if_alone(op, all) == names) return all;
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const auto size = form.sizes.find(fields[i].name);
     if (size == form.sizes.end()) continue;
@@ -78,8 +84,9 @@ Problem resized(const Op& op, Problem form, std::size_t row) {
 std::string refusal(const Op& op, const Problem& form) {
   const std::string reason = op.contradiction(form);
   if (reason.empty()) return "";
+  const auto names = buffer_names(op, form);
   for (std::size_t row = 0; row < probe_rows; ++row)
-    if (op.contradiction(resized(op, form, row)) != reason) return "";
+    if (op.contradiction(resized(op, form, row, names)) != reason) return "";
   return reason;
 }
 
@@ -276,7 +283,8 @@ bool is_form(const Op& op, const Problem& problem) {
 
 Problem with_rare(const Op& op, Problem form, const std::string& name) {
   form.sizes[name] = 2;
-  return stands_alone(op, form) ? resized(op, std::move(form), 0) : form;
+  const auto names = names_if_alone(op, form);
+  return names ? resized(op, std::move(form), 0, *names) : form;
 }
 
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
@@ -317,10 +325,11 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
 }
 
 std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Problem& form) {
+  const auto names = buffer_names(op, form);
   std::vector<Problem> probes;
   std::vector<std::vector<TensorSpec>> tensors;
   for (std::size_t row = 0; row < probe_rows; ++row) {
-    probes.push_back(resized(op, form, row));
+    probes.push_back(resized(op, form, row, names));
     tensors.push_back(op.tensors(probes.back()));
   }
   Formulas formulas(probes);
