@@ -1,6 +1,8 @@
 // The verdicts of bench on times under noise that the test makes.
 #include "apps/fftune/bench/bench_run.hpp"
 
+#include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,8 @@ using fftune::tool::BenchResult;
 
 namespace {
 
-BenchResult benched(FakeEvaluator& evaluator) {
+std::optional<BenchResult> benched_unless(FakeEvaluator& evaluator,
+                                          const std::atomic<bool>& cancel) {
   FakeCatalog fake(1);
   auto& family = fake.op.add("f", {"a"}, 300);
   family.fallback = true;
@@ -24,7 +27,12 @@ BenchResult benched(FakeEvaluator& evaluator) {
   TimeRequest request;
   request.samples = 50;
   request.seconds = 5;
-  return bench(fake.catalog(), fake.op, fake.problem(), PresetLibrary{}, evaluator, request, plan);
+  return bench(fake.catalog(), fake.op, fake.problem(), PresetLibrary{}, evaluator, request, plan,
+               cancel);
+}
+
+BenchResult benched(FakeEvaluator& evaluator) {
+  return benched_unless(evaluator, false).value();
 }
 
 }  // namespace
@@ -65,4 +73,25 @@ TEST_CASE("bench measures again while it is disturbed, three times at most") {
   always.disturbed = [&](double) { return ++asked, busy; };
   CHECK(benched(always).disturbances == busy);
   CHECK(asked == 4);
+}
+
+TEST_CASE("an interrupted bench begins nothing more") {
+  FakeEvaluator evaluator([](const Variant&) { return 940.0; }, 0.002);
+  std::atomic<bool> cancel{true};
+  CHECK(!benched_unless(evaluator, cancel));
+  CHECK(evaluator.verified.empty());
+  CHECK(evaluator.sampled.empty());
+
+  // While it measures again what was disturbed: the first measurement stands.
+  cancel = false;
+  int looks = 0;
+  evaluator.disturbed = [&](double) -> std::vector<std::string> {
+    cancel = ++looks > 1;
+    return {"other work"};
+  };
+  const auto cut = benched_unless(evaluator, cancel);
+  REQUIRE(cut);
+  CHECK(cut->entries.front().microseconds.median > 0);
+  CHECK(cut->disturbances.size() == 1);
+  CHECK(looks == 2);
 }

@@ -217,6 +217,7 @@ int run(const Op& op, const Options& options, const Session& session) {
   double weight = 0;
   for (const Problem& problem : problems) weight += weight_of(op, problem);
   const auto kind_count = static_cast<double>(kinds.size());
+  std::size_t measured = 0;
   ProgressBar progress(status, "bench", problems.size() * kinds.size(), weight * kind_count);
   for (const SavedInputs* const kind : kinds) {
     LocalEvaluator evaluator(*backend, session.catalog, {seed, kind});
@@ -226,10 +227,13 @@ int run(const Op& op, const Options& options, const Session& session) {
       progress.show(fmt::format("{}{}{}", problems[i].text(), saved ? ", values: " : "", values),
                     true);
       announce(op, problems[i]);
-      all[i].push_back({values, bench(session.catalog, op, problems[i], presets, evaluator, request,
-                                      bursts_for(evaluator.facts().kind, request.seconds),
-                                      options.stages && !op.repetition(problems[i]))});
+      auto result = bench(session.catalog, op, problems[i], presets, evaluator, request,
+                          bursts_for(evaluator.facts().kind, request.seconds),
+                          interrupt.requested(), options.stages && !op.repetition(problems[i]));
       lost = evaluator.lost();
+      if (!result) break;
+      ++measured;
+      all[i].push_back({values, std::move(*result)});
       if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
         spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
                      far);
@@ -240,14 +244,14 @@ int run(const Op& op, const Options& options, const Session& session) {
   Json document = {{"device", to_json(backend->facts())}, {"problems", Json::Array()}};
   int code = exit_good;
   for (const auto& of_problem : all)
-    for (const OnValues& measured : of_problem) {
-      add_rows(table, token_size, measured);
-      Json row = result_json(measured);
+    for (const OnValues& each : of_problem) {
+      add_rows(table, token_size, each);
+      Json row = result_json(each);
       // Earlier times are of random values.
-      if (!options.against.empty() && measured.values != "saved")
-        row["against"] = against.add(token_size, measured.result);
+      if (!options.against.empty() && each.values != "saved")
+        row["against"] = against.add(token_size, each.result);
       document["problems"].push_back(std::move(row));
-      code = std::max(code, code_of(measured.result));
+      code = std::max(code, code_of(each.result));
     }
   status.clear();
 
@@ -269,7 +273,10 @@ int run(const Op& op, const Options& options, const Session& session) {
     spdlog::error("{}", lost);
     return exit_lacking;
   }
-  return interrupt.requested() ? exit_interrupted : code;
+  if (!interrupt.requested()) return code;
+  spdlog::warn("interrupted: {} of {} were timed", measured,
+               counted(problems.size() * kinds.size(), "problem"));
+  return exit_interrupted;
 }
 
 }  // namespace

@@ -47,9 +47,10 @@ double floor_of(const std::vector<StageSpec>& stages, std::size_t first, std::si
 
 }  // namespace
 
-BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
-                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
-                  const BurstPlan& plan, bool stages) {
+std::optional<BenchResult> bench(const Catalog& catalog, const Op& op, const Problem& problem,
+                                 const PresetLibrary& presets, Evaluator& evaluator,
+                                 const TimeRequest& request, const BurstPlan& plan,
+                                 const std::atomic<bool>& cancel, bool stages) {
   BenchResult result;
   result.problem = problem;
   const DeviceFacts& facts = evaluator.facts();
@@ -99,6 +100,7 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   std::vector<Candidate> sound;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (cancel) return std::nullopt;
     if (candidates[i].baseline.empty()) {
       const Verified verified = evaluator.verify(candidates[i]);
       result.entries[i].failure = verified.failure;
@@ -112,6 +114,8 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   std::vector<BurstTiming> timings;
   evaluator.disturbances();  // those of what came before
   for (int attempt = 0; attempt < most_attempts; ++attempt) {
+    if (cancel && attempt == 0) return std::nullopt;
+    if (cancel) break;  // what was measured stands, disturbed as it is
     timings = time_in_bursts(evaluator, sound, request, plan);
     result.disturbances = evaluator.disturbances();
     if (result.disturbances.empty() || !evaluator.lost().empty()) break;

@@ -1,6 +1,7 @@
 // The measurements of `fftune bench`, and with --against beside those of an earlier run.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <optional>
 #include <string>
@@ -46,10 +47,12 @@ struct BenchResult {
 /// Verifies each, then times all with interleaved samples, on the same buffers and in the same way.
 /// Also the untuned default, where it is another recipe. Measured again, up to three times in all,
 /// while something disturbs the device. `stages`: and each variant of the library's recipe by
-/// itself, and the first two, three and so on in a row.
-BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
-                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
-                  const BurstPlan& plan, bool stages = false);
+/// itself, and the first two, three and so on in a row. Nothing if `cancel` is set before all are
+/// timed.
+std::optional<BenchResult> bench(const Catalog& catalog, const Op& op, const Problem& problem,
+                                 const PresetLibrary& presets, Evaluator& evaluator,
+                                 const TimeRequest& request, const BurstPlan& plan,
+                                 const std::atomic<bool>& cancel, bool stages = false);
 
 class Against {
  public:

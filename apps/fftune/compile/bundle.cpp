@@ -97,7 +97,8 @@ std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& c
 }
 
 std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
-                                const PresetLibrary& presets, const Catalog& catalog) {
+                                const PresetLibrary& presets, const Catalog& catalog,
+                                const std::atomic<bool>& cancel) {
   BundleJobs jobs(catalog, presets, arch);
   auto problems = preset_problems(presets, catalog, arch, wanted.ops);
   if (problems.empty() && wanted.problems.empty()) {
@@ -108,11 +109,13 @@ std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
   }
   std::set<Problem> layers;
   for (const Problem& problem : problems) {
+    if (cancel) return {};
     const Op& op = catalog.op(problem.op);
     jobs.add(op, problem);
     layers.insert(problem.with_size(op.token_size(), 1));
   }
   for (const Problem& layer : layers) {
+    if (cancel) return {};
     const Op& op = catalog.op(layer.op);
     for (const std::int64_t tokens : wanted.tokens)
       jobs.add(op, layer.with_size(op.token_size(), tokens));
@@ -120,6 +123,7 @@ std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
       jobs.add_any_tokens(op, layer.with_size(op.token_size(), *wanted.max_tokens));
   }
   for (const ParsedProblem& parsed : wanted.problems) {
+    if (cancel) return {};
     const Op& op = catalog.op(parsed.problem.op);
     if (parsed.any_tokens)
       jobs.add_any_tokens(op, parsed.problem);
@@ -187,7 +191,8 @@ int run(const Options& options, const Session& session) {
   std::vector<BundleJob> jobs;
   std::map<std::string, std::size_t> programs;
   for (const std::string& arch : archs) {
-    auto own = jobs_for(arch, wanted, presets, session.catalog);
+    auto own = jobs_for(arch, wanted, presets, session.catalog, interrupt.requested());
+    if (interrupt.requested()) return exit_interrupted;
     if (own.empty())
       throw Error(ErrorKind::invalid_input,
                   fmt::format("nothing to bundle for {}: there is no preset of a GPU{}: give "

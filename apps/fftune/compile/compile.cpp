@@ -155,7 +155,8 @@ int run(const Options& options, const Session& session) {
     const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
     for (const std::string& warning : compiler->warnings()) spdlog::warn("{}", warning);
     for (const Op* op : ops) {
-      const auto units = compile_units(*op, facts, options.family, chosen, sample);
+      const auto units =
+          compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
       summary.add(arch, units,
                   compile_all(*compiler, units, jobs, interrupt.requested(), arch, status));
       if (interrupt.requested()) break;

@@ -121,7 +121,7 @@ std::vector<Problem> rare_problems(const Op& op, ProblemOptions chosen) {
 
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
                                        const std::string& family, const ProblemOptions& chosen,
-                                       std::size_t sample) {
+                                       std::size_t sample, const std::atomic<bool>& cancel) {
   const std::vector<Problem> problems = example_problems(op, chosen);
   const bool nested = has_nested_parts(op, problems.front());
   std::vector<CompileUnit> all;
@@ -136,10 +136,13 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
     Units units;
     const auto add = [&](const std::vector<Problem>& served) {
       for (const Problem& problem : served) {
+        if (cancel) return;
         if (each->refusal(problem, facts)) continue;
-        for (const Config& config : each->space(problem, facts).feasible())
+        for (const Config& config : each->space(problem, facts).feasible()) {
+          if (cancel) return;
           units.add(name, Variant{name, config}.id(), problem,
                     each->program(problem, facts, config));
+        }
       }
     };
     add(problems);
@@ -148,10 +151,11 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
   }
   Units baselines;
   for (const Problem& problem : problems)
-    if (family.empty())
+    if (family.empty() && !cancel)
       for (Baseline& baseline : op.baselines(problem, facts))
         baselines.add("baselines", baseline.name, problem, std::move(baseline.program));
   take(baselines);
+  if (cancel) all.clear();
   return all;
 }
 

@@ -1,6 +1,7 @@
 // The programs that `fftune compile` compiles, and a report of them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -26,10 +27,10 @@ struct CompileUnit {
 /// set of kernels and launch shapes once. A family that serves none of these is compiled for the
 /// op's rare sizes, all of them at their examples. `family`: only that one; empty: all. `chosen`:
 /// its dtypes and options alone; empty: as above. `sample`: this many of each family, evenly spread
-/// in its space; 0: all.
+/// in its space; 0: all. None once `cancel` is set.
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
                                        const std::string& family, const ProblemOptions& chosen,
-                                       std::size_t sample);
+                                       std::size_t sample, const std::atomic<bool>& cancel);
 
 struct UnitResult {
   bool tried = false;

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "tuning/measure/statistics.hpp"
@@ -45,26 +48,34 @@ Problem probe(const Op& op, const std::string& pass, DType dtype) {
   return problem;
 }
 
-/// Whether the op has buffers for it: some options ask for others.
-bool stands_alone(const Op& op, const Problem& problem) {
+/// Nothing if the op has no buffers for it: some options ask for others.
+std::optional<std::vector<std::string>> names_if_alone(const Op& op, const Problem& problem) {
   try {
-    op.tensors(problem);
-    return true;
+    return buffer_names(op, problem);
   } catch (const Error&) {
-    return false;
+    return std::nullopt;
   }
 }
 
+bool stands_alone(const Op& op, const Problem& problem) {
+  return names_if_alone(op, problem).has_value();
+}
+
 /// The form with the sizes of another row, but for those that decide how many buffers there are.
-Problem resized(const Op& op, Problem form, std::size_t row) {
-  const auto names = buffer_names(op, form);
+/// `names`: those of its buffers.
+Problem resized(const Op& op, Problem form, std::size_t row,
+                const std::vector<std::string>& names) {
   const auto fields = op.sizes();
+  Problem all = form;
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (const auto size = all.sizes.find(fields[i].name); size != all.sizes.end())
+      size->second = probe_size(row, i, fields[i]);
+  if (all == form || names_if_alone(op, all) == names) return all;
   for (std::size_t i = 0; i < fields.size(); ++i) {
-    Problem next = form;
-    const auto size = next.sizes.find(fields[i].name);
-    if (size == next.sizes.end()) continue;
-    size->second = probe_size(row, i, fields[i]);
-    if (stands_alone(op, next) && buffer_names(op, next) == names) form = std::move(next);
+    const auto size = form.sizes.find(fields[i].name);
+    if (size == form.sizes.end()) continue;
+    const std::int64_t before = std::exchange(size->second, probe_size(row, i, fields[i]));
+    if (size->second != before && names_if_alone(op, form) != names) size->second = before;
   }
   return form;
 }
@@ -72,8 +83,10 @@ Problem resized(const Op& op, Problem form, std::size_t row) {
 /// The op's reason for refusing the form whatever its sizes are: the same for each row of them.
 std::string refusal(const Op& op, const Problem& form) {
   const std::string reason = op.contradiction(form);
+  if (reason.empty()) return "";
+  const auto names = buffer_names(op, form);
   for (std::size_t row = 0; row < probe_rows; ++row)
-    if (op.contradiction(resized(op, form, row)) != reason) return "";
+    if (op.contradiction(resized(op, form, row, names)) != reason) return "";
   return reason;
 }
 
@@ -270,7 +283,8 @@ bool is_form(const Op& op, const Problem& problem) {
 
 Problem with_rare(const Op& op, Problem form, const std::string& name) {
   form.sizes[name] = 2;
-  return stands_alone(op, form) ? resized(op, std::move(form), 0) : form;
+  const auto names = names_if_alone(op, form);
+  return names ? resized(op, std::move(form), 0, *names) : form;
 }
 
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
@@ -311,10 +325,11 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
 }
 
 std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Problem& form) {
+  const auto names = buffer_names(op, form);
   std::vector<Problem> probes;
   std::vector<std::vector<TensorSpec>> tensors;
   for (std::size_t row = 0; row < probe_rows; ++row) {
-    probes.push_back(resized(op, form, row));
+    probes.push_back(resized(op, form, row, names));
     tensors.push_back(op.tensors(probes.back()));
   }
   Formulas formulas(probes);
