@@ -58,13 +58,27 @@ bool stands_alone(const Op& op, const Problem& problem) {
 /// The form with the sizes of another row, but for those that decide how many buffers there are.
 Problem resized(const Op& op, Problem form, std::size_t row) {
   const auto names = buffer_names(op, form);
+  const auto has_same_buffers = [&](const Problem& problem) {
+    try {
+      return buffer_names(op, problem) == names;
+    } catch (const Error&) {
+      return false;
+    }
+  };
   const auto fields = op.sizes();
+  const auto resize = [&](Problem& problem, std::size_t field) {
+    const auto size = problem.sizes.find(fields[field].name);
+    if (size == problem.sizes.end()) return false;
+    const std::int64_t before = std::exchange(size->second, probe_size(row, field, fields[field]));
+    return size->second != before;
+  };
+  // All at once, which usually does; else one after another.
+  Problem all = form;
+  for (std::size_t i = 0; i < fields.size(); ++i) resize(all, i);
+  if (all == form || has_same_buffers(all)) return all;
   for (std::size_t i = 0; i < fields.size(); ++i) {
     Problem next = form;
-    const auto size = next.sizes.find(fields[i].name);
-    if (size == next.sizes.end()) continue;
-    size->second = probe_size(row, i, fields[i]);
-    if (stands_alone(op, next) && buffer_names(op, next) == names) form = std::move(next);
+    if (resize(next, i) && has_same_buffers(next)) form = std::move(next);
   }
   return form;
 }
@@ -72,6 +86,7 @@ Problem resized(const Op& op, Problem form, std::size_t row) {
 /// The op's reason for refusing the form whatever its sizes are: the same for each row of them.
 std::string refusal(const Op& op, const Problem& form) {
   const std::string reason = op.contradiction(form);
+  if (reason.empty()) return "";
   for (std::size_t row = 0; row < probe_rows; ++row)
     if (op.contradiction(resized(op, form, row)) != reason) return "";
   return reason;
@@ -282,12 +297,13 @@ std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
 
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared) {
   const Problem usual = usual_form(op, pass);
+  const auto usual_names = buffer_names(op, usual);
+  const auto usual_buffers = buffers_of(op, usual);
   std::vector<Form> forms;
   const auto add = [&](std::string text, Problem problem) {
     if (!stands_alone(op, problem)) return;
-    const bool same = compared == Compared::names
-                          ? buffer_names(op, problem) == buffer_names(op, usual)
-                          : buffers_of(op, problem) == buffers_of(op, usual);
+    const bool same = compared == Compared::names ? buffer_names(op, problem) == usual_names
+                                                  : buffers_of(op, problem) == usual_buffers;
     if (!same) forms.push_back({std::move(text), std::move(problem)});
   };
   // A size may need an option beside it, and its buffers are told all the same.
