@@ -87,13 +87,16 @@ class Samples {
 
   Json buffers() const {
     Json rows{Json::Array()};
+    std::map<const Sample*, std::map<std::string, std::vector<std::string>>> extents;
     for (const Buffer& buffer : in_order()) {
       const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
         return std::count(s.buffers.begin(), s.buffers.end(), buffer) > 0;
       });
+      auto& extents_of = extents[&first];
+      if (extents_of.empty()) extents_of = symbols(op_, first.problem);
       rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
                                  dtype_symbol(op_, first.problem, buffer.name),
-                                 symbols(op_, first.problem)[buffer.name], condition(buffer)});
+                                 extents_of[buffer.name], condition(buffer)});
     }
     return rows;
   }
