@@ -261,8 +261,8 @@ int run(const Op& op, const Options& options, const Session& session) {
   const Limits limits = backend->limits(problems.front().dtype);
   session.output.line("floor by: " + limits.method);
   for (const auto& of_problem : all)
-    for (const OnValues& measured : of_problem)
-      print_beyond_limit(op, measured.result, backend->facts(), session.output);
+    for (const OnValues& each : of_problem)
+      print_beyond_limit(op, each.result, backend->facts(), session.output);
   against.print(session.output);
   if (against.any_slower()) code = std::max<int>(code, exit_check_failed);
   document["limits"] = {{"bytes_per_second", limits.bytes_per_second},
