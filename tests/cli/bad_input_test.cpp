@@ -52,9 +52,10 @@ TEST_CASE("a wrong command or option is named with what was meant") {
       {"ffn -h", 2, {"-h", "--h", "--help"}},
       {"ffn --quiet --verbose --d 32 --h 64", 2, {"--quiet", "--verbose"}},
       {"--zzzzzz", 2, {"--zzzzzz"}},
-      {"list", 2, {"list needs a command", "ffn"}},
+      {"list", 2, {"list needs an op", "ffn"}},
+      {"list --device cpu", 2, {"list needs an op before --device", "fftune list --help"}},
       {"list ffm", 2, {"did you mean ffn?"}},
-      {"bench", 2, {"bench needs a command"}},
+      {"bench", 2, {"bench needs an op"}},
       {"presets", 2, {"presets needs a command", "validate"}},
       {"presets shaw", 2, {"did you mean show?"}},
   };

@@ -85,6 +85,14 @@ std::vector<std::string> Command::op_names() const {
   return names;
 }
 
+bool Command::takes_op() const {
+  const std::vector<std::string> ops = op_names();
+  return parent != nullptr && !commands.empty() &&
+         std::all_of(commands.begin(), commands.end(), [&](const Command& below) {
+           return std::find(ops.begin(), ops.end(), below.name) != ops.end();
+         });
+}
+
 CommandLine::CommandLine(const Catalog& catalog)
     : catalog_(catalog),
       root_{.name = "fftune",

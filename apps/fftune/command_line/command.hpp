@@ -60,6 +60,9 @@ struct Command {
   /// The names of all ops: the root has a command for each.
   std::vector<std::string> op_names() const;
 
+  /// Whether its commands are the ops, as those of `fftune bench`.
+  bool takes_op() const;
+
  private:
   Option& add(std::string_view spelled, Option option);
 };

@@ -56,19 +56,9 @@ Entry entry_of(const Option& option) {
   return {left, option.help};
 }
 
-/// Whether the commands below are the ops, as those of `fftune bench`.
-bool takes_op(const Command& command) {
-  const auto shown = shown_commands(command);
-  const auto ops = command.op_names();
-  return command.parent != nullptr && !shown.empty() &&
-         std::all_of(shown.begin(), shown.end(), [&](const Command* below) {
-           return std::find(ops.begin(), ops.end(), below->name) != ops.end();
-         });
-}
-
 std::string usage_text(const Command& command) {
   std::string usage = "Usage: " + command.path();
-  if (!shown_commands(command).empty()) usage += takes_op(command) ? " OP" : " COMMAND";
+  if (!shown_commands(command).empty()) usage += command.takes_op() ? " OP" : " COMMAND";
   usage += " [OPTIONS]";
   for (const Option& option : command.options)
     if (option.takes_words()) usage += " [" + option.names.front() + "...]";
@@ -86,7 +76,7 @@ std::string help_text(const Command& command, std::size_t width) {
     std::vector<Entry> entries;
     for (const Command* below : shown_commands(command))
       if (below->group == title) entries.emplace_back(below->name, below->summary);
-    text += entries_text(takes_op(command) ? "Ops" : title, entries, width);
+    text += entries_text(command.takes_op() ? "Ops" : title, entries, width);
   }
 
   for (const std::string& group : groups_of(command)) {

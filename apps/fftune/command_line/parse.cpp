@@ -81,6 +81,8 @@ std::string line_for(const CLI::App& app, const Command& command, const std::str
     const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
     // -h is help where no op has a size h; CLI11 then takes it before it comes to this.
     if (name == "-h") return "unknown option -h: give --help, or --h and a size";
+    if (command.takes_op())
+      return fmt::format("{} needs an op before {}: see {}", command.name, name, help);
     const std::string near = nearest(bare, long_names(app));
     return near.empty()
                ? fmt::format("unknown option {}: see {}", name, help)
@@ -178,7 +180,8 @@ Given parse(const Command& root, int argc, const char* const* argv) {
 }
 
 std::string missing_command(const Command& command) {
-  return fmt::format("{} needs a command: give one of {}", command.name,
+  return fmt::format("{} needs {}: give one of {}", command.name,
+                     command.takes_op() ? "an op" : "a command",
                      fmt::join(command_names(command), ", "));
 }
 
