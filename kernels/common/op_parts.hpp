@@ -20,7 +20,7 @@ namespace fftune {
 /// The element types of inputs and outputs that every op has; the first is the default.
 std::vector<DType> float_dtypes(DeviceKind kind);
 
-/// What an op is called, and which problems, families and baselines it has.
+/// An op as data: its names, fields, families and baselines.
 struct OpFacts {
   std::string_view name, summary;  // literals
   std::vector<std::string> passes = {"fwd", "bwd"};

@@ -12,7 +12,7 @@
 
 namespace fftune {
 
-/// What there is to tune in the work of an engine; null where it has no parameters.
+/// The parameters of an engine for its work; null where it has none.
 template <class Work>
 struct SearchSide {
   Space (*space)(const Work&, const DeviceFacts&) = nullptr;

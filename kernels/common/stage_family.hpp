@@ -21,8 +21,8 @@ struct StageFamilyFacts {
   const char *option = "", *value = "";  // the value that an option must have, if any
   std::vector<std::string> sources = {};
   bool is_fallback = false;
-  /// Of a family that is no class of its own: what else it refuses, its parameters and their
-  /// defaults, null where there is nothing of that, and its program.
+  /// These serve a family without a class of its own: a further reason to refuse, the parameters
+  /// and their defaults (each may be null), and the program.
   std::optional<std::string> (*refusal)(const Problem&, const DeviceFacts&) = nullptr;
   Space (*space)(const Problem&, const DeviceFacts&) = nullptr;
   Config (*default_config)(const Problem&, const DeviceFacts&) = nullptr;

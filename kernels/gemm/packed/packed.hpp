@@ -32,7 +32,7 @@ double e8m0_value(int byte);
 /// Op::contradiction() of the options, for a weight that has `k` input features, which `name` says.
 std::string packed_contradiction(const Problem& problem, std::string_view name, std::int64_t k);
 
-/// A weight, of which `weight` has the names of its tensors and its size, in the problem's format.
+/// Completes the names and the size in `weight` with the problem's format.
 PackedWeight packed_weight(const Problem& problem, PackedWeight weight);
 /// The product with the packed weights themselves, instead of those that the stage before expands.
 GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bool follows = false);
