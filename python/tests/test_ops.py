@@ -347,6 +347,13 @@ def test_a_packed_mask_says_what_the_mask_says():
     assert torch.equal(ops.attention(q, k, v, packed), ops.attention(q, k, v, mask))
 
 
+@pytest.mark.parametrize("keys", (1, 33, 64, 70, 128, 129, 200))
+def test_a_packed_mask_has_no_bits_behind_its_keys(keys):
+    for mask in torch.rand(1, 2, 65, keys) < 0.5, torch.ones(1, 2, 65, keys, dtype=torch.bool):
+        for own, right in zip(ops.pack_mask(mask), reference.pack_mask(mask)):
+            assert torch.equal(own, right)
+
+
 def test_no_tokens():
     x = torch.randn(0, 24, requires_grad=True)
     _, _, gate, up, down = layer_arguments()

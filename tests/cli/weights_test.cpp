@@ -185,3 +185,21 @@ TEST_CASE("wrong saved values are one line") {
     CHECK(done.out.empty());
   }
 }
+
+TEST_CASE("bench times a layer of packed weights, and says so of a size that it lacks") {
+  const Sandbox sandbox;
+  const std::string sizes =
+      "bench layer --d 128 --h 128 --heads 2 --dim 64 --device cpu --budget 0.05s --samples 3 ";
+  for (const std::string weights : {"int4", "mxfp4"}) {
+    const Finished done =
+        sandbox.fftune(sizes + "--batch 1 --cache 16 --layers 2 --json --weights " + weights);
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    const json problem = json::parse(done.out).at("problems").at(0);
+    CHECK(problem.at("problem").dump().find(weights) != std::string::npos);
+    CHECK(problem.at("entries").at(0).at("median_us") > 0);
+  }
+  const Finished lacks = sandbox.fftune(sizes + "--weights int4");
+  CHECK(lacks.code == 2);
+  CHECK(lacks.err.find("layer needs --cache") != std::string::npos);
+}

@@ -192,18 +192,15 @@ Against against_of(const Options& options, const std::vector<Problem>& problems,
   return against;
 }
 
-int run(const Op& op, const Options& options, const Session& session) {
+int run(const Op& op, Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   TimeRequest request;
   request.samples = static_cast<int>(parse_whole(options.samples, "--samples", 1, 1'000'000));
   request.seconds = parse_duration(options.budget, "--budget");
   const std::uint64_t seed = parse_seed(options.seed, "--seed");
   StatusLine status(progress_mode(options.progress, session.output));
-  check_weight_options(options.weights);
-  std::optional<SavedInputs> saved;
-  if (options.weights.given()) saved.emplace(op, options.weights);
-  const auto problems =
-      saved_problems(op, options.problem, saved ? &*saved : nullptr, kind_of_device(device));
+  const auto saved = saved_inputs(op, options.problem, options.weights);
+  const auto problems = saved_problems(op, options.problem, saved.get(), kind_of_device(device));
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto backend = open_named(device, session);
   Against against = against_of(options, problems, backend->facts(), session.catalog);
@@ -213,7 +210,7 @@ int run(const Op& op, const Options& options, const Session& session) {
   std::vector<std::vector<OnValues>> all(problems.size());
   std::string lost;
   std::vector<const SavedInputs*> kinds{nullptr};
-  if (saved) kinds.push_back(&*saved);
+  if (saved) kinds.push_back(saved.get());
   double weight = 0;
   for (const Problem& problem : problems) weight += weight_of(op, problem);
   const auto kind_count = static_cast<double>(kinds.size());
@@ -240,7 +237,7 @@ int run(const Op& op, const Options& options, const Session& session) {
       progress.step(weight_of(op, problems[i]), "");
     }
   }
-  TextTable table = table_for(token_size, saved.has_value());
+  TextTable table = table_for(token_size, saved != nullptr);
   Json document = {{"device", to_json(backend->facts())}, {"problems", Json::Array()}};
   int code = exit_good;
   for (const auto& of_problem : all)
@@ -286,11 +283,9 @@ void add_bench(CommandLine& line) {
       line.root(), "bench", "the library's plan beside the roofline and the unfused pipelines");
   for (const Op* op : line.catalog().ops) {
     auto options = std::make_shared<Options>();
-    Command& command = line.add(group, std::string(op->name()), std::string(op->summary()),
-                                [op, options](const Session& session) {
-                                  take_saved_weights(*op, options->problem, options->weights);
-                                  return run(*op, *options, session);
-                                });
+    Command& command =
+        line.add(group, std::string(op->name()), std::string(op->summary()),
+                 [op, options](const Session& session) { return run(*op, *options, session); });
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_weight_options(command, options->weights);
     add_device_option(command, options->device, false);

@@ -126,6 +126,9 @@ void add_weight_options(Command& command, WeightOptions& values) {
                  group);
 }
 
+namespace {
+
+/// Takes a value of the op's own --weights that is a path as --saved-weights.
 void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values) {
   const auto given = problem.options.find("weights");
   if (given == problem.options.end() || given->second.empty()) return;
@@ -145,6 +148,8 @@ void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& va
          values.weights);
   values.weights = std::exchange(word, {});
 }
+
+}  // namespace
 
 void check_weight_options(const WeightOptions& values) {
   if (!values.layer.empty() && values.weights.empty())
@@ -661,6 +666,14 @@ std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
   const auto problems = problems_of(op, saved->complete(given, kind), Sizes::required, kind);
   for (const Problem& problem : problems) saved->require_fit(problem);
   return problems;
+}
+
+std::unique_ptr<const SavedInputs> saved_inputs(const Op& op, ProblemOptions& problem,
+                                                WeightOptions values) {
+  take_saved_weights(op, problem, values);
+  check_weight_options(values);
+  if (!values.given()) return nullptr;
+  return std::make_unique<const SavedInputs>(op, std::move(values));
 }
 
 }  // namespace fftune::tool

@@ -36,9 +36,6 @@ struct WeightOptions {
 /// same as --saved-weights where the op has no option of that name. `values` must live as long as
 /// `command` parses.
 void add_weight_options(Command& command, WeightOptions& values);
-/// Where the op has an option `weights` of its own, a value that is none of its words is the path
-/// of a saved model: takes it as --saved-weights. Throws Error(invalid_input) if it is neither.
-void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values);
 /// Throws Error(invalid_input) for --layer or --map without what they are about.
 void check_weight_options(const WeightOptions& values);
 
@@ -117,6 +114,13 @@ class SavedInputs final : public GivenTensors {
   std::map<std::string, std::string, std::less<>> map_;
   std::map<std::string, std::string, std::less<>> config_;  // its words and numbers
 };
+
+/// The files that were given; null if none were. Where the op has an option `weights` of its own, a
+/// value that is none of its words is the path of a saved model, as of --saved-weights: it is taken
+/// out of `problem`. Throws as SavedInputs() and check_weight_options() do, and
+/// Error(invalid_input) if the value is neither.
+std::unique_ptr<const SavedInputs> saved_inputs(const Op& op, ProblemOptions& problem,
+                                                WeightOptions values);
 
 /// Problems that fit the given options and, if it is not null, the saved model. Throws
 /// Error(invalid_input).

@@ -200,12 +200,10 @@ void check_places(const SearchOptions& options) {
     throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
 }
 
-int run(const Op& op, const Options& options, const Session& session) {
+int run(const Op& op, Options& options, const Session& session) {
   check_places(options.search);
-  std::optional<SavedInputs> saved;
-  check_weight_options(options.weights);
-  if (options.weights.given()) saved.emplace(op, options.weights);
-  const SavedInputs* const values = saved ? &*saved : nullptr;
+  const auto saved = saved_inputs(op, options.problem, options.weights);
+  const SavedInputs* const values = saved.get();
   return search(
       [&](DeviceKind kind) {
         return std::vector{SearchedOp{&op, saved_problems(op, options.problem, values, kind)}};
@@ -332,11 +330,9 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
 void add_tune(CommandLine& line) {
   for (const Op* op : line.catalog().ops) {
     auto options = std::make_shared<Options>();
-    Command& command = line.add(line.root(), std::string(op->name()), std::string(op->summary()),
-                                [op, options](const Session& session) {
-                                  take_saved_weights(*op, options->problem, options->weights);
-                                  return run(*op, *options, session);
-                                });
+    Command& command =
+        line.add(line.root(), std::string(op->name()), std::string(op->summary()),
+                 [op, options](const Session& session) { return run(*op, *options, session); });
     command.group = ops_group;
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_weight_options(command, options->weights);
