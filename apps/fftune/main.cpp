@@ -128,7 +128,7 @@ int guarded(int argc, char** argv) {
     const bool limit = error.code() == std::errc::resource_unavailable_try_again;
     return report(exit_lacking,
                   limit
-                      ? "no more threads or processes can be started: raise the limit (ulimit -u, "
+                      ? "no more threads or processes can be started: raise the limit (ulimit -u, -v or -d, "
                         "or the container's), or end others"
                       : fmt::format("the system refused: {}", error.what()));
   } catch (const std::exception& error) {
