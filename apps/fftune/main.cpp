@@ -126,11 +126,12 @@ int guarded(int argc, char** argv) {
                                                 error.code().message()));
   } catch (const std::system_error& error) {
     const bool limit = error.code() == std::errc::resource_unavailable_try_again;
-    return report(exit_lacking,
-                  limit
-                      ? "no more threads or processes can be started: raise the limit (ulimit -u, "
-                        "or the container's), or end others"
-                      : fmt::format("the system refused: {}", error.what()));
+    return report(
+        exit_lacking,
+        limit
+            ? "no more threads or processes can be started: raise the limit (ulimit -u, -v or -d, "
+              "or the container's), or end others"
+            : fmt::format("the system refused: {}", error.what()));
   } catch (const std::exception& error) {
     return report(exit_lacking,
                   fmt::format("{} (a fault of fftune itself: please report it)", error.what()));

@@ -22,7 +22,7 @@ from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, method_of, try_to,
                         undoable, watched)
-from .rotary import angles_of, rotation_of
+from .rotary import angles_of, read_angles, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -85,7 +85,7 @@ class _Group:
         batch, s, _ = x.shape
         if spec.rotation == rotation_of(self.rotary):
             angles, rows = embeddings
-            return rows, angles.flatten(0, 1)
+            return rows, read_angles(angles).flatten(0, 1)
         pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)

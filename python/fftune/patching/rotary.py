@@ -184,14 +184,21 @@ def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
 
 @undoable
 def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
+    """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]. Angles are
+    given as bits: mixed precision, FSDP2's say, casts the floating-point arguments of layers."""
     rotation, = self._fftune
     with torch.no_grad():
         angles = angles_of(_pairs(self, position_ids), rotation)
         # Size.numel() would make a constant of a symbolic size.
         count = angles.shape[0] * angles.shape[1]
         rows = torch.arange(count, dtype=torch.int32, device=angles.device)
-        return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
+        return (angles.view(torch.int32),
+                rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous())
+
+
+def read_angles(bits: Tensor) -> Tensor:
+    """The angles that rotary_forward() gave."""
+    return bits.view(torch.float32) if bits.dtype == torch.int32 else bits
 
 
 def rotation_of(rotary: nn.Module) -> str | None:
@@ -202,6 +209,7 @@ def rotation_of(rotary: nn.Module) -> str | None:
 def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
            ) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
+    angles = read_angles(angles)
     # A compiler fuses the rotation with what is around it, and cannot look into an op.
     if torch.compiler.is_compiling() or not has_kernels(q):
         return tuple(_rotate_plainly(t, angles, scale, rotation) for t in (q, k))
@@ -359,7 +367,7 @@ def _is_over_all_heads(norm: nn.Module, layer: nn.Linear) -> bool:
 def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
            ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [batch, heads, tokens, features], normalised and rotated."""
-    layers = attention.q_proj, attention.k_proj, attention.v_proj
+    layers, angles = (attention.q_proj, attention.k_proj, attention.v_proj), read_angles(angles)
     scale, _, rotation = attention._fftune
     norms = _head_norms(attention)
     biases = [layer.bias for layer in layers]
