@@ -1,13 +1,12 @@
 #include "tuning/tuner.hpp"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/log.hpp"
 #include "tuning/search/session.hpp"
 
 namespace fftune {
@@ -21,7 +20,7 @@ constexpr double least_seconds = 5;
 void tell_exceeded(double budget, double spent, std::size_t done, std::size_t count) {
   const double each = spent / static_cast<double>(done);
   const double rest = each * static_cast<double>(count - done);
-  spdlog::warn(
+  logging::warn(
       "the budget of {:.3g} s is spent after {} of {} problems: the others take about {:.2g} s "
       "each, {:.3g} s together; Ctrl-C ends the search and keeps what it has",
       budget, done, count, each, rest);

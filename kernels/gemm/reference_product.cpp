@@ -39,8 +39,11 @@ void reference_product(Parallel& parallel, std::int64_t m, std::int64_t n, std::
                        const DoubleMatrixView& a, const DoubleMatrixView& b, double beta,
                        double* c) {
   if (moved(parallel, m, n, k, a, b, beta, c)) return;
-  constexpr std::int64_t least = 16;  // rows or columns of a task, for what packing costs beside it
   const bool by_rows = m >= n;
+  // Rows or columns of a task: enough for the cost of packing, and of starting a thread.
+  constexpr std::int64_t least_products = 1 << 20;
+  const std::int64_t products = std::max<std::int64_t>(1, by_rows ? n * k : m * k);
+  const std::int64_t least = std::max<std::int64_t>(16, least_products / products);
   const std::int64_t threads = parallel.max_threads(), all = by_rows ? m : n;
   const std::int64_t share = std::max(least, (all + 2 * threads - 1) / (2 * threads));
   const auto at = [](const DoubleMatrixView& matrix, std::int64_t row) {

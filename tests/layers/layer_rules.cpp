@@ -26,7 +26,8 @@ struct Layer {
   Words below;
 };
 
-const Words mechanism{"core/", "device/", "registry/", "store/", "runtime/", "verify/"};
+const Words mechanism{"core/",    "device/", "registry/",     "store/",
+                      "runtime/", "verify/", "tuning/log.hpp"};
 
 Words with(Words words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
@@ -89,7 +90,9 @@ struct External {
 const std::vector<External>& externals() {
   static const std::vector<External> externals{
       {"CLI11", {"CLI/"}, {"apps/fftune/command_line/parse.cpp", "apps/fftune/main.cpp"}},
-      {"spdlog", {"spdlog/"}, {"apps/", "tuning/"}},
+      {"spdlog",
+       {"spdlog/"},
+       {"tuning/log.cpp", "apps/fftune/main.cpp", "apps/fftune/terminal/output.cpp"}},
       {"nlohmann/json",
        {"nlohmann/"},
        {"lib/store/", "lib/api/", "apps/fftune/main.cpp", "tuning/journal/", "tuning/protocol/",

@@ -1,7 +1,6 @@
 #include "tuning/evaluate/multi_device_evaluator.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/log.hpp"
 #include "tuning/measure/statistics.hpp"
 
 namespace fftune {
@@ -135,7 +135,7 @@ std::string MultiDeviceEvaluator::lost() const {
 }
 
 void MultiDeviceEvaluator::remark(const std::string& text) {
-  spdlog::warn("{}", text);
+  logging::warn("{}", text);
   const std::lock_guard lock(mutex_);
   remarks_.push_back(text);
 }
@@ -356,8 +356,8 @@ void MultiDeviceEvaluator::try_on(Member& member, Trials& trials) {
         trials.end(done);
     }
     if (pending.empty()) return;
-    spdlog::debug("{}: {} tried, the sentinel takes {:.3f} of what it took on {} at first",
-                  member.name, pending.size(), slower, reference_);
+    logging::debug("{}: {} tried, the sentinel takes {:.3f} of what it took on {} at first",
+                   member.name, pending.size(), slower, reference_);
     const auto after = member.evaluator->lost().empty() ? time_sentinel(member) : std::nullopt;
     const bool steady = after && std::abs(*after / *before - 1) <= most_change;
     if (after && !steady && !std::exchange(member.told_change, true))

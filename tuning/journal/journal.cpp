@@ -1,7 +1,6 @@
 #include "tuning/journal/journal.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/utc.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune {
 namespace {
@@ -149,8 +149,8 @@ void Journal::write_line(const std::string& line) {
   if (std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
       std::fflush(file_.get()) == 0)
     return sync();
-  spdlog::warn("the sweep goes on without its journal {}: {}", path_.string(),
-               std::strerror(errno));
+  logging::warn("the sweep goes on without its journal {}: {}", path_.string(),
+                std::strerror(errno));
   file_.reset();
 }
 

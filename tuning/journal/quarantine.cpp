@@ -1,7 +1,6 @@
 #include "tuning/journal/quarantine.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "core/file_access.hpp"
 #include "core/utc.hpp"
 #include "store/renamed_parameters.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune {
 namespace {
@@ -51,7 +51,7 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
   try {
     in.str(InputFile(own_folder().read(file_name)).read_whole());
   } catch (const Error& unreadable) {
-    spdlog::warn("the quarantine {} {}", path_.string(), unreadable.what());
+    logging::warn("the quarantine {} {}", path_.string(), unreadable.what());
   }
   for (std::string text; std::getline(in, text);) {
     try {
@@ -121,7 +121,7 @@ void Quarantine::append(const Quarantined& entry, bool released) {
   try {
     append_line(own_folder(), line.dump(-1, ' ', false, json::error_handler_t::replace));
   } catch (const Error& error) {
-    spdlog::warn("the quarantine {} cannot be written: {}", path_.string(), error.what());
+    logging::warn("the quarantine {} cannot be written: {}", path_.string(), error.what());
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,6 +14,7 @@
 #include "core/error.hpp"
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune {
 namespace {
@@ -130,8 +130,8 @@ void Session::quarantine(const std::string& source_hash, const Outcome& outcome,
 std::vector<std::string> Session::settle() {
   auto found = evaluator_.disturbances();
   if (found.empty() || patience_seconds_ <= 0) return found;
-  spdlog::warn("{}: {}: waiting for {:.3g} s at most", problem_.text(), fmt::join(found, ", "),
-               patience_seconds_);
+  logging::warn("{}: {}: waiting for {:.3g} s at most", problem_.text(), fmt::join(found, ", "),
+                patience_seconds_);
   while (!found.empty() && patience_seconds_ > 0 && stop_reason().empty()) {
     if (options_.sleep)
       options_.sleep(look_again_seconds);

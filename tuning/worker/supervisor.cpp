@@ -1,7 +1,6 @@
 #include "tuning/worker/supervisor.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/log.hpp"
 #include "tuning/protocol/messages.hpp"
 
 namespace fftune {
@@ -49,14 +49,14 @@ bool Supervisor::start() {
   };
   if (await("open", 0, take, {})) return false;
   if (!opened_) {
-    for (const auto& warning : warnings) spdlog::warn("{}", warning);
+    for (const auto& warning : warnings) logging::warn("{}", warning);
     facts_ = std::move(facts);
   } else if (facts.name != facts_.name || facts.driver != facts_.driver) {
     lost_ = fmt::format("{} is gone: {} is there in its place", facts_.name, facts.name);
     return false;
   }
   opened_ = true;
-  spdlog::debug("a worker process is ready after {:.3f} s", since(began));
+  logging::debug("a worker process is ready after {:.3f} s", since(began));
   return true;
 }
 
@@ -110,7 +110,7 @@ bool Supervisor::make_ready() {
   accepted_ = setup_.refusal.empty();
   ready_ = true;
   begin_seconds_ = since(began);
-  spdlog::debug("it is ready for {} after {:.3f} s", problem_->text(), begin_seconds_);
+  logging::debug("it is ready for {} after {:.3f} s", problem_->text(), begin_seconds_);
   return true;
 }
 
@@ -138,7 +138,7 @@ void Supervisor::tell(const json& message) {
 }
 
 void Supervisor::discard(const std::string& why) {
-  spdlog::debug("the worker process is replaced: {}", why);
+  logging::debug("the worker process is replaced: {}", why);
   worker_.reset();
 }
 
@@ -212,7 +212,7 @@ Supervisor::Trouble Supervisor::end(Death death, std::size_t candidates) {
   worker_.reset();
   ++deaths_;
   last_cause_ = death.cause;
-  spdlog::debug("the worker process is replaced: {}", death.cause);
+  logging::debug("the worker process is replaced: {}", death.cause);
   trouble.death = std::move(death);
   return trouble;
 }

@@ -1,6 +1,5 @@
 // fftune bench OP: the library's plan beside the roofline and the pipelines a user would write.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -26,6 +25,7 @@
 #include "core/error.hpp"
 #include "tuning/decide/verdict.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -167,10 +167,10 @@ void announce(const Op& op, const Problem& problem) {
   const double cores = std::max(1u, std::thread::hardware_concurrency());
   const double seconds = (cost.flops / flops_of_core + cost.bytes / bytes_of_core) / cores;
   if (seconds > 10)
-    spdlog::warn("{}: its data and reference take about {} before anything is timed",
-                 problem.text(),
-                 seconds > 60 ? fmt::format("{:.0f} minutes", std::ceil(seconds / 60))
-                              : fmt::format("{:.0f} s", std::ceil(seconds)));
+    logging::warn("{}: its data and reference take about {} before anything is timed",
+                  problem.text(),
+                  seconds > 60 ? fmt::format("{:.0f} minutes", std::ceil(seconds / 60))
+                               : fmt::format("{:.0f} s", std::ceil(seconds)));
 }
 
 /// Seconds, roughly: the reference, and samples that last longer for larger problems.
@@ -232,8 +232,8 @@ int run(const Op& op, Options& options, const Session& session) {
       ++measured;
       all[i].push_back({values, std::move(*result)});
       if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
-        spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
-                     far);
+        logging::warn("{}: the preset is of a shape far away: {}: tune this one",
+                      problems[i].text(), far);
       progress.step(weight_of(op, problems[i]), "");
     }
   }
@@ -267,7 +267,7 @@ int run(const Op& op, Options& options, const Session& session) {
                         {"method", limits.method}};
   session.output.document(document);
   if (!lost.empty()) {
-    spdlog::error("{}", lost);
+    logging::error("{}", lost);
     return exit_lacking;
   }
   if (!interrupt.requested()) return code;

@@ -1,7 +1,6 @@
 #include "apps/fftune/check/check.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +13,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/distribution.hpp"
 #include "core/error.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 namespace {
@@ -69,8 +69,8 @@ std::set<Problem> with_other_routings(const Catalog& catalog, const Problem& pro
       if (!field.routing || !problem.options.contains(field.name)) continue;
       const auto own = parse_routing(problem.options.at(field.name));
       if (own && !own->file.empty() && !std::filesystem::exists(own->file)) {
-        spdlog::warn("{} is not there: {} is checked with other routings alone", own->file,
-                     problem.text());
+        logging::warn("{} is not there: {} is checked with other routings alone", own->file,
+                      problem.text());
         all.erase(problem);
       }
       for (const char* routing : {"uniform", "zipf:1.5"}) {

@@ -1,6 +1,5 @@
 // fftune check: validates on a device the plans that the library would load for every preset.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "runtime/devices.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -268,7 +268,7 @@ int run(const Options& options, const Session& session) {
   skip_too_large(session.catalog, backend->free_bytes(), free_host_bytes(), records);
   // To stderr, as progress is: the report is written before anything is printed.
   if (mode != ProgressMode::none)
-    spdlog::info("{}", announcement(records, session.catalog, kind, settings));
+    logging::info("{}", announcement(records, session.catalog, kind, settings));
   const Interrupt interrupt;
   settings.cancel = &interrupt.requested();
   const CheckOutcomes outcomes = run_checks(records, session.catalog, *backend, presets, settings);

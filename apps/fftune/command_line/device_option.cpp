@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <map>
@@ -11,6 +10,7 @@
 #include "apps/fftune/command_line/values.hpp"
 #include "core/error.hpp"
 #include "runtime/devices.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -112,7 +112,7 @@ DeviceFacts facts_of_device(const std::string& name, const Environment& environm
 
 std::unique_ptr<Backend> open_named(const std::string& name, const Session& session) {
   auto backend = open_device(name, *session.catalog.sources, session.environment);
-  for (const std::string& warning : backend->warnings()) spdlog::warn("{}", warning);
+  for (const std::string& warning : backend->warnings()) logging::warn("{}", warning);
   return backend;
 }
 

@@ -1,7 +1,6 @@
 // fftune bundle: the kernels that presets and plans need, compiled into one file.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,6 +27,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "cuda/open.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -90,7 +90,7 @@ std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& c
     for (const PresetRecord& record : file.records) try {
         problems.insert(canonical(catalog.op(file.op), record.problem, DeviceKind::cuda));
       } catch (const Error& error) {
-        spdlog::warn("{}: {}; it is left out", file.path.string(), error.what());
+        logging::warn("{}: {}; it is left out", file.path.string(), error.what());
       }
   }
   return problems;
@@ -104,8 +104,8 @@ std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
   if (problems.empty() && wanted.problems.empty()) {
     problems = preset_problems(presets, catalog, "", wanted.ops);
     if (!problems.empty())
-      spdlog::info("no preset is of {}: what runs the problems of the others by default is bundled",
-                   arch);
+      logging::info(
+          "no preset is of {}: what runs the problems of the others by default is bundled", arch);
   }
   std::set<Problem> layers;
   for (const Problem& problem : problems) {
@@ -133,7 +133,7 @@ std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
       jobs.add(op, parsed.problem.with_size(op.token_size(), tokens));
   }
   for (const std::string& skipped : jobs.skipped())
-    spdlog::warn("{}: left out of {}", skipped, arch);
+    logging::warn("{}: left out of {}", skipped, arch);
   return jobs.take();
 }
 
@@ -204,7 +204,7 @@ int run(const Options& options, const Session& session) {
   }
   const auto failures = compile_all(*builder, jobs, threads, interrupt.requested(), status);
   if (interrupt.requested()) return exit_interrupted;
-  for (const std::string& failure : failures) spdlog::error("{}", failure);
+  for (const std::string& failure : failures) logging::error("{}", failure);
   if (!failures.empty())
     throw Error(ErrorKind::unavailable,
                 fmt::format("{} of {} programs did not compile: nothing is written",

@@ -1,7 +1,6 @@
 // fftune compile: every variant for architectures that need not be here.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +21,7 @@
 #include "apps/fftune/terminal/progress.hpp"
 #include "core/error.hpp"
 #include "cuda/open.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -153,7 +153,7 @@ int run(const Options& options, const Session& session) {
   for (const std::string& arch : archs) {
     const DeviceFacts facts = facts_of_architecture(arch);
     const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
-    for (const std::string& warning : compiler->warnings()) spdlog::warn("{}", warning);
+    for (const std::string& warning : compiler->warnings()) logging::warn("{}", warning);
     for (const Op* op : ops) {
       const auto units =
           compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());

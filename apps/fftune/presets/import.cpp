@@ -9,7 +9,6 @@
 // of tensors, with a block_shape of 128 x 128 with scales of blocks.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -28,6 +27,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "registry/catalog.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -251,7 +251,7 @@ int run(const Options& options, const Session& session) {
     }
   }
   session.output.document(document);
-  for (const std::string& each : broken) spdlog::warn("{}; it is left out", each);
+  for (const std::string& each : broken) logging::warn("{}; it is left out", each);
   if (searches == 0)
     throw Error(ErrorKind::invalid_input,
                 !broken.empty()        ? broken.front()

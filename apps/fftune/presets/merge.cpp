@@ -1,6 +1,5 @@
 // fftune presets merge and install: take the records of files into a folder of presets.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <filesystem>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "store/preset_file.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 namespace {
@@ -36,7 +36,7 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{}; nothing was merged: repair that file", left_out.front()));
   for (const std::string& complaint : left_out)
-    spdlog::warn("{}; the file is left out: repair it, and merge it again", complaint);
+    logging::warn("{}; the file is left out: repair it, and merge it again", complaint);
   const LockWait wait = lock_wait();
   std::vector<PresetBatch> batches;
   for (const PresetFile& file : files) {

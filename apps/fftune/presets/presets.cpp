@@ -1,7 +1,6 @@
 #include "apps/fftune/presets/presets.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cctype>
@@ -15,6 +14,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "store/preset_file.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -124,7 +124,7 @@ std::vector<std::filesystem::path> preset_folders(const std::string& value,
 }
 
 std::vector<std::filesystem::path> searched_folders(const Environment& environment) {
-  for (const std::string& complaint : environment.preset_complaints) spdlog::warn("{}", complaint);
+  for (const std::string& complaint : environment.preset_complaints) logging::warn("{}", complaint);
   return environment.preset_folders;
 }
 
@@ -148,7 +148,7 @@ PresetLibrary load_presets(const std::string& value, const Session& session) {
   PresetLibrary library = load_presets(preset_folders(value, session.environment));
   if (value.empty() && presets_are_here() && !is_searched(folder_here, session.environment)) {
     const auto hint = how_to_install(folder_here, session.environment);
-    spdlog::info("reading ./presets, which is here{}{}", hint.empty() ? "" : "; ", hint);
+    logging::info("reading ./presets, which is here{}{}", hint.empty() ? "" : "; ", hint);
   }
   if (!value.empty() && library.files().empty())
     throw Error(ErrorKind::invalid_input,
@@ -161,9 +161,9 @@ PresetLibrary load_presets(const std::string& value, const Session& session) {
 PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders) {
   PresetLibrary library = PresetLibrary::load(folders);
   for (const std::string& complaint : library.complaints())
-    spdlog::warn("{}; it is skipped", complaint);
+    logging::warn("{}; it is skipped", complaint);
   for (const PresetFile& file : library.files())
-    if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
+    if (!file.misplaced.empty()) logging::warn("{}", file.misplaced);
   return library;
 }
 

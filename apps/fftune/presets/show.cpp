@@ -1,6 +1,5 @@
 // fftune presets show: the records of files as a table.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -61,8 +61,8 @@ int run(const Options& options, const Session& session) {
   Json document = Json::Array();
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
-      spdlog::warn("{}; it is skipped", complaint);
-    if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
+      logging::warn("{}; it is skipped", complaint);
+    if (!file.misplaced.empty()) logging::warn("{}", file.misplaced);
     if (!file.records.empty()) print_file(file, session.output);
     Json records = Json::Array();
     for (const PresetRecord& record : file.records) records.push_back(to_json(record));

@@ -2,7 +2,6 @@
 #include "apps/fftune/report/report.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -23,6 +22,7 @@
 #include "core/file_access.hpp"
 #include "core/utc.hpp"
 #include "tuning/decide/verdict.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune {
 
@@ -66,7 +66,7 @@ int run(const Options& options, const Session& session) {
                 input.left_out.front() + ": there is nothing to report on");
   const std::string page = report_page(data);
   replace_file(options.out, page);
-  for (const std::string& one : input.left_out) spdlog::warn("{}; it is left out", one);
+  for (const std::string& one : input.left_out) logging::warn("{}; it is left out", one);
   session.output.line(fmt::format(
       "wrote {}: {}, {}, {} compared, {}", options.out, counted(data["records"].size(), "record"),
       counted(data["searches"].size(), "searched problem"), data["comparisons"].size(),

@@ -1,7 +1,6 @@
 #include "apps/fftune/report/report.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <map>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
@@ -45,7 +45,7 @@ std::vector<fs::path> newest_journals(const fs::path& folder, ReportInput& input
 
 void add_file(PresetFile file, std::size_t path, ReportInput& input) {
   for (const std::string& complaint : file.complaints) input.left_out.push_back(complaint);
-  if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
+  if (!file.misplaced.empty()) logging::warn("{}", file.misplaced);
   if (!file.records.empty()) input.files.push_back({path, std::move(file)});
 }
 

@@ -2,18 +2,18 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include "core/error.hpp"
 #include "registry/op.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 
 void Recorder::write(const PresetRecord& record) {
   if (strict_ && !record.verdict.disturbances.empty()) {
     ++refused_;
-    spdlog::error("{}: not written, as --strict asks: measured while disturbed: {}",
-                  record.problem.text(), fmt::join(record.verdict.disturbances, ", "));
+    logging::error("{}: not written, as --strict asks: measured while disturbed: {}",
+                   record.problem.text(), fmt::join(record.verdict.disturbances, ", "));
     return;
   }
   // Those before it first: they may be of the same problem.
@@ -21,13 +21,13 @@ void Recorder::write(const PresetRecord& record) {
   const std::string why = merge(record);
   if (why.empty()) return;
   unwritten_.push_back(record);
-  spdlog::error("{}: not written, and tried again later: {}", record.problem.text(), why);
+  logging::error("{}: not written, and tried again later: {}", record.problem.text(), why);
 }
 
 void Recorder::finish() {
   std::erase_if(unwritten_, [&](const PresetRecord& record) {
     const std::string why = merge(record);
-    if (!why.empty()) spdlog::error("{}: not written: {}", record.problem.text(), why);
+    if (!why.empty()) logging::error("{}: not written: {}", record.problem.text(), why);
     return why.empty();
   });
 }
@@ -77,7 +77,7 @@ std::map<Problem, Recipe> present_winners(const std::filesystem::path& folder,
 
 LockWait lock_wait(const std::atomic<bool>* cancelled) {
   LockWait wait;
-  wait.tell = [](const std::string& line) { spdlog::warn("{}", line); };
+  wait.tell = [](const std::string& line) { logging::warn("{}", line); };
   if (cancelled) wait.cancelled = [cancelled] { return cancelled->load(); };
   return wait;
 }

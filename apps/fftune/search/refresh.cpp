@@ -1,7 +1,6 @@
 // fftune refresh: times the variants of stale records again, and keeps or replaces their winners.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -27,6 +26,7 @@
 #include "core/error.hpp"
 #include "tuning/journal/outcome.hpp"
 #include "tuning/journal/quarantine.hpp"
+#include "tuning/log.hpp"
 #include "tuning/tuner.hpp"
 
 namespace fftune::tool {
@@ -196,7 +196,7 @@ int run(const Options& options, const Session& session) {
   session.output.document(
       {{"device", name}, {"records", outcomes_json(outcomes)}, {"files", recorder.files()}});
   if (!device.evaluator().lost().empty()) {
-    spdlog::error("{}", device.evaluator().lost());
+    logging::error("{}", device.evaluator().lost());
     return exit_lacking;
   }
   if (interrupt.requested()) return exit_interrupted;

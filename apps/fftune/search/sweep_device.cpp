@@ -1,7 +1,6 @@
 #include "apps/fftune/search/sweep_device.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +20,7 @@
 #include "core/error.hpp"
 #include "runtime/devices.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/log.hpp"
 #include "tuning/remote/remote_evaluator.hpp"
 #include "tuning/worker/serve.hpp"
 #include "tuning/worker/worker_evaluator.hpp"
@@ -113,7 +113,7 @@ std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int
                        }});
   }
   for (const auto& [rank, left] : missing)
-    spdlog::warn("rank {} did not call within {} s: it takes no part", rank, gathering_seconds);
+    logging::warn("rank {} did not call within {} s: it takes no part", rank, gathering_seconds);
   return devices;
 }
 

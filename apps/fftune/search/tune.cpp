@@ -1,7 +1,6 @@
 // fftune OP: searches this device for the op's fastest variants, and writes presets.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -32,6 +31,7 @@
 #include "runtime/choice.hpp"
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
+#include "tuning/log.hpp"
 #include "tuning/strategies/strategy.hpp"
 #include "tuning/tuner.hpp"
 
@@ -123,7 +123,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   constexpr double least_seconds = 0.1;
   const auto least = least_seconds * static_cast<double>(problems.size());
   if (tuning.budget_seconds > 0 && least > tuning.budget_seconds)
-    spdlog::warn(
+    logging::warn(
         "--budget {} is too short for {} problems: each takes {} s or more, so at least "
         "{:.0f} s together",
         options.budget, problems.size(), least_seconds, least);
@@ -138,11 +138,11 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
                                   data_text(tuning.seed, saved));
   if (options.resume)
-    spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
-                 journal.path().string(), journal.known_count(), journal.interrupted().size());
+    logging::info("resuming from {}: {} outcomes are known, {} variants were in flight",
+                  journal.path().string(), journal.known_count(), journal.interrupted().size());
   if (journal.damaged_lines() > 0)
-    spdlog::warn("{}: {} could not be read: what they knew is done again", journal.path().string(),
-                 counted(journal.damaged_lines(), "line"));
+    logging::warn("{}: {} could not be read: what they knew is done again", journal.path().string(),
+                  counted(journal.damaged_lines(), "line"));
   Quarantine quarantine(session.environment.state_folder, facts);
   SweepProgress progress(status, std::string(op.token_size()));
   tuning.progress = &progress;
@@ -155,7 +155,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
     if (result.record)
       recorder.write(*result.record);
     else if (!result.stopped.empty())
-      spdlog::error("{}: {}", result.problem.text(), result.stopped);
+      logging::error("{}: {}", result.problem.text(), result.stopped);
     done.results.push_back(result);
   });
   status.clear();
@@ -274,7 +274,7 @@ int search(const std::function<std::vector<SearchedOp>(DeviceKind)>& searched,
       session.output.line(hint);
   session.output.document(document);
   if (!interrupt.requested()) return code;
-  spdlog::warn("interrupted: what was known is written; --resume goes on from there");
+  logging::warn("interrupted: what was known is written; --resume goes on from there");
   return exit_interrupted;
 }
 

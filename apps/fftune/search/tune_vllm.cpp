@@ -1,6 +1,5 @@
 // fftune tune-vllm: searches what vLLM's plugin will run for a model, by the model's configuration.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <filesystem>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "apps/fftune/terminal/json.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "tuning/log.hpp"
 
 namespace fftune::tool {
 namespace {
@@ -88,7 +88,7 @@ int run(const Options& options, const Session& session) {
   const auto problems = [&](DeviceKind kind) {
     VllmProblems found = read_problems(session.catalog, options.paths.front(), serving, kind);
     if (!told)
-      for (const std::string& part : found.left_alone) spdlog::warn(part);
+      for (const std::string& part : found.left_alone) logging::warn("{}", part);
     told = true;
     return found;
   };
