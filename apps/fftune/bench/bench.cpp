@@ -271,8 +271,8 @@ int run(const Op& op, Options& options, const Session& session) {
     return exit_lacking;
   }
   if (!interrupt.requested()) return code;
-  spdlog::warn("interrupted: {} of {} were timed", measured,
-               counted(problems.size() * kinds.size(), "problem"));
+  logging::warn("interrupted: {} of {} were timed", measured,
+                counted(problems.size() * kinds.size(), "problem"));
   return exit_interrupted;
 }
 
