@@ -35,11 +35,11 @@ class GatedMLP(nn.Module):
     Maps [..., hidden] to [..., hidden].
 
     Args:
-        hidden, intermediate: features of x, and of the products before the activation.
+        hidden, intermediate: Features of x, and of the products before the activation.
         act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
-        bias: whether down_proj has a bias.
-        recompute: save only x for the backward pass.
-        device, dtype: of the parameters.
+        bias: Whether down_proj has a bias.
+        recompute: Save only x for the backward pass.
+        device, dtype: Device and element type of the parameters.
     """
 
     def __init__(self, hidden: int, intermediate: int, act: str = "silu", bias: bool = False,
@@ -64,7 +64,7 @@ class GatedMLP(nn.Module):
         """The same layer in float8_e4m3fn, for inference.
 
         Args:
-            example: input [..., hidden] to calibrate one scale per tensor with. None: one scale per block of
+            example: Input [..., hidden] to calibrate one scale per tensor with. None: one scale per block of
                 128, computed anew for every x.
 
         Returns:
@@ -105,10 +105,10 @@ class RMSNorm(nn.Module):
     """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension, as `fftune.ops.rmsnorm`.
 
     Args:
-        features: size of the last dimension.
-        eps: added to the mean of squares.
+        features: Size of the last dimension.
+        eps: Added to the mean of squares.
         convention: "llama", "t5" or "gemma".
-        device, dtype: of the weight.
+        device, dtype: Device and element type of the weight.
     """
 
     def __init__(self, features: int, eps: float = 1e-6, convention: str = "llama", device=None,
@@ -135,10 +135,10 @@ class LinearCrossEntropy(nn.Module):
     `fftune.ops.linear_cross_entropy` does.
 
     Args:
-        features, vocab: size of the weight [vocab, features].
-        bias: whether there is a bias [vocab].
-        device, dtype: of the parameters.
-        rules: further arguments of `fftune.ops.linear_cross_entropy`, defaults for every call.
+        features, vocab: Size of the weight [vocab, features].
+        bias: Whether there is a bias [vocab].
+        device, dtype: Device and element type of the parameters.
+        rules: Further arguments of `fftune.ops.linear_cross_entropy`, defaults for every call.
     """
 
     def __init__(self, features: int, vocab: int, bias: bool = False, device=None, dtype=None, **rules):
@@ -156,9 +156,9 @@ class BiasGELU(nn.Module):
     """``gelu(x + bias)``. Maps [..., features] to [..., features].
 
     Args:
-        features: size of the bias.
+        features: Size of the bias.
         approximate: "none" for gelu with erf, "tanh" for its approximation.
-        device, dtype: of the bias.
+        device, dtype: Device and element type of the bias.
     """
 
     def __init__(self, features: int, approximate: str = "none", device=None, dtype=None):
@@ -176,7 +176,7 @@ class RotaryEmbedding(nn.Module):
 
     Args:
         rule: "base", "llama3" or "yarn", as in `fftune.ops.rope`.
-        options: further arguments of `fftune.ops.rope`.
+        options: Further arguments of `fftune.ops.rope`.
     """
 
     def __init__(self, rule: str = "base", **options):
@@ -194,9 +194,9 @@ class MaskedLinear(nn.Module):
     Maps x [..., in_features] and mask [...] to [..., out_features].
 
     Args:
-        in_features, out_features: sizes of both weights.
-        pattern: expected distribution of the mask, as in `fftune.ops.masked_linear`.
-        device, dtype: of the parameters.
+        in_features, out_features: Sizes of both weights.
+        pattern: Expected distribution of the mask, as in `fftune.ops.masked_linear`.
+        device, dtype: Device and element type of the parameters.
     """
 
     def __init__(self, in_features: int, out_features: int, pattern: str | None = None, device=None,
@@ -219,9 +219,9 @@ class MaskedMLP(nn.Module):
     Maps x [..., hidden] and mask [...] to [..., hidden].
 
     Args:
-        hidden, intermediate, act: as in ``GatedMLP``.
-        pattern: expected distribution of the mask, as in `fftune.ops.masked_linear`.
-        device, dtype: of the parameters.
+        hidden, intermediate, act: As in ``GatedMLP``.
+        pattern: Expected distribution of the mask, as in `fftune.ops.masked_linear`.
+        device, dtype: Device and element type of the parameters.
     """
 
     def __init__(self, hidden: int, intermediate: int, act: str = "silu",
@@ -265,14 +265,14 @@ class MoE(nn.Module):
     gate.weight.
 
     Args:
-        hidden, intermediate: features of x, and of an expert's products before the activation.
-        experts, top_k: number of experts, and of those that a token chooses.
-        act, recompute: as in ``GatedMLP``.
-        device, dtype: of the parameters.
-        score, order, renormalise, groups, top_groups, group_score, scale: as in `fftune.ops.moe_route`.
-        bias: whether there is a float32 buffer gate.e_score_correction_bias [experts], zeros at first,
+        hidden, intermediate: Features of x, and of an expert's products before the activation.
+        experts, top_k: Number of experts, and of those that a token chooses.
+        act, recompute: As in ``GatedMLP``.
+        device, dtype: Device and element type of the parameters.
+        score, order, renormalise, groups, top_groups, group_score, scale: As in `fftune.ops.moe_route`.
+        bias: Whether there is a float32 buffer gate.e_score_correction_bias [experts], zeros at first,
             that is added to the scores for the choice alone; a load balancer may update it.
-        shared: number of experts of the same size that process every token.
+        shared: Number of experts of the same size that process every token.
     """
 
     def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, act: str = "silu",
@@ -322,12 +322,12 @@ class QuantLinear(nn.Module):
     weight_scale, weight_shape and with `zeros` weight_zero_point.
 
     Args:
-        in_features, out_features: size of the weight.
-        bias: whether there is a bias [out_features].
-        group: elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. It divides
+        in_features, out_features: Size of the weight.
+        bias: Whether there is a bias [out_features].
+        group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. It divides
             in_features.
-        zeros: whether there are zero points.
-        device, dtype: of the scales and the bias.
+        zeros: Whether there are zero points.
+        device, dtype: Device and element type of the scales and the bias.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, group: int = 128,
@@ -445,10 +445,10 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
     Weights are rounded to the nearest code, without calibration.
 
     Args:
-        module: the module; a single ``nn.Linear`` too.
+        module: The module; a single ``nn.Linear`` too.
         format: "int4".
-        group, zeros: as in ``QuantLinear``.
-        skip: layers that stay as they are, by the last part of their name.
+        group, zeros: As in ``QuantLinear``.
+        skip: Layers that stay as they are, by the last part of their name.
 
     Returns:
         The module, or the ``QuantLinear`` in the place of an ``nn.Linear``.

@@ -119,11 +119,11 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     The results are used from then on. Models that were compiled or captured before keep their kernels.
 
     Args:
-        model: a patched model, or any that uses fftune.
-        example: its input, or a tuple or dict of its inputs.
-        budget: seconds in all.
-        train: search the problems of the backward pass too.
-        presets: folder to write to; the user's folder by default.
+        model: A patched model, or any that uses fftune.
+        example: Its input, or a tuple or dict of its inputs.
+        budget: Seconds in all.
+        train: Search the problems of the backward pass too.
+        presets: Folder to write to; the user's folder by default.
 
     Returns:
         A ``TuneReport``.
@@ -217,8 +217,8 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     """Compares a module with float64, or without a module every preset of this device.
 
     Args:
-        module: patched or not; it runs with its own weights.
-        example: its input, or a tuple or dict of its inputs.
+        module: Patched or not; it runs with its own weights.
+        example: Its input, or a tuple or dict of its inputs.
 
     Returns:
         A ``CheckReport`` with the errors and times of the patched module and of eager PyTorch. Without a
@@ -289,9 +289,9 @@ def explain(problem: dict, device: str | torch.device | None = None) -> dict:
     """Explains which kernels would run a problem on a device, and why.
 
     Args:
-        problem: the fields of a problem, such as ``{"op": "ffn", "m": 16, "d": 2048, "h": 8192}``;
+        problem: The fields of a problem, such as ``{"op": "ffn", "m": 16, "d": 2048, "h": 8192}``;
             ``fftune ops`` lists them.
-        device: the current GPU by default, or the CPU without one.
+        device: The current GPU by default, or the CPU without one.
 
     Returns:
         A dict: the variant of each stage with its parameters, the preset and the rule that chose it, the

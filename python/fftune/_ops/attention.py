@@ -168,18 +168,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
             tensor [..., 2 · features].
         mask: bool [batch, 1 or heads, tokens, keys], True where a query sees a key; or the result of
             `pack_mask` for such a mask.
-        causal: a query sees no key behind its own position.
-        window: a query sees this many keys up to its own position, its own included; 0 for all.
+        causal: A query sees no key behind its own position.
+        window: A query sees this many keys up to its own position, its own included; 0 for all.
         bias: [1 or batch, 1 or heads, tokens, keys], added to the scores; it has no gradient.
         offsets: int32 [sequences + 1], where each sequence begins among the tokens.
-        kv_offsets: the same for keys, if they differ.
+        kv_offsets: The same for keys, if they differ.
         lengths: int32 [batch], the number of keys of each sequence.
         sinks: [heads], a logit per head that joins each softmax without a value, as in gpt-oss.
         pages: int32 [batch, pages per sequence], a paged cache without gradients. A page id out of range
             stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
-        softcap: if not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
-        scale: factor of the scores; 0 for ``1 / sqrt(features)``.
-        return_lse: return the log-sum-exp of the scores too.
+        softcap: If not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
+        scale: Factor of the scores; 0 for ``1 / sqrt(features)``.
+        return_lse: Return the log-sum-exp of the scores too.
 
     Returns:
         A tensor like q; with `return_lse` also float32 [batch, heads, tokens]. Gradients have the same

@@ -153,17 +153,17 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
         logits: [..., vocab].
         labels: int64 [...]. A label outside of the vocabulary makes its row's loss NaN.
         reduction: "none" for a loss per row, "sum" for their sum, "mean" for the sum divided by `items`.
-        items: divisor of "mean". By default the number of rows that count, or the sum of their class
+        items: Divisor of "mean". By default the number of rows that count, or the sum of their class
             weights.
         class_weights: float32 [vocab].
-        ignore_index: rows with this label have loss 0 and no gradient.
-        label_smoothing: share of the uniform distribution in the target, in [0, 1].
-        z_loss: factor of the squared log-sum-exp that is added to each row's loss (`PaLM
+        ignore_index: Rows with this label have loss 0 and no gradient.
+        label_smoothing: Share of the uniform distribution in the target, in [0, 1].
+        z_loss: Factor of the squared log-sum-exp that is added to each row's loss (`PaLM
             <https://arxiv.org/abs/2204.02311>`_).
-        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
-        lse: also return the log-sum-exp of each row.
-        logprobs: also return the log-probability of each row's label.
-        entropy: also return the entropy of each row's distribution.
+        softcap: If not 0, logits become ``softcap · tanh(logits / softcap)``.
+        lse: Also return the log-sum-exp of each row.
+        logprobs: Also return the log-probability of each row's label.
+        entropy: Also return the entropy of each row's distribution.
 
     Returns:
         The loss, float32, a scalar or [...]; with `lse`, `logprobs` or `entropy` a tuple of the loss and
@@ -197,15 +197,15 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
     in between.
 
     Args:
-        x: hidden states, [..., d].
-        w: weight of the head, [vocab, d].
+        x: Hidden states, [..., d].
+        w: Weight of the head, [vocab, d].
         labels: int64 [...].
         bias: [vocab].
         reduction, items, class_weights, ignore_index, label_smoothing, z_loss, softcap, lse, logprobs,
             entropy: as in `cross_entropy`.
-        workspace: most MiB that a chunk's logits take.
-        recompute: compute the logits again in the backward pass.
-        skip_ignored: leave out rows whose label is `ignore_index`. The host waits for their number.
+        workspace: Most MiB that a chunk's logits take.
+        recompute: Compute the logits again in the backward pass.
+        skip_ignored: Leave out rows whose label is `ignore_index`. The host waits for their number.
 
     Returns:
         As `cross_entropy`.

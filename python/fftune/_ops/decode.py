@@ -142,19 +142,19 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
             entry of `ids` becomes `pad`.
         out: int32 [batch, room], updated: the id of step t is written to column t.
         embedding: [vocab, d].
-        weights, caches, heads, kv_heads, pages, angles: as in `layer`. Positions are those in the cache.
+        weights, caches, heads, kv_heads, pages, angles: As in `layer`. Positions are those in the cache.
         final_norm: [d], weight of the final RMSNorm; with `final_norm_bias` of a layer normalisation.
         w_head: [vocab, d]; it may be the embedding.
         limits: int32 [batch], most ids of each sequence, its prompt included.
         stop: int32 [n], ids that end a sequence.
         final_norm_bias: [d].
         head_bias: [vocab].
-        temperature, seeds, top_k, top_p, min_p: as in `sample`.
-        embed_scale: factor of the embedding's rows.
+        temperature, seeds, top_k, top_p, min_p: As in `sample`.
+        embed_scale: Factor of the embedding's rows.
         logit_softcap: `softcap` of `sample`.
-        pad: id of sequences that have ended.
-        logprobs: also return log-probabilities.
-        options: the other arguments of `layer` by name: act, convention, eps and so on. convention and
+        pad: Id of sequences that have ended.
+        logprobs: Also return log-probabilities.
+        options: The other arguments of `layer` by name: act, convention, eps and so on. convention and
             eps are those of `final_norm` too.
 
     Returns:

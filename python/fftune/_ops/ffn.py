@@ -102,14 +102,14 @@ def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
     <https://arxiv.org/abs/2002.05202>`_; with ``act="silu"`` the MLP of Llama.
 
     Args:
-        x: input, [..., d].
-        w_gate, w_up: weights of the first products, [h, d]. Three ``PackedWeight`` of one format may
+        x: Input, [..., d].
+        w_gate, w_up: Weights of the first products, [h, d]. Three ``PackedWeight`` of one format may
             stand for the three weights; their scales have x's element type.
-        w_down: weight of the last product, [d, h].
+        w_down: Weight of the last product, [d, h].
         bias: [d].
         residual: [..., d].
         act: "silu", "gelu" (with erf), "gelu-tanh", "relu" or "none".
-        recompute: save only the inputs for the backward pass, and compute both first products again
+        recompute: Save only the inputs for the backward pass, and compute both first products again
             there. By default these products, [..., h] each, are saved too.
 
     Returns:
@@ -128,14 +128,14 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
     """Gradients of `ffn` without bias and residual, for autograd functions of your own.
 
     Args:
-        dy: gradient of the result, [..., d].
-        x: input of the forward pass, [..., d].
-        gate, up: the products before the activation, ``x w_gateᵀ`` and ``x w_upᵀ``, [..., h]; None to
+        dy: Gradient of the result, [..., d].
+        x: Input of the forward pass, [..., d].
+        gate, up: The products before the activation, ``x w_gateᵀ`` and ``x w_upᵀ``, [..., h]; None to
             compute them again.
         w_gate, w_up: [h, d].
         w_down: [d, h].
-        act: as in `ffn`.
-        into: three tensors with the shapes of the weights. The gradients of the weights are added to
+        act: As in `ffn`.
+        into: Three tensors with the shapes of the weights. The gradients of the weights are added to
             them in place, as gradient accumulation needs, and these tensors are returned.
 
     Returns:
@@ -156,14 +156,14 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
     `recompute` the one plan.
 
     Args:
-        x: input, [..., d].
+        x: Input, [..., d].
         residual: [..., d], or None for ``s = x``.
-        w_norm: weight of the norm, [d].
+        w_norm: Weight of the norm, [d].
         w_gate, w_up: [h, d].
         w_down: [d, h].
-        act: as in `ffn`.
-        convention, eps: as in `rmsnorm`.
-        recompute: save only the inputs for the backward pass.
+        act: As in `ffn`.
+        convention, eps: As in `rmsnorm`.
+        recompute: Save only the inputs for the backward pass.
 
     Returns:
         [..., d].
@@ -195,9 +195,9 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
         x: [..., d], float8_e4m3fn.
         w_gate, w_up: [h, d], float8_e4m3fn.
         w_down: [d, h], float8_e4m3fn.
-        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
-        hidden_scale: scale of the activation between the products, [1].
-        act: as in `ffn`.
+        x_scale, w_gate_scale, w_up_scale, w_down_scale: Scales; value = element × scale.
+        hidden_scale: Scale of the activation between the products, [1].
+        act: As in `ffn`.
 
     Returns:
         [..., d], bfloat16.
@@ -247,7 +247,7 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
     The backward pass saves only the inputs.
 
     Args:
-        x: input, [..., d].
+        x: Input, [..., d].
         w_up: [h, d].
         w_down: [d, h].
         b_up: [h].

@@ -65,14 +65,14 @@ def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
             ones.
         seeds: int64.
         steps: int32, the number of ids drawn with a seed before.
-        top_k: keep the ids of the k largest logits. The filters are applied in the order top_k, top_p,
+        top_k: Keep the ids of the k largest logits. The filters are applied in the order top_k, top_p,
             min_p, as in transformers, but ids of equal logits are kept or dropped together.
-        top_p: keep the most probable ids whose probabilities add up to this (`nucleus sampling
+        top_p: Keep the most probable ids whose probabilities add up to this (`nucleus sampling
             <https://arxiv.org/abs/1904.09751>`_).
-        min_p: keep ids with at least this share of the best id's probability
+        min_p: Keep ids with at least this share of the best id's probability
             (`min-p <https://arxiv.org/abs/2407.01082>`_).
-        softcap: if not 0, logits become ``softcap · tanh(logits / softcap)``.
-        logprobs: also return log-probabilities.
+        softcap: If not 0, logits become ``softcap · tanh(logits / softcap)``.
+        logprobs: Also return log-probabilities.
 
     Returns:
         (ids, logit), int32 and float32 [...]; with `logprobs` also the log-probability of the id by
@@ -95,13 +95,13 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
     For up to 16 tokens without top_k, top_p and min_p no logits are written to memory.
 
     Args:
-        x: hidden states, [..., d].
-        w: weight of the head, [vocab, d].
-        norm: weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
+        x: Hidden states, [..., d].
+        w: Weight of the head, [vocab, d].
+        norm: Weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
         norm_bias: [d].
         bias: [vocab].
-        eps, convention: of the norm, as in `rmsnorm`.
-        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: as in `sample`.
+        eps, convention: Settings of the norm, as in `rmsnorm`.
+        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: As in `sample`.
         logits: "same" rounds logits to x's element type before the choice, "f32" does not.
 
     Returns:
@@ -120,7 +120,7 @@ def head_logits(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: 
     """The logits of `head`.
 
     Args:
-        x, w, norm, norm_bias, bias, eps, convention: as in `head`.
+        x, w, norm, norm_bias, bias, eps, convention: As in `head`.
         logits: "same" for logits of x's element type, "f32" for float32.
 
     Returns:

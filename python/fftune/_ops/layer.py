@@ -276,14 +276,14 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     gate and no experts.
 
     Args:
-        x: hidden states of the new tokens, [batch, tokens, d].
-        weights: one mapping from names to tensors per layer.
-        caches: one (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
+        x: Hidden states of the new tokens, [batch, tokens, d].
+        weights: One mapping from names to tensors per layer.
+        caches: One (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
             order [batch, cache, kv_heads, dim]; with `pages` contiguous
             [pages, page_size, kv_heads, dim], page_size a power of two from 16 to 256.
         lengths: int32 [batch], the number of keys of each sequence, the new tokens included, which are
             its last.
-        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
+        heads, kv_heads: Numbers of heads of q, and of k and v; kv_heads is heads by default.
         slots: int32 [batch, tokens], the cache row for each new key and value:
             ``sequence · cache + position``, or with pages ``page · page_size + row``. By default the last
             rows of `lengths`. A slot out of range writes nothing.
@@ -291,18 +291,18 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
             out of range stands for a page of zeros.
         positions: int32 [batch, tokens], rows of `angles`; by default the positions in the cache.
         angles: float32 [rows, rotary], angles of RoPE as in `rope`. None: no RoPE.
-        act, packing: as in `moe_ffn`.
-        convention, eps: of the norms, as in `rmsnorm`.
-        softcap, scale: as in `attention`.
+        act, packing: As in `moe_ffn`.
+        convention, eps: Settings of the norms, as in `rmsnorm`.
+        softcap, scale: As in `attention`.
         rope_scale, rotation: `scale` and `rotation` of `rope`.
-        top_k, score, order, renormalise, groups, top_groups, group_score: as in `moe_route`.
+        top_k, score, order, renormalise, groups, top_groups, group_score: As in `moe_route`.
         route_scale: `scale` of `moe_route`.
-        parallel: see the norms before.
-        constants: names of norm weights and biases that the layers lack: weights of 1, biases of 0.
-        grouped: see w_qkv.
-        norm_last: norms of q and k are applied after RoPE.
-        multiplier: factor of what is added to the residual.
-        wide_logits: compute router logits as if x and w_router were float32.
+        parallel: See the norms before.
+        constants: Names of norm weights and biases that the layers lack: weights of 1, biases of 0.
+        grouped: See w_qkv.
+        norm_last: Norms of q and k are applied after RoPE.
+        multiplier: Factor of what is added to the residual.
+        wide_logits: Compute router logits as if x and w_router were float32.
 
     Returns:
         [batch, tokens, d].

@@ -15,9 +15,9 @@ def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5) -> Tensor:
     """``(x - mean(x)) / sqrt(var(x) + eps) * w + b`` over the last dimension, with the biased variance.
 
     Args:
-        x: input, [..., d].
+        x: Input, [..., d].
         w, b: [d].
-        eps: added to the variance.
+        eps: Added to the variance.
 
     Returns:
         [..., d].
@@ -31,7 +31,7 @@ def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: flo
 
     Args:
         x, residual: [..., d].
-        w, b, eps: as in `layernorm`.
+        w, b, eps: As in `layernorm`.
 
     Returns:
         (layernorm(s), s), [..., d] each.

@@ -43,8 +43,8 @@ def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None = None,
     """``x wᵀ + bias + residual``.
 
     Args:
-        x: input, [..., k].
-        w: weight, [n, k], dense or a ``PackedWeight`` whose scales have x's element type.
+        x: Input, [..., k].
+        w: Weight, [n, k], dense or a ``PackedWeight`` whose scales have x's element type.
         bias: [n].
         residual: [..., n].
 
@@ -62,10 +62,10 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
     """Gradients of `linear`, for autograd functions of your own.
 
     Args:
-        dy: gradient of the result, [..., n].
-        x: input of the forward pass, [..., k].
-        w: weight, [n, k].
-        bias: whether to compute the gradient of a bias.
+        dy: Gradient of the result, [..., n].
+        x: Input of the forward pass, [..., k].
+        w: Weight, [n, k].
+        bias: Whether to compute the gradient of a bias.
         into: (dw,), or (dw, dbias) with `bias`: gradients of earlier passes. The new gradients are added
             to them in place, and these tensors are returned.
 

@@ -45,10 +45,10 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
     """``x_i w_trueᵀ`` where ``mask_i``, else ``x_i w_falseᵀ``.
 
     Args:
-        x: input, [..., k].
+        x: Input, [..., k].
         mask: bool [...], or bytes that are not 0 where it is set.
         w_true, w_false: [n, k].
-        pattern: expected distribution of the mask, by which kernels are chosen; results do not depend
+        pattern: Expected distribution of the mask, by which kernels are chosen; results do not depend
             on it. "block:SHARE" is one run of this share of the tokens, "random:SHARE" scattered tokens;
             also "all", "none", "tail:SHARE" and "even:SHARE". The default is "block:0.33".
 
@@ -65,11 +65,11 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
     """`ffn` with the first three weights where ``mask_i``, else with the other three.
 
     Args:
-        x: input, [..., d].
-        mask, pattern: as in `masked_linear`.
+        x: Input, [..., d].
+        mask, pattern: As in `masked_linear`.
         w_gate_true, w_up_true, w_gate_false, w_up_false: [h, d].
         w_down_true, w_down_false: [d, h].
-        act, recompute: as in `ffn`.
+        act, recompute: As in `ffn`.
 
     Returns:
         [..., d].
@@ -87,9 +87,9 @@ def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, 
     """Gradients of `masked_linear`, for autograd functions of your own.
 
     Args:
-        dy: gradient of the result, [..., n].
-        x, mask, w_true, w_false, pattern: as in `masked_linear`.
-        into: two tensors with the shapes of the weights. The gradients of the weights are added to them
+        dy: Gradient of the result, [..., n].
+        x, mask, w_true, w_false, pattern: As in `masked_linear`.
+        into: Two tensors with the shapes of the weights. The gradients of the weights are added to them
             in place, and these tensors are returned.
 
     Returns:
@@ -109,11 +109,11 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     """Gradients of `masked_ffn`, for autograd functions of your own.
 
     Args:
-        dy: gradient of the result, [..., d].
-        x, mask, pattern, act: as in `masked_ffn`.
-        gate, up: results of ``torch.ops.fftune.masked_ffn_preact``; None to compute them again.
-        weights: the six weights in the order of `masked_ffn`.
-        into: six tensors with the shapes of the weights. The gradients of the weights are added to them
+        dy: Gradient of the result, [..., d].
+        x, mask, pattern, act: As in `masked_ffn`.
+        gate, up: Results of ``torch.ops.fftune.masked_ffn_preact``; None to compute them again.
+        weights: The six weights in the order of `masked_ffn`.
+        into: Six tensors with the shapes of the weights. The gradients of the weights are added to them
             in place, and these tensors are returned.
 
     Returns:

@@ -35,11 +35,11 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
     """``softmax(scale · x)`` over the last dimension, of the visible columns of each row.
 
     Args:
-        x: scores, [batch, heads, queries, keys].
+        x: Scores, [batch, heads, queries, keys].
         mask: bool [batch, 1 or heads, queries, keys], True where a column is visible.
-        causal: instead of a mask, each row sees no column behind its own; the last row is aligned with
+        causal: Instead of a mask, each row sees no column behind its own; the last row is aligned with
             the last column.
-        scale: factor of the scores.
+        scale: Factor of the scores.
 
     Returns:
         A tensor like x. Masked elements are 0, and so is a row without visible columns.

@@ -99,20 +99,20 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     x, weights, the experts and their biases have gradients.
 
     Args:
-        x: input, [..., d].
-        ids: integers [..., k], the experts that a token chose, each once. An id outside of
+        x: Input, [..., d].
+        ids: Integers [..., k], the experts that a token chose, each once. An id outside of
             [0, experts) adds nothing.
         weights: [..., k] of any floating-point type; kernels use float32.
         w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
             the order of `packing`.
         w_down: [experts, d, h].
         biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone.
-        act: as in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
+        act: As in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
         packing: "halves" for all rows of gate, then all of up; "interleaved" for alternating rows.
         weigh: "after" the experts, or "before": x is multiplied by the weight (Llama 4).
-        shared: the last `shared` experts process every token, with weight 1.
-        recompute: as in `ffn`.
-        routing: expected distribution of the choices, by which kernels are chosen; results do not depend
+        shared: The last `shared` experts process every token, with weight 1.
+        recompute: As in `ffn`.
+        routing: Expected distribution of the choices, by which kernels are chosen; results do not depend
             on it: "uniform", the default, or "zipf:EXPONENT".
 
     Returns:
@@ -159,11 +159,11 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
     """Gradients of `moe_ffn` without biases and shared experts, for autograd functions of your own.
 
     Args:
-        dy: gradient of the result, [..., d].
-        x, ids, weights, w_gate, w_up, w_down, act, routing: as in `moe_ffn`, with w_gate and w_up apart.
+        dy: Gradient of the result, [..., d].
+        x, ids, weights, w_gate, w_up, w_down, act, routing: As in `moe_ffn`, with w_gate and w_up apart.
         gate, up: [tokens · k, h], results of ``torch.ops.fftune.moe_ffn_preact``; None to compute them
             again.
-        into: three tensors with the shapes of the experts' weights. The gradients of the weights are
+        into: Three tensors with the shapes of the experts' weights. The gradients of the weights are
             added to them in place, and these tensors are returned.
 
     Returns:
@@ -194,10 +194,10 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
 
     Args:
         x: [..., d], float8_e4m3fn.
-        ids, weights, act, packing, shared, routing: as in `moe_ffn`.
-        w_gate, w_up, w_down: shapes as in `moe_ffn`, float8_e4m3fn.
-        x_scale, w_gate_scale, w_up_scale, w_down_scale: scales; value = element × scale.
-        hidden_scale: scale of the activation between the products, [1].
+        ids, weights, act, packing, shared, routing: As in `moe_ffn`.
+        w_gate, w_up, w_down: Shapes as in `moe_ffn`, float8_e4m3fn.
+        x_scale, w_gate_scale, w_up_scale, w_down_scale: Scales; value = element × scale.
+        hidden_scale: Scale of the activation between the products, [1].
 
     Returns:
         [..., d], bfloat16.

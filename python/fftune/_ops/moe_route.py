@@ -26,16 +26,16 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
 
     Args:
         logits: [..., experts].
-        top_k: number of experts per token.
+        top_k: Number of experts per token.
         bias: [experts], added to the scores for the choice alone, as in `DeepSeek-V3
             <https://arxiv.org/abs/2412.19437>`_.
         score: "softmax" or "sigmoid" of the logits.
         order: "before": the softmax is that of all logits; "after": of the chosen ones alone.
-        groups, top_groups: if not 0, experts are divided into `groups` groups of neighbours, and only
+        groups, top_groups: If not 0, experts are divided into `groups` groups of neighbours, and only
             those of the best `top_groups` groups can be chosen.
-        group_score: a group's score, "max" of its experts' scores or "top2" for the sum of the best two.
-        renormalise: divide a token's weights by their sum.
-        scale: factor of the weights.
+        group_score: A group's score, "max" of its experts' scores or "top2" for the sum of the best two.
+        renormalise: Divide a token's weights by their sum.
+        scale: Factor of the weights.
 
     Returns:
         (ids, weights): int32 and float32 [..., top_k], the best first, as `moe_ffn` takes them. The

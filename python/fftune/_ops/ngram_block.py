@@ -61,8 +61,8 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
     Args:
         ids: int32 or int64 [rows, length], the generated ids.
         logits: [rows, vocabulary], updated in place.
-        n: length of the n-grams, an int for all rows or a tensor [rows].
-        padding: an id that matches nothing.
+        n: Length of the n-grams, an int for all rows or a tensor [rows].
+        padding: An id that matches nothing.
         lengths: [rows], the number of ids of each row that count.
         prefix: [rows / beams, length], ids in front of `ids` that neighbouring rows share.
         prefix_lengths: [rows / beams], the number of prefix ids that count.

@@ -75,9 +75,9 @@ def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: 
         codes: uint8 [n, ⌈k / 2⌉]. A byte has two neighbouring elements of a row, the first in its low
             four bits.
         scale: [n, ⌈k / group⌉], or [n, 1] with ``group=0``.
-        zero: zero points, uint8 with the shape of scale. None: the zero point is 8.
-        k: elements of a row; twice the bytes of a row by default.
-        group: elements of a row that share a scale: 128, 64, 32, or 0 for the whole row.
+        zero: Zero points, uint8 with the shape of scale. None: the zero point is 8.
+        k: Elements of a row; twice the bytes of a row by default.
+        group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row.
 
     Returns:
         A ``PackedWeight``.

@@ -111,17 +111,17 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
     With gradients the call runs `linear`, `rmsnorm` and `rope`; writing to caches has no gradients.
 
     Args:
-        x: input, [..., d].
-        w: weight [(heads + 2 · kv_heads) · dim, d] with the rows of q, then k, then v; dense or a
+        x: Input, [..., d].
+        w: Weight [(heads + 2 · kv_heads) · dim, d] with the rows of q, then k, then v; dense or a
             ``PackedWeight``. Or a tuple of three dense weights.
-        heads, kv_heads: numbers of heads of q, and of k and v; kv_heads is heads by default.
+        heads, kv_heads: Numbers of heads of q, and of k and v; kv_heads is heads by default.
         bias: [(heads + 2 · kv_heads) · dim], or a tuple of three.
         norms: (q_norm, k_norm), weights [dim] of an RMSNorm over each head of q and k.
-        eps: of these norms.
+        eps: Epsilon of these norms.
         positions: int32 or int64 [...], the position of each token. Without it there is no RoPE.
         angles: float32 [rows, rotary], looked up by position, the same for both features of a pair.
             Without it angles are computed.
-        rotation, rotary, rule, base, factor, context, low, high, beta_fast, beta_slow, scale: as in
+        rotation, rotary, rule, base, factor, context, low, high, beta_fast, beta_slow, scale: As in
             `rope`.
         caches: (k_cache, v_cache), [..., kv_heads, dim] with any leading dimensions, contiguous, or both
             views of one contiguous [..., kv_heads, 2 · dim]. k and v are written there in place.

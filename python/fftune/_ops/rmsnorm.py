@@ -26,12 +26,12 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
     Zhang and Sennrich, `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_.
 
     Args:
-        x: input, [..., d].
-        w: weight, [d], of x's element type or float32.
-        eps: added to the mean of squares.
+        x: Input, [..., d].
+        w: Weight, [d], of x's element type or float32.
+        eps: Added to the mean of squares.
         convention: "llama" rounds the normalised value to x's element type before the product with w;
             "t5" rounds once, after it; "gemma" rounds once and multiplies by ``1 + w``.
-        save_rstd: save ``1 / sqrt(mean(x²) + eps)`` of each row for the backward pass, instead of
+        save_rstd: Save ``1 / sqrt(mean(x²) + eps)`` of each row for the backward pass, instead of
             computing it again there.
 
     Returns:
@@ -48,7 +48,7 @@ def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
 
     Args:
         x, residual: [..., d].
-        w, eps, convention, save_rstd: as in `rmsnorm`.
+        w, eps, convention, save_rstd: As in `rmsnorm`.
 
     Returns:
         (rmsnorm(s), s), [..., d] each.
@@ -68,8 +68,8 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
         x: [..., d].
         w: [d].
         residual: [..., d]; if given, the norm is that of ``s = x + residual``.
-        eps, convention: as in `rmsnorm`.
-        dtype: torch.float8_e4m3fn or torch.int8.
+        eps, convention: As in `rmsnorm`.
+        dtype: Torch.float8_e4m3fn or torch.int8.
 
     Returns:
         (q, scale), or (q, scale, s) with a residual. q [..., d] has element type `dtype`, scale [...] is

@@ -78,22 +78,22 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     Args:
         q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
             after the other.
-        k: the same with its own number of heads.
+        k: The same with its own number of heads.
         angles: float32 [positions, rotary], the angle f of each position and feature. Without it f is
             position × frequency, with frequencies by `rule`.
         starts: int32 [batch], the position of each sequence's first token; 0 by default.
         offsets: int32 [sequences + 1], where each sequence begins among the tokens.
         rotation: "halves" pairs feature i with i + rotary / 2 (Llama); "interleaved" pairs neighbours
             (GPT-J).
-        rotary: number of features to rotate, the first ones; 0 for all.
+        rotary: Number of features to rotate, the first ones; 0 for all.
         rule: "base" for frequencies ``base^(-2i / rotary)``, "llama3" for those of Llama 3.1, "yarn" for
             `YaRN <https://arxiv.org/abs/2309.00071>`_.
-        base: base of the frequencies.
-        factor, context: of "llama3" and "yarn": the factor by which the context is extended, and the
+        base: Base of the frequencies.
+        factor, context: For "llama3" and "yarn": the factor by which the context is extended, and the
             context length before.
-        low, high: of "llama3": its low and high frequency factors.
-        beta_fast, beta_slow: of "yarn".
-        scale: factor of sines and cosines; 0 for the rule's own.
+        low, high: For "llama3": its low and high frequency factors.
+        beta_fast, beta_slow: For "yarn".
+        scale: Factor of sines and cosines; 0 for the rule's own.
 
     Returns:
         q rotated, or (q, k) with k.

@@ -46,15 +46,15 @@ def patch(model: nn.Module, *, recompute: bool = False,
     restores the model. No other thread may run the model during either.
 
     Args:
-        model: a model of transformers, or any module with such parts.
-        recompute: save only the inputs of MLPs for the backward pass.
-        projections: whether to replace the projections of attention: True in all calls, "auto" in calls
+        model: A model of transformers, or any module with such parts.
+        recompute: Save only the inputs of MLPs for the backward pass.
+        projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
-        attention: whether to replace PyTorch's attention by `fftune.ops.attention`.
-        graphs: whether ``generate`` uses a static cache and replays each step as a CUDA graph.
-        whole_layers: with a static cache, run all layers by `fftune.ops.layer` in calls of up to 64
+        attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.
+        graphs: Whether ``generate`` uses a static cache and replays each step as a CUDA graph.
+        whole_layers: With a static cache, run all layers by `fftune.ops.layer` in calls of up to 64
             tokens, and the steps of greedy and sampled ``generate`` as `fftune.generate` does.
-        loss: in training, compute the loss of calls with labels by `fftune.ops.linear_cross_entropy`.
+        loss: In training, compute the loss of calls with labels by `fftune.ops.linear_cross_entropy`.
             ``outputs.logits`` are then computed when they are read, before the optimizer's step; under
             ``torch.compile`` they are None.
 

@@ -333,12 +333,12 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
     and each further step is one launch of it; with a sliding-window cache the steps run uncaptured.
 
     Args:
-        model: the patched model.
+        model: The patched model.
         ids: int32 or int64 [batch, tokens], prompts of one length, without padding.
-        max_new_tokens: most new ids of a sequence.
-        stop: an id or ids that end a sequence; the model's eos_token_id by default, [] for none.
-        pad: id behind the end of a sequence; the model's pad_token_id by default, or the first of `stop`.
-        temperature, top_k, top_p, min_p: as in `fftune.ops.sample`; without temperature the best id.
+        max_new_tokens: Most new ids of a sequence.
+        stop: An id or ids that end a sequence; the model's eos_token_id by default, [] for none.
+        pad: Id behind the end of a sequence; the model's pad_token_id by default, or the first of `stop`.
+        temperature, top_k, top_p, min_p: As in `fftune.ops.sample`; without temperature the best id.
         seeds: int64 [batch] or an int, the seed of each sequence; by default from PyTorch's generator.
 
     Returns:
