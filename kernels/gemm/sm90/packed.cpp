@@ -127,7 +127,7 @@ double overlapped(std::initializer_list<double> times) {
 }
 
 /// Microseconds of a launch by the cost model: memory, L2 and the stages of the busiest SM overlap;
-/// starts of waves and the reduction of split K do not. The constants are fitted to 248 variants of
+/// starts of waves and the reduction of split K do not. The constants are fitted to 226 variants of
 /// eight problems that an H100 timed, with a deviation of 10%.
 double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts& facts) {
   const packed_form format = packed_form_of(gemm);
