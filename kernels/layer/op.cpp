@@ -17,6 +17,7 @@
 #include "kernels/gemm/packed/packed.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe/moe.hpp"
+#include "kernels/moe_route/moe_route.hpp"
 #include "kernels/rope/rope.hpp"
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
@@ -430,8 +431,9 @@ OpFacts facts() {
            rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
            rare_size("layers", "number of layers, each with its own weights and caches",
                      most_layers, 16),
-           rare_size("experts", "experts to choose from, with ffn=moe", moe::most_experts, 128),
-           rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
+           rare_size("experts", "experts to choose from, with ffn=moe", moe_route::most_experts,
+                     128),
+           rare_size("top-k", "experts that a token chooses", moe_route::most_choices, 8),
            rare_size("shared", "experts that every token goes through; left out: none",
                      moe::most_shared, 1),
            rare_size(

@@ -51,8 +51,6 @@ struct Shape {
 Shape shape_of(const Problem& problem);
 Routing routing_of(const Problem& problem);
 
-constexpr std::int64_t most_experts = 1024;
-constexpr std::int64_t most_choices = 32;
 constexpr std::int64_t most_shared = 8;
 
 /// The choices of all experts: each token's ids, then those of the shared experts.

@@ -14,6 +14,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/moe/moe.hpp"
+#include "kernels/moe_route/moe_route.hpp"
 
 namespace fftune::moe {
 namespace {
@@ -361,14 +362,8 @@ OpFacts facts() {
           {product_tokens(),
            {.name = "d", .help = "embedding size", .example = 2048},
            {.name = "h", .help = "intermediate size of an expert", .example = 768},
-           {.name = "top-k",
-            .help = "experts that a token chooses",
-            .max = most_choices,
-            .example = 8},
-           {.name = "experts",
-            .help = "experts to choose from",
-            .max = most_experts,
-            .example = 128},
+           moe_route::top_k_size(),
+           moe_route::experts_size(),
            rare_size(
                "shared",
                "experts that every token goes through with weight 1, the last ones of the stacked "
@@ -423,9 +418,9 @@ class MoeFfn final : public DescribedOp {
     if (shape.top_k > shape.experts)
       return fmt::format("top-k={} exceeds experts={}: the experts of a token differ", shape.top_k,
                          shape.experts);
-    if (shape.all_experts() > most_experts)
+    if (shape.all_experts() > moe_route::most_experts)
       return fmt::format("experts={} and shared={}: together up to {}", shape.experts, shape.shared,
-                         most_experts);
+                         moe_route::most_experts);
     const bool quantised = problem.dtype == DType::fp8;
     if (!quantised && (problem.has("scales", "token") || problem.has("scales", "block")))
       return fmt::format("scales={} is for dtype fp8, not {}", problem.option("scales"),

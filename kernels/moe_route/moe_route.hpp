@@ -33,6 +33,11 @@ namespace moe_route {
 
 constexpr const char* stage = "choose";
 
+constexpr std::int64_t most_experts = 1024, most_choices = 32;
+/// The experts of a mixture, and those that a token chooses.
+SizeField experts_size();
+SizeField top_k_size();
+
 /// In the order of device code's `router_score` (route.cu).
 enum class Score { softmax_of_all, softmax_of_chosen, sigmoid };
 

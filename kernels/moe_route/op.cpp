@@ -18,8 +18,6 @@
 namespace fftune::moe_route {
 namespace {
 
-constexpr std::int64_t most_experts = 1024, most_choices = 32;
-
 std::vector<double> scores_of(const Router& router, std::span<const double> logits) {
   std::vector<double> scores(logits.begin(), logits.end());
   if (router.score == Score::sigmoid)
@@ -125,15 +123,7 @@ OpFacts facts() {
       .summary =
           "router of a mixture of experts: ids and weights of the top-k of softmax or sigmoid of "
           "the logits",
-      .sizes = {row_tokens(),
-                {.name = "top-k",
-                 .help = "experts that a token chooses",
-                 .max = most_choices,
-                 .example = 8},
-                {.name = "experts",
-                 .help = "experts to choose from",
-                 .max = most_experts,
-                 .example = 128},
+      .sizes = {row_tokens(), top_k_size(), experts_size(),
                 rare_size("groups",
                           "groups of experts, of which a token uses the best; none if left out", 32,
                           8),
@@ -253,6 +243,15 @@ class MoeRoute final : public DescribedOp {
 };
 
 }  // namespace
+
+SizeField experts_size() {
+  return {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128};
+}
+
+SizeField top_k_size() {
+  return {
+      .name = "top-k", .help = "experts that a token chooses", .max = most_choices, .example = 8};
+}
 
 Router router_of(const Problem& problem) {
   const auto optional = [&](const char* name, std::int64_t otherwise) {
