@@ -186,16 +186,13 @@ GemmProblem d_down_gemm(const Problem& problem) {
 }
 
 std::vector<const Family*> forward_families() {
-  static constexpr const char* packed =
-      "packed weights for up to 64 tokens, at the speed of reading them once";
-  static constexpr const char* packed_wgmma = "packed weights, expanded in registers for wgmma";
   static constexpr const char* expanded = "one product of expanded weights: blocks over OpenBLAS";
   static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
   static const auto families = families_of(
-      {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_wgmma},
-       {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_wgmma},
-       {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed},
-       {packed_decode_engine, {expand_down, down}, "down_packed", packed},
+      {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_sm90_summary},
+       {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_sm90_summary},
+       {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
+       {packed_decode_engine, {expand_down, down}, "down_packed", packed_decode_summary},
        {cpu_blas_engine, {expanded_gate_up, expanded_down}, "cpu_{}_expanded", expanded},
        {cpu_plain_engine, {expanded_gate_up, expanded_down}, "cpu_{}_expanded_plain", plain},
        {fused_decode_engine,

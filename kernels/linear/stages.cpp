@@ -80,14 +80,8 @@ std::vector<const Family*> families() {
   static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
   static constexpr const char* plain = "plain loops for any sizes: the fallback";
   static const auto gemms = families_of(
-      {{packed_sm90_engine,
-        {expand, product},
-        "packed_sm90",
-        "packed weights, expanded in registers for wgmma"},
-       {packed_decode_engine,
-        {expand, product},
-        "packed_decode",
-        "packed weights for up to 64 tokens, at the speed of reading them once"},
+      {{packed_sm90_engine, {expand, product}, "packed_sm90", packed_sm90_summary},
+       {packed_decode_engine, {expand, product}, "packed_decode", packed_decode_summary},
        {decode_engine,
         {product},
         "product_decode",

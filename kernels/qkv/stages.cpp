@@ -120,14 +120,8 @@ std::vector<PackedWeight> packed_weights(const Problem& problem) {
 
 std::vector<const Family*> families() {
   static const std::vector<GemmFamily> gemms{
-      {packed_sm90_engine,
-       {expand, product},
-       "packed_sm90",
-       "packed weights, expanded in registers for wgmma"},
-      {packed_decode_engine,
-       {expand, product},
-       "packed_decode",
-       "packed weights for up to 64 tokens, at the speed of reading them once"},
+      {packed_sm90_engine, {expand, product}, "packed_sm90", packed_sm90_summary},
+      {packed_decode_engine, {expand, product}, "packed_decode", packed_decode_summary},
       {decode_engine,
        {product},
        "product_decode",

@@ -32,6 +32,11 @@ double e8m0_value(int byte);
 /// Op::contradiction() of the options, for a weight that has `k` input features, which `name` says.
 std::string packed_contradiction(const Problem& problem, std::string_view name, std::int64_t k);
 
+/// Summaries of the families that read packed weights themselves.
+constexpr const char* packed_sm90_summary = "packed weights, expanded in registers for wgmma";
+constexpr const char* packed_decode_summary =
+    "packed weights for up to 64 tokens, at the speed of reading them once";
+
 /// Completes the names and the size in `weight` with the problem's format.
 PackedWeight packed_weight(const Problem& problem, PackedWeight weight);
 /// The product with the packed weights themselves, instead of those that the stage before expands.
