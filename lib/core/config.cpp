@@ -13,11 +13,8 @@ namespace {
 
 template <typename Entries>
 auto find(Entries& entries, std::string_view name) {
-  // Names of one length, such as bm and bn, often differ in their last letter.
-  return std::find_if(entries.begin(), entries.end(), [&](const auto& entry) {
-    return entry.first.size() == name.size() &&
-           (name.empty() || entry.first.back() == name.back()) && entry.first == name;
-  });
+  return std::find_if(entries.begin(), entries.end(),
+                      [&](const auto& entry) { return entry.first == name; });
 }
 
 // Not std::isalpha: a locale must not decide what a file means.

@@ -86,14 +86,17 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
     space.constraint(
         reason, [gemm, holds](const Config& config) { return holds(Block(gemm, config)); }, reads);
   };
-  add("more than 16 warps have too few registers", [](const Block& b) { return b.warps() <= 16; });
-  limit_stream(space, [=](const Config& config) {
-    const Block block(gemm, config);
-    return StreamNeeds{.loads = block.loads(gemm),
-                       .registers = block.thread_registers(gemm),
-                       .threads = block.threads(),
-                       .is_short = gemm.k <= packed_k};
-  });
+  add("more than 16 warps have too few registers", [](const Block& b) { return b.warps() <= 16; },
+      {"row_warps", "k_warps"});
+  limit_stream(space,
+               [=](const Config& config) {
+                 const Block block(gemm, config);
+                 return StreamNeeds{.loads = block.loads(gemm),
+                                    .registers = block.thread_registers(gemm),
+                                    .threads = block.threads(),
+                                    .is_short = gemm.k <= packed_k};
+               },
+               {"tiles", "row_warps", "k_warps", "unroll"});
   add("the tokens of three stages, or the accumulators of the k warps, fit into shared memory",
       [=](const Block& b) { return b.most_shared(gemm) <= facts.shared_bytes_per_block; });
   add("every warp needs a share of k, 64 * unroll elements at the least", [=](const Block& b) {
@@ -101,7 +104,8 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
            gemm.k > std::int64_t{packed_k} * b.unroll * (b.k_warps * b.split_k - 1);
   });
   add("more than half of the rows would be padding",
-      [=](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * gemm.n; });
+      [=](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * gemm.n; },
+      {"tiles", "row_warps"});
   add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
     return b.split_k == 1 || b.blocks(gemm) / b.split_k < facts.multiprocessors;
   });
