@@ -77,7 +77,9 @@ struct Layer {
 /// The kernel's configuration but for what the space decides.
 persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
                           const DeviceFacts& facts) {
-  return {.tokens = static_cast<int>(problem.size("batch")),
+  const std::int64_t s = size_or(problem, "s", 1);
+  return {.tokens = static_cast<int>(problem.size("batch") * s),
+          .per_sequence = static_cast<int>(s),
           .d = static_cast<int>(problem.size("d")),
           .h = static_cast<int>(problem.size("h")),
           .heads = static_cast<int>(heads.heads),
@@ -101,6 +103,7 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.attention_in_flight = config.get("attention_in_flight");
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
+  form.polls_all = config.word("poll") == "all";
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -123,13 +126,14 @@ std::optional<std::string> unknown_option(const Problem& problem) {
 
 std::string text_of(const persistent_config& c) {
   return fmt::format(
-      "fftune::persistent_config{{.tokens = {}, .d = {}, .h = {}, .heads = {}, .kv_heads = {}, "
+      "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
+      ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}}}",
-      c.tokens, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk, c.stages,
-      c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias, c.head_norms,
-      c.rotates, c.wide_slots, c.packed_qkv, c.page);
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .polls_all = {}}}",
+      c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
+      c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.polls_all);
 }
 
 class PersistentLayers final : public Family {
@@ -152,11 +156,10 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
-    if (size_or(problem, "s", 1) != 1)
-      return fmt::format("s={}: the kernel decodes one token of each sequence", problem.size("s"));
-    if (problem.size("batch") > most_stream_columns)
-      return fmt::format("batch={} exceeds the {} columns of an MMA", problem.size("batch"),
-                         most_stream_columns);
+    const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
+    if (tokens > most_stream_columns)
+      return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
+                         problem.size("batch"), s, tokens, most_stream_columns);
     if (auto reason = unknown_option(problem)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;
@@ -171,13 +174,18 @@ class PersistentLayers final : public Family {
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
       if (k % 32 != 0)
         return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
-    for (const std::int64_t rows : {problem.size("d"), problem.size("h"),
-                                    problem.size("batch") * heads.heads * heads.dim / 4})
+    for (const std::int64_t rows :
+         {problem.size("d"), problem.size("h"), tokens * heads.heads * heads.dim / 4})
       if (rows < facts.multiprocessors)
         return fmt::format("{} rows for {} SMs: every block needs a part of each product", rows,
                            facts.multiprocessors);
+    if (const persistent_config form = form_of(problem, heads, facts); !form.fits_queries())
+      return fmt::format(
+          "s={}: {} heads of new tokens share one of k: at most {}, for a thread's registers", s,
+          s * heads.heads / heads.kv_heads, form.most_query_features / form.dim * 8);
     if (space(problem, facts).feasible().empty())
-      return "no stages of weights fit in shared memory beside the activations";
+      return "no stages of weights fit in shared memory beside the activations, or attention's "
+             "outputs in registers";
     return std::nullopt;
   }
 
@@ -185,8 +193,9 @@ class PersistentLayers final : public Family {
     const auto of = [form = form_of(problem, Layer(problem).heads, facts), facts](const Config& c) {
       return configured(form, facts, c);
     };
+    const std::int64_t of_tokens = problem.size("batch") * size_or(problem, "s", 1);
     const std::vector<std::string> sizes{
-        "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb"};
+        "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb", "poll"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
@@ -195,8 +204,13 @@ class PersistentLayers final : public Family {
             "stages that are copied at a time: polling loads of other blocks queue behind them",
             {2, 3, 4, 6, 8})
         .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
-        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
+        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 32, 64})
         .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
+        .parameter("poll",
+                   "words that are polled until activations are there: all; or the first one of "
+                   "each thread's, before the others are read",
+                   {"all", "first"})
+        .when_absent("all")
         .constraint(
             "every head of k has a warp, and as many as every other",
             [of](const Config& c) {
@@ -217,6 +231,13 @@ class PersistentLayers final : public Family {
         .constraint(
             "at least 4 stages fit in shared memory beside the activations",
             [of](const Config& c) { return of(c).stages >= 4; }, sizes)
+        .constraint(
+            "the words of one or two tokens are few enough to be polled at once",
+            [many = of_tokens > 2](const Config& c) { return many || c.word("poll") == "all"; },
+            {"poll"})
+        .constraint(
+            "the outputs of a warp's queries fit in registers",
+            [of](const Config& c) { return of(c).fits_queries(); }, sizes)
         .constraint(
             "no more stages are copied while attention goes on than else",
             [](const Config& c) { return c.at("attention_in_flight") <= c.at("in_flight"); },
@@ -242,11 +263,12 @@ class PersistentLayers final : public Family {
 
   // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return least_cost(space(problem, facts), name(), [](const Config& c) {
+    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 2;
+    return least_cost(space(problem, facts), name(), [many](const Config& c) {
       return std::tuple(c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
                         c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != 36);
+                        c.at("input_kb") != 36, c.word("poll") != (many ? "first" : "all"));
     });
   }
 
@@ -259,14 +281,13 @@ class PersistentLayers final : public Family {
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
-    const double of_layer =
-        (problem.size("batch") <= most_preferred ? waits : waits_of_many) + off * 1e-6;
+    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return problem.size("batch") <= most_preferred;
+    return size_or(problem, "s", 1) == 1 && problem.size("batch") <= most_preferred;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,

@@ -64,30 +64,35 @@ struct persistent_layers {
   static constexpr int value_stride = key_bytes + c.value_padding;
   static constexpr int rotary_pairs = c.dim / 64;  // pairs of a head that a lane has
   static constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
+  // The score of a key that a query does not see. It is finite with several tokens of a sequence:
+  // some of them may see no key of a split, and the weight of that part is then exactly zero.
+  static constexpr float unseen = c.per_sequence > 1 ? -1e30f : minus_infinity;
 
   const persistent_params& p;
   const u32 shared;
   stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
-  int token, split, first_key, keys;  // this CTA's part of attention
-  bool has_new;                       // the last of the keys is the new token's
+  int sequence, split, first_key, keys;  // this CTA's part of attention
+  int first_new;  // which of the keys is that of the sequence's first new token; may be < 0
   // Kept across layers, because the cleaner's fences leave nothing in L1.
-  i64 slot = -1;         // Row of the new token's key and value in the caches.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
 
   __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
       : p(params), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
-    token = static_cast<int>(blockIdx.x) / c.splits();
+    sequence = static_cast<int>(blockIdx.x) / c.splits();
     split = static_cast<int>(blockIdx.x) % c.splits();
-    keys = 0;
-    has_new = false;
-    first_key = 0;
-    if (token < c.tokens) {
-      const int length = length_of(token), each = keys_of_split(length);
+    keys = first_new = first_key = 0;
+    if (sequence < c.sequences()) {
+      const int length = length_of(sequence), each = keys_of_split(length);
       first_key = split * each;
       keys = larger(0, smaller(each, length - first_key));
-      has_new = keys > 0 && first_key + keys == length;
+      first_new = length - c.per_sequence - first_key;
     }
+  }
+  __device__ __forceinline__ int first_token() const { return sequence * c.per_sequence; }
+  // Whether the key of the sequence's new token `of` is among this CTA's.
+  __device__ __forceinline__ bool has_new(int of) const {
+    return first_new + of >= 0 && first_new + of < keys;
   }
 
   // The keys of a sequence, at most what its cache has room for.
@@ -131,9 +136,9 @@ struct persistent_layers {
   }
 
   __device__ __forceinline__ void load_keys(const persistent_layer_pointers& of) {
-    const int there = keys - (has_new ? 1 : 0);
+    const int there = larger(0, smaller(keys, first_new));
     const auto page_of = [&](int key) {
-      return p.pages[static_cast<i64>(token) * ceil_div(p.cache, c.page) + key / c.page];
+      return p.pages[static_cast<i64>(sequence) * ceil_div(p.cache, c.page) + key / c.page];
     };
     [[maybe_unused]] int next_page = 0;
     if constexpr (c.page > 0) {
@@ -141,7 +146,7 @@ struct persistent_layers {
     }
     for (int block = 0; block < keys; block += 16) {
       const int rows = smaller(16, there - block), key = first_key + block;
-      i64 row = static_cast<i64>(token) * p.cache + key;
+      i64 row = static_cast<i64>(sequence) * p.cache + key;
       if constexpr (c.page > 0) {
         const int page = next_page;
         if (block + 16 < keys) next_page = page_of(key + 16);
@@ -247,7 +252,7 @@ struct persistent_layers {
     }
     int spins = 0;
     bool missing;
-    if (c.tokens > 2 && !plain && vectors > 0) {
+    if (!c.polls_all && !plain && vectors > 0) {
       // The first word alone is polled: the traffic of the others must not slow down the weights.
       do {
         missing = is_missing(load_relaxed(at));
@@ -419,99 +424,140 @@ struct persistent_layers {
 
   // ---- attention ----
 
-  // Heads of q, and of the new k and v, normalised, rotated and rounded, to shared memory.
+  // Heads of q, and of the new k and v, normalised, rotated and rounded, to shared memory. The
+  // heads of the sequence's tokens are shared out among the warps.
   __device__ __forceinline__ void prepare_heads(const persistent_layer_pointers& of,
-                                                const float* qkv,
-                                                const float2 (&turn)[rotary_pairs]) const {
-    constexpr int most = ceil_div(c.heads + 2 * c.kv_heads, c.warps), values = c.dim / 32;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int count = has_new ? c.heads + 2 * c.kv_heads : c.heads;
-    const float* const from = qkv + static_cast<i64>(token) * c.qkv_rows() + warp * c.dim + lane;
-    u32 raw[most][values];
-#pragma unroll
-    for (int i = 0; i < most; ++i)
-#pragma unroll
-      for (int j = 0; j < values; ++j) raw[i][j] = warp + i * c.warps < count ? 0 : 1;
-    int spins = 0;
-    bool missing;
-    do {
-      missing = false;
+                                                const float* qkv) const {
+    constexpr int all = c.heads + 2 * c.kv_heads, total = c.per_sequence * all;
+    constexpr int most = c.prepared_at_once(), values = c.dim / 32;
+    const int lane = threadIdx.x % 32;
+    const float* const from = qkv + static_cast<i64>(first_token()) * c.qkv_rows() + lane;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < total; first += most * c.warps) {
+      u32 raw[most][values];
+      const auto is_needed = [&](int i) {
+        const int at = first + i * c.warps;
+        return at < total && (at % all < c.heads || has_new(at / all));
+      };
 #pragma unroll
       for (int i = 0; i < most; ++i)
 #pragma unroll
-        for (int j = 0; j < values; ++j)
-          if (raw[i][j] == 0) raw[i][j] = load_relaxed_word(from + i * c.warps * c.dim + j * 32);
+        for (int j = 0; j < values; ++j) raw[i][j] = is_needed(i) ? 0 : 1;
+      int spins = 0;
+      bool missing;
+      do {
+        missing = false;
 #pragma unroll
-      for (int i = 0; i < most; ++i)
-#pragma unroll
-        for (int j = 0; j < values; ++j) missing = missing || raw[i][j] == 0;
-      count_spin(spins);
-    } while (missing);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < most; ++i) {
-      const int head = warp + i * c.warps;
-      if (head >= count) continue;
-      float value[values];
-#pragma unroll
-      for (int j = 0; j < values; ++j) value[j] = __uint_as_float(~raw[i][j]);
-      const int part = head < c.heads ? 0 : head < c.heads + c.kv_heads ? 1 : 2;
-      if constexpr (c.head_norms) {
-        if (part < 2) {
-          float squares = 0;
-#pragma unroll
-          for (int j = 0; j < values; ++j) squares += value[j] * value[j];
-#pragma unroll
-          for (int other = 16; other > 0; other /= 2)
-            squares += __shfl_xor_sync(~0u, squares, other);
-          const float r = rsqrtf(squares / c.dim + p.epsilon);
-          const T* const weights = static_cast<const T*>(of.head_norms[part]) + lane;
+        for (int i = 0; i < most; ++i)
 #pragma unroll
           for (int j = 0; j < values; ++j)
-            value[j] *= r * (p.norm_offset + to_float(weights[j * 32]));
-        }
-      }
-      if constexpr (c.rotates) {
-        if (part < 2) {
+            if (raw[i][j] == 0)
+              raw[i][j] = load_relaxed_word(from + (first + i * c.warps) * c.dim + j * 32);
 #pragma unroll
-          for (int j = 0; j < rotary_pairs; ++j) {
-            const float low = value[j], high = value[j + rotary_pairs];
-            value[j] = low * turn[j].x - high * turn[j].y;
-            value[j + rotary_pairs] = high * turn[j].x + low * turn[j].y;
-          }
-        }
-      }
-      const u32 to = shared + lane * 2 +
-                     (part == 0 ? c.queries_at() + head * c.query_stride()
-                                : c.new_row_at() + (head - c.heads) * c.dim * 2);
+        for (int i = 0; i < most; ++i)
 #pragma unroll
-      for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+          for (int j = 0; j < values; ++j) missing = missing || raw[i][j] == 0;
+        count_spin(spins);
+      } while (missing);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < most; ++i)
+        if (is_needed(i))
+          prepare_head(of, (first + i * c.warps) / all, (first + i * c.warps) % all, raw[i]);
     }
   }
 
+  // One of the heads of the sequence's token `token`, from the words that are polled.
+  __device__ __forceinline__ void prepare_head(const persistent_layer_pointers& of, int token,
+                                               int head, const u32 (&raw)[c.dim / 32]) const {
+    constexpr int values = c.dim / 32;
+    const int lane = threadIdx.x % 32;
+    float value[values];
+#pragma unroll
+    for (int j = 0; j < values; ++j) value[j] = __uint_as_float(~raw[j]);
+    const int part = head < c.heads ? 0 : head < c.heads + c.kv_heads ? 1 : 2;
+    if constexpr (c.head_norms) {
+      if (part < 2) {
+        float squares = 0;
+#pragma unroll
+        for (int j = 0; j < values; ++j) squares += value[j] * value[j];
+#pragma unroll
+        for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+        const float r = rsqrtf(squares / c.dim + p.epsilon);
+        const T* const weights = static_cast<const T*>(of.head_norms[part]) + lane;
+#pragma unroll
+        for (int j = 0; j < values; ++j)
+          value[j] *= r * (p.norm_offset + to_float(weights[j * 32]));
+      }
+    }
+    if constexpr (c.rotates) {
+      if (part < 2) {
+#pragma unroll
+        for (int j = 0; j < rotary_pairs; ++j) {
+          const float2 turn =
+              read_pair(shared + c.turns_at() + (token * (c.dim / 2) + lane + j * 32) * 8);
+          const float low = value[j], high = value[j + rotary_pairs];
+          value[j] = low * turn.x - high * turn.y;
+          value[j + rotary_pairs] = high * turn.x + low * turn.y;
+        }
+      }
+    }
+    const u32 to =
+        shared + lane * 2 +
+        (part == 0 ? c.queries_at() + (token * c.heads + head) * c.query_stride()
+                   : c.new_rows_at() + (token * 2 * c.kv_heads + head - c.heads) * c.dim * 2);
+#pragma unroll
+    for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+  }
+
+  // Rows of the new tokens in the caches, their cosines and sines, and the parts of each sequence:
+  // once for all layers.
   __device__ __forceinline__ void read_once() {
     if (keys > 0) {
-      slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
-                          : static_cast<const int*>(p.slots)[token];
-      if (slot >= p.cache_rows) slot = -1;
-      first_part = split * parts_of_split(keys_of_split(length_of(token)));
+      const int thread = static_cast<int>(threadIdx.x);
+      if (thread < c.per_sequence) {
+        const int token = first_token() + thread;
+        i64 slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
+                                : static_cast<const int*>(p.slots)[token];
+        if (slot >= p.cache_rows) slot = -1;
+        write_index(shared + c.slots_at() + thread * 8, slot);
+      }
+      if constexpr (c.rotates) {
+        for (int at = thread; at < c.per_sequence * c.dim / 2; at += c.consumers()) {
+          const float2 turn = turn_of<head_rotation::halves, float>(
+              {p.positions, p.angles, p.table_rows, p.angle_scale}, p.frequencies,
+              first_token() + at / (c.dim / 2), at % (c.dim / 2), c.dim / 2);
+          write_pair(shared + c.turns_at() + at * 8, turn.x, turn.y);
+        }
+      }
+      first_part = split * parts_of_split(keys_of_split(length_of(sequence)));
     }
     const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
     if (place >= rows_of_block(c.units())) return;
-    const int length = length_of((first_row(c.units()) + place) / (c.q_rows() / 4));
+    const int length =
+        length_of((first_row(c.units()) + place) / (c.per_sequence * (c.q_rows() / 4)));
     const int each = keys_of_split(length), splits = ceil_div(length, each);
     parts_of_row = (splits - 1) * parts_of_split(each) +
                    smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
   }
 
-  // Puts this warp's head of the new k or v into its row of the stage and of the cache.
-  __device__ __forceinline__ void place_new(u32 row, u32 from, void* cache, int kv_head) const {
-    const int lane = threadIdx.x % 32;
-    if (lane < c.dim / 8) {
-      const vector16 value = read_shared(from + (kv_head * c.dim + lane * 8) * 2);
-      write_shared(row + (kv_head * c.dim + lane * 8) * 2, value);
-      if (slot >= 0)
-        store(static_cast<T*>(cache) + slot * c.kv_rows() + kv_head * c.dim + lane * 8, value);
+  // Puts this warp's head of new keys (`of` 0) or values (1) into the rows of the stage of `block`,
+  // and of the cache.
+  __device__ __forceinline__ void place_new(u32 stage, u32 stride, int block, int of, void* cache,
+                                            int kv_head) const {
+    const int lane = threadIdx.x % 32, end = smaller(c.per_sequence, keys - first_new);
+#pragma unroll 1
+    for (int token = larger(0, 16 * block - first_new); token < end; ++token) {
+      const int row = first_new + token - 16 * block;
+      if (row >= 16) break;
+      if (lane < c.dim / 8) {
+        const int at = kv_head * c.dim + lane * 8;
+        const vector16 value =
+            read_shared(shared + c.new_rows_at() + ((token * 2 + of) * c.kv_rows() + at) * 2);
+        write_shared(stage + row * stride + at * 2, value);
+        const i64 slot = read_index(shared + c.slots_at() + token * 8);
+        if (slot >= 0) store(static_cast<T*>(cache) + slot * c.kv_rows() + at, value);
+      }
     }
     __syncwarp();
   }
@@ -523,59 +569,72 @@ struct persistent_layers {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4;
     const int kv_head = warp % c.kv_heads, group = warp / c.kv_heads;
     const int blocks = ceil_div(keys, 16);
-    constexpr int steps = c.dim / 32, tiles = c.dim / 16;
-    vector16 query[steps];
+    constexpr int steps = c.dim / 32, tiles = c.dim / 16, query_tiles = c.query_tiles();
+    constexpr int queries = c.per_sequence * c.group_heads();
+    const auto query_at = [&](int tile) {
+      const int query = tile * 8 + row;
+      const int head =
+          query / c.group_heads() * c.heads + kv_head * c.group_heads() + query % c.group_heads();
+      return shared + c.queries_at() + head * c.query_stride() + pair * 16;
+    };
+    float out[query_tiles][tiles][4] = {}, total[query_tiles][2] = {}, most[query_tiles][2];
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      query[i] = {};
-      if (row < c.group_heads() && keys > 0)
-        query[i] =
-            read_shared(shared + c.queries_at() +
-                        (kv_head * c.group_heads() + row) * c.query_stride() + i * 64 + pair * 16);
-    }
-    float out[tiles][4] = {}, most[2] = {minus_infinity, minus_infinity}, total[2] = {};
+    for (int tile = 0; tile < query_tiles; ++tile) most[tile][0] = most[tile][1] = minus_infinity;
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
       const bool own = block % c.groups() == group, last = block == blocks - 1;
       const int there = keys - 16 * block;  // rows of the stages
-      const bool writes = own && last && (has_new || there < 16);
-      float weight[4];
+      const bool places = first_new < smaller(keys, 16 * block + 16);
+      const bool writes = own && (places || there < 16);
+      float weight[query_tiles][4];
       pipeline.wait();
       if (own) {
         const u32 keys_at = pipeline.buffer();
-        if (last && has_new)
-          place_new(keys_at + (there - 1) * key_stride, shared + c.new_row_at(), of.keys, kv_head);
-        float score[2][4] = {};
+        if (places) place_new(keys_at, key_stride, block, 0, of.keys, kv_head);
+        float score[query_tiles][2][4] = {};
         const u32 at = keys_at + row * key_stride + (kv_head * c.dim + pair * 8) * 2;
 #pragma unroll
         for (int i = 0; i < steps; ++i) {
           const vector16 low = read_shared(at + i * 64);
           const vector16 high = read_shared(at + i * 64 + 8 * key_stride);
 #pragma unroll
-          for (int half = 0; half < 2; ++half)
-            mma_pairs<T>(score[half], low.word, high.word, query[i].word, 2 * half);
+          for (int tile = 0; tile < query_tiles; ++tile) {
+            vector16 query = {};
+            if (tile * 8 + row < queries) query = read_shared(query_at(tile) + i * 64);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              mma_pairs<T>(score[tile][half], low.word, high.word, query.word, 2 * half);
+          }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool valid = row + (i < 2 ? 0 : 8) < there;
-          weight[i] = valid ? (score[0][i] + score[1][i]) * p.scale : minus_infinity;
-        }
+        for (int tile = 0; tile < query_tiles; ++tile) {
 #pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          float now = fmaxf(weight[column], weight[column + 2]);
+          for (int column = 0; column < 2; ++column) {
+            int seen = there;
+            if constexpr (c.per_sequence > 1)
+              seen = smaller(there, first_new + 1 - 16 * block +
+                                        (tile * 8 + 2 * pair + column) / c.group_heads());
 #pragma unroll
-          for (int other = 4; other < 32; other *= 2)
-            now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
-          now = fmaxf(now, most[column]);
-          const float factor = approximate_exp2(most[column] - now);
-          most[column] = now;
-          weight[column] = approximate_exp2(weight[column] - now);
-          weight[column + 2] = approximate_exp2(weight[column + 2] - now);
-          total[column] = total[column] * factor + weight[column] + weight[column + 2];
+            for (int i = column; i < 4; i += 2)
+              weight[tile][i] = row + (i < 2 ? 0 : 8) < seen
+                                    ? (score[tile][0][i] + score[tile][1][i]) * p.scale
+                                    : unseen;
+            float now = fmaxf(weight[tile][column], weight[tile][column + 2]);
 #pragma unroll
-          for (int tile = 0; tile < tiles; ++tile) {
-            out[tile][column] *= factor;
-            out[tile][column + 2] *= factor;
+            for (int other = 4; other < 32; other *= 2)
+              now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
+            now = fmaxf(now, most[tile][column]);
+            const float factor = approximate_exp2(most[tile][column] - now);
+            most[tile][column] = now;
+            weight[tile][column] = approximate_exp2(weight[tile][column] - now);
+            weight[tile][column + 2] = approximate_exp2(weight[tile][column + 2] - now);
+            total[tile][column] =
+                total[tile][column] * factor + weight[tile][column] + weight[tile][column + 2];
+#pragma unroll
+            for (int features = 0; features < tiles; ++features) {
+              out[tile][features][column] *= factor;
+              out[tile][features][column + 2] *= factor;
+            }
           }
         }
         if (writes) async_proxy_fence();
@@ -584,12 +643,9 @@ struct persistent_layers {
       pipeline.wait();
       if (own) {
         const u32 values_at = pipeline.buffer();
+        if (places) place_new(values_at, value_stride, block, 1, of.values, kv_head);
         if (last) {
-          if (has_new)
-            place_new(values_at + (there - 1) * value_stride,
-                      shared + c.new_row_at() + 2 * c.kv_rows(), of.values, kv_head);
-            // Rows of an earlier stage behind the values may be NaN, and a weight of 0 would keep
-            // it.
+          // Rows of an earlier stage behind the values may be NaN, and a weight of 0 would keep it.
 #pragma unroll 1
           for (int at_row = there; at_row < 16; ++at_row)
             if (lane < c.dim / 8)
@@ -597,38 +653,49 @@ struct persistent_layers {
                            vector16{});
           __syncwarp();
         }
-        const u32 b[2] = {transposed_matrix(pack<T>(weight[0], weight[1])),
-                          transposed_matrix(pack<T>(weight[2], weight[3]))};
+        u32 b[query_tiles][2];
+#pragma unroll
+        for (int tile = 0; tile < query_tiles; ++tile) {
+          b[tile][0] = transposed_matrix(pack<T>(weight[tile][0], weight[tile][1]));
+          b[tile][1] = transposed_matrix(pack<T>(weight[tile][2], weight[tile][3]));
+        }
         const u32 values = values_at + (lane % 8 + lane / 16 * 8) * value_stride +
                            (kv_head * c.dim + lane / 8 % 2 * 8) * 2;
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) {
+        for (int features = 0; features < tiles; ++features) {
           u32 a[4];
-          load_matrices_transposed(a[0], a[1], a[2], a[3], values + tile * 32);
-          mma_16x8x16<T>(out[tile], a, b);
+          load_matrices_transposed(a[0], a[1], a[2], a[3], values + features * 32);
+#pragma unroll
+          for (int tile = 0; tile < query_tiles; ++tile)
+            mma_16x8x16<T>(out[tile][features], a, b[tile]);
         }
         if (writes) async_proxy_fence();
       }
       pipeline.release();
     }
     if (group >= blocks) return;
-    const i64 part_row = static_cast<i64>(token) * c.parts(p.cache) + first_part + group;
 #pragma unroll
-    for (int column = 0; column < 2; ++column) {
+    for (int tile = 0; tile < query_tiles; ++tile) {
 #pragma unroll
-      for (int other = 4; other < 32; other *= 2)
-        total[column] += __shfl_xor_sync(~0u, total[column], other);
-      const int in_group = 2 * pair + column;
-      if (in_group >= c.group_heads()) continue;
-      const int head = kv_head * c.group_heads() + in_group;
-      const float factor = 1.0f / total[column];
-      if (row == 0)
-        store_relaxed(logs + part_row * c.heads + head, most[column] + log2f(total[column]));
-      float* const to = partial + part_row * c.q_rows() + head * c.dim + row;
+      for (int column = 0; column < 2; ++column) {
+        float all = total[tile][column];
 #pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-        store_relaxed(to + tile * 16, out[tile][column] * factor);
-        store_relaxed(to + tile * 16 + 8, out[tile][column + 2] * factor);
+        for (int other = 4; other < 32; other *= 2) all += __shfl_xor_sync(~0u, all, other);
+        const int query = tile * 8 + 2 * pair + column;
+        if (query >= queries) continue;
+        const int head = kv_head * c.group_heads() + query % c.group_heads();
+        const i64 part_row =
+            static_cast<i64>(first_token() + query / c.group_heads()) * c.parts(p.cache) +
+            first_part + group;
+        const float factor = 1.0f / all;
+        if (row == 0)
+          store_relaxed(logs + part_row * c.heads + head, most[tile][column] + log2f(all));
+        float* const to = partial + part_row * c.q_rows() + head * c.dim + row;
+#pragma unroll
+        for (int features = 0; features < tiles; ++features) {
+          store_relaxed(to + features * 16, out[tile][features][column] * factor);
+          store_relaxed(to + features * 16 + 8, out[tile][features][column + 2] * factor);
+        }
       }
     }
   }
@@ -638,7 +705,8 @@ struct persistent_layers {
 
   // Combines the parts of this CTA's share of the features of all heads.
   __device__ __forceinline__ void combine(const float* partial, const float* logs, T* to) const {
-    constexpr int places = c.unit_threads(), sharers = c.consumers() / places, batch = 4;
+    constexpr int places = c.unit_threads(), sharers = c.consumers() / places;
+    constexpr int batch = c.tokens > 2 ? 8 : 4;
     constexpr int units_of_token = c.q_rows() / 4;
     const int place = threadIdx.x % places, sharer = threadIdx.x / places;
     const int first = first_row(c.units()), count = rows_of_block(c.units());
@@ -728,8 +796,8 @@ struct persistent_layers {
         all_total += factor * read_float(totals_at + from * 4);
         value += factor * read_float(sums_at + from * 16 + at % 4 * 4);
       }
-      // A sequence without keys has none of these: zero, as in PyTorch.
-      const float result = all_most == minus_infinity ? 0.0f : value / all_total;
+      // A query that sees no key has none of these: zero, as in PyTorch.
+      const float result = all_most <= 0.5f * -1e30f ? 0.0f : value / all_total;
       store_relaxed(to + static_cast<i64>(first) * 4 + at, from_float<T>(result));
     }
   }
@@ -738,14 +806,6 @@ struct persistent_layers {
 
   __device__ __forceinline__ void consume() {
     read_once();
-    float2 turn[rotary_pairs] = {};
-    if (c.rotates && keys > 0) {
-#pragma unroll
-      for (int j = 0; j < rotary_pairs; ++j)
-        turn[j] = turn_of<head_rotation::halves, float>(
-            {p.positions, p.angles, p.table_rows, p.angle_scale}, p.frequencies, token,
-            static_cast<int>(threadIdx.x % 32) + j * 32, c.dim / 2);
-    }
     const int out_rows = rows_of_block(c.d);
     float residual = 0;
     {
@@ -782,7 +842,7 @@ struct persistent_layers {
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
           fetch_norm(of.ffn_norm);
           finish_qkv(of, qkv);
-          if (keys > 0) prepare_heads(of, qkv, turn);
+          if (keys > 0) prepare_heads(of, qkv);
           sync_consumers();
           attend(of, partial, logs);
           combine(partial, logs, attended);

@@ -8,7 +8,8 @@
 namespace fftune {
 
 struct persistent_config {
-  int tokens = 1;  // sequences, each with one new token: 1 to 8
+  int tokens = 1;        // new tokens of all sequences: 1 to 8
+  int per_sequence = 1;  // new tokens of a sequence; each sees the keys up to its own
   int d = 0, h = 0, heads = 0, kv_heads = 0, dim = 0;
   int blocks = 0;               // as many as there are SMs
   int warps = 8;                // that multiply; kv_heads divides them
@@ -21,6 +22,7 @@ struct persistent_config {
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
   bool packed_qkv = false;  // w_qkv has the rows of q, k and v
   int page = 0;             // keys of a page of the caches; 0: contiguous
+  bool polls_all = true;    // all words of activations at once; or first one of each thread's
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -58,10 +60,24 @@ struct persistent_config {
   }
 
   // Attention: each CTA has one split of the keys of one sequence, for all heads. A warp has a kv
-  // head, and each group of kv_heads warps every group-th block of 16 keys.
-  constexpr int splits() const { return blocks / tokens; }
+  // head, and each group of kv_heads warps every group-th block of 16 keys. Its queries are those
+  // of the sequence's tokens, token by token; 8 are the columns of an MMA.
+  constexpr int sequences() const { return tokens / per_sequence; }
+  constexpr int splits() const { return blocks / sequences(); }
   constexpr int groups() const { return warps / kv_heads; }
   constexpr int group_heads() const { return heads / kv_heads; }
+  constexpr int query_tiles() const { return up(group_heads() * per_sequence, 8); }
+  // A thread has the scores and outputs of all of a warp's queries in registers.
+  static constexpr int most_query_features = 384;
+  constexpr bool fits_queries() const {
+    return query_tiles() == 1 || (warps == 8 && query_tiles() * dim <= most_query_features);
+  }
+  // Heads of q, k and v of a sequence's tokens that a warp prepares, at most, and at a time.
+  constexpr int prepared_heads() const { return up(per_sequence * (heads + 2 * kv_heads), warps); }
+  constexpr int prepared_at_once() const {
+    const int fit = 768 / dim;
+    return prepared_heads() < fit ? prepared_heads() : fit;
+  }
   // Keys of a split of `length` keys. Those of a stage lie in one page.
   constexpr int split_keys(int length) const {
     const int each = up(length, splits());
@@ -99,13 +115,21 @@ struct persistent_config {
   constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
   constexpr int combine_bytes() const { return combined_rows() * unit_threads() * 24; }
   constexpr int input_at() const { return barrier_bytes() + stages * stage_bytes(); }
-  constexpr int norm_at() const { return input_at() + tokens * input_stride(); }
+  // The heads of q, then those of the new k and v, take the place of the activations.
+  constexpr int queries_at() const { return input_at(); }
+  constexpr int new_rows_at() const { return queries_at() + per_sequence * heads * query_stride(); }
+  constexpr int input_bytes() const {
+    const int of_heads = per_sequence * (heads * query_stride() + 4 * kv_rows());
+    const int of_input = tokens * input_stride();
+    return of_heads > of_input ? of_heads : of_input;
+  }
+  constexpr int norm_at() const { return input_at() + input_bytes(); }
   constexpr int sums_at() const { return norm_at() + 2 * d; }
   constexpr int combine_at() const { return sums_at() + sums_bytes(); }
-  constexpr int queries_at() const { return combine_at() + combine_bytes(); }
-  constexpr int new_row_at() const { return queries_at() + heads * query_stride(); }
-  constexpr int statistics_at() const { return new_row_at() + 4 * kv_rows(); }
-  constexpr int shared_bytes() const { return statistics_at() + 4 * 32; }
+  constexpr int statistics_at() const { return combine_at() + combine_bytes(); }
+  constexpr int slots_at() const { return statistics_at() + 4 * 32; }  // of the new tokens
+  constexpr int turns_at() const { return slots_at() + 8 * 8; }        // cosines and sines
+  constexpr int shared_bytes() const { return turns_at() + (rotates ? 4 * per_sequence * dim : 0); }
 
   // The buffers between blocks of one layer, in bytes.
   constexpr long long aligned(long long bytes) const { return (bytes + 255) / 256 * 256; }
@@ -142,9 +166,9 @@ struct persistent_params {
   void* y;
   const int* positions;  // [tokens]
   const float* angles;   // null: from frequencies
-  const void* slots;
-  const int* lengths;
-  const int* pages;      // [tokens, ceil(cache / page)]; one that is not in memory is zeros
+  const void* slots;     // [tokens]
+  const int* lengths;    // [sequences]
+  const int* pages;      // [sequences, ceil(cache / page)]; one that is not in memory is zeros
   void* workspace;       // copies_of_set sets of zeros
   long long cache_rows;  // of a layer's cache; a slot beyond them is of no row
   int layers, cache, page_count, table_rows;

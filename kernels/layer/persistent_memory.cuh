@@ -20,9 +20,25 @@ __device__ __forceinline__ void write_float(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+__device__ __forceinline__ float2 read_pair(u32 address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address));
+  return value;
+}
+
 __device__ __forceinline__ void write_pair(u32 address, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second)
                : "memory");
+}
+
+__device__ __forceinline__ i64 read_index(u32 address) {
+  i64 value;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(address));
+  return value;
+}
+
+__device__ __forceinline__ void write_index(u32 address, i64 value) {
+  asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }
 
 template <class T>

@@ -58,7 +58,18 @@ std::vector<Use> uses() {
       {DType::fp16,
        {{"batch", 8}, {"cache", 5000}, {"page", 64}, {"pages", 40}, {"kv-heads", 4}, {"dim", 128}},
        {{"lengths", "ragged"}}},
-      {DType::bf16, {{"cache", 77}, {"page", 256}}, {{"qkv-weights", "packed"}}}};
+      {DType::bf16, {{"cache", 77}, {"page", 256}}, {{"qkv-weights", "packed"}}},
+      // Several tokens of a sequence.
+      {DType::bf16, {{"s", 5}, {"cache", 333}}, {}},
+      {DType::fp16, {{"s", 2}, {"batch", 3}, {"cache", 40}}, {{"lengths", "ragged"}}},
+      {DType::bf16, {{"s", 8}, {"cache", 2500}, {"kv-heads", 4}}, {{"qkv-bias", "yes"}}},
+      {DType::bf16, {{"s", 8}, {"cache", 8}, {"kv-heads", 4}}, {{"rotation", "none"}}},
+      {DType::fp16,
+       {{"s", 4}, {"batch", 2}, {"cache", 1000}, {"page", 16}, {"dim", 128}, {"kv-heads", 4}},
+       {{"lengths", "ragged"}, {"qk-norm", "yes"}}},
+      {DType::bf16,
+       {{"s", 3}, {"batch", 2}, {"cache", 200}, {"page", 64}, {"kv-heads", 2}},
+       {{"lengths", "ragged"}, {"angles", "table"}}}};
 }
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
@@ -75,6 +86,22 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
   CHECK(result.passed);
 }
 
+/// One layer by the default, and five by a random configuration, of uses [first, last).
+void verify_uses(std::size_t first, std::size_t last) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(layer_op(), persistent);
+  std::mt19937_64 random(11 + first);
+  const auto all = uses();
+  for (std::size_t i = first; i < last; ++i) {
+    const Problem problem = problem_of(all[i].dtype, all[i].sizes, all[i].options);
+    if (const auto reason = family.refusal(problem, backend->facts())) return;
+    const auto feasible = family.space(problem, backend->facts()).feasible();
+    verify_layers(*backend, all[i], 1, family.default_config(problem, backend->facts()));
+    verify_layers(*backend, all[i], 5, feasible[random() % feasible.size()]);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("the persistent family says what it cannot compute") {
@@ -89,7 +116,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}), "compute capability 9.0", "sm_80");
   refuses(problem_of(DType::f32, {}), "bf16 and fp16");
   refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
-  refuses(problem_of(DType::bf16, {{"s", 2}}), "s=2");
+  refuses(problem_of(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
+  refuses(problem_of(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"window", 50}}), "window=50");
   refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
   refuses(problem_of(DType::bf16, {{"rotary", 32}}), "whole heads");
@@ -195,18 +223,21 @@ TEST_CASE(
   CHECK(many.reason.find("times as long as the default") != std::string::npos);
 }
 
-TEST_CASE("persistent layers against the reference", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  const Family& family = family_of(layer_op(), persistent);
-  std::mt19937_64 random(11);
-  for (const Use& use : uses()) {
-    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
-    if (const auto reason = family.refusal(problem, backend->facts())) return;
-    const auto feasible = family.space(problem, backend->facts()).feasible();
-    verify_layers(*backend, use, 1, family.default_config(problem, backend->facts()));
-    verify_layers(*backend, use, 5, feasible[random() % feasible.size()]);
-  }
+// Each takes a part of the uses, because the compilation of a kernel takes seconds.
+TEST_CASE("persistent layers of one token of each sequence against the reference", "[gpu]") {
+  verify_uses(0, 5);
+}
+
+TEST_CASE("persistent layers with packed weights and pages against the reference", "[gpu]") {
+  verify_uses(5, 10);
+}
+
+TEST_CASE("persistent layers of several tokens of a sequence against the reference", "[gpu]") {
+  verify_uses(10, 13);
+}
+
+TEST_CASE("persistent layers of several tokens over pages against the reference", "[gpu]") {
+  verify_uses(13, uses().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
