@@ -23,6 +23,7 @@
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/moe_route/moe_route.hpp"
 #include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
 #include "registry/part_family.hpp"
@@ -32,6 +33,7 @@ namespace {
 
 constexpr std::int64_t reserved_shared_bytes = 1024;  // by the driver, for each block
 constexpr int most_stages = 32;
+constexpr std::int64_t most_experts = 256;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
 constexpr std::int64_t most_preferred = 2;
@@ -63,6 +65,7 @@ struct Layer {
   norm::Layer norm;
   Activation activation = Activation::silu;
   std::int64_t cache = 0;
+  std::optional<moe_route::Router> router;  // of a mixture of experts
 
   explicit Layer(const Problem& problem)
       : activation(parse_activation(option_or(problem, "act", "silu"))),
@@ -71,27 +74,41 @@ struct Layer {
     heads = qkv::layer_of(part_named(parts, "qkv")->problem);
     attention = attention::layer_of(part_named(parts, "attention")->problem);
     norm = norm::layer_of(part_named(parts, "attn_norm")->problem);
+    if (const OpPart* route = part_named(parts, "route"))
+      router = moe_route::router_of(route->problem);
   }
 };
 
 /// The kernel's configuration but for what the space decides.
-persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
-                          const DeviceFacts& facts) {
+persistent_config form_of(const Problem& problem, const Layer& layer, const DeviceFacts& facts) {
   const std::int64_t s = size_or(problem, "s", 1);
-  return {.tokens = static_cast<int>(problem.size("batch") * s),
-          .per_sequence = static_cast<int>(s),
-          .d = static_cast<int>(problem.size("d")),
-          .h = static_cast<int>(problem.size("h")),
-          .heads = static_cast<int>(heads.heads),
-          .kv_heads = static_cast<int>(heads.kv_heads),
-          .dim = static_cast<int>(heads.dim),
-          .blocks = facts.multiprocessors,
-          .bias = heads.bias,
-          .head_norms = heads.normalises(),
-          .rotates = heads.rotates(),
-          .wide_slots = heads.wide_slots,
-          .packed_qkv = heads.packed,
-          .page = static_cast<int>(size_or(problem, "page", 0))};
+  const qkv::Layer& heads = layer.heads;
+  persistent_config form{.tokens = static_cast<int>(problem.size("batch") * s),
+                         .per_sequence = static_cast<int>(s),
+                         .d = static_cast<int>(problem.size("d")),
+                         .h = static_cast<int>(problem.size("h")),
+                         .heads = static_cast<int>(heads.heads),
+                         .kv_heads = static_cast<int>(heads.kv_heads),
+                         .dim = static_cast<int>(heads.dim),
+                         .blocks = facts.multiprocessors,
+                         .bias = heads.bias,
+                         .head_norms = heads.normalises(),
+                         .rotates = heads.rotates(),
+                         .wide_slots = heads.wide_slots,
+                         .packed_qkv = heads.packed,
+                         .page = static_cast<int>(size_or(problem, "page", 0))};
+  if (const auto& router = layer.router) {
+    form.experts = static_cast<int>(router->experts);
+    form.choices = static_cast<int>(router->choices);
+    form.shared = static_cast<int>(size_or(problem, "shared", 0));
+    form.score = static_cast<persistent_score>(router->score);
+    form.renormalises = router->renormalises;
+    form.router_bias = problem.has("router-bias", "yes");
+    form.choice_bias = router->bias;
+    form.rounds_logits = router->dtype != DType::f32;
+    form.packed_gate_up = problem.has("gate-up", "halves");
+  }
+  return form;
 }
 
 /// With as many stages as fit.
@@ -111,40 +128,72 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 }
 
 /// The first of the options that the kernel does not know.
-std::optional<std::string> unknown_option(const Problem& problem) {
+std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"}, {"post-norms", "no"},     {"block", "serial"}, {"ffn", "gated"},
-      {"sinks", "no"}, {"residual-scale", "no"}, {"out-bias", "no"},  {"ffn-bias", "no"}};
+      {"norm", "rms"},     {"post-norms", "no"},
+      {"block", "serial"}, {"ffn", experts ? "moe" : "gated"},
+      {"sinks", "no"},     {"residual-scale", "no"},
+      {"out-bias", "no"},  {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
   if (problem.sizes.contains("window"))
     return fmt::format("window={}: the kernel gives a query all keys", problem.size("window"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
+  if (!experts) return std::nullopt;
+  if (problem.has("gate-up", "interleaved"))
+    return "gate-up=interleaved: the kernel knows separate and halves alone";
+  for (const char* name : {"groups", "shared-h"})
+    if (problem.sizes.contains(name))
+      return fmt::format(
+          "{}={}: the kernel has neither groups of experts nor a network of its own "
+          "weights beside them",
+          name, problem.size(name));
+  if (problem.size("experts") > most_experts)
+    return fmt::format("experts={} exceeds {}, for a lane's registers", problem.size("experts"),
+                       most_experts);
+  if (const std::int64_t choices = problem.size("top-k") + size_or(problem, "shared", 0);
+      choices > 32)
+    return fmt::format("{} experts of a token exceed the 32 lanes of a warp", choices);
   return std::nullopt;
 }
 
 std::string text_of(const persistent_config& c) {
+  std::string mixture;
+  if (c.has_experts())
+    mixture = fmt::format(
+        ".experts = {}, .choices = {}, .shared = {}, .score = fftune::persistent_score({}), "
+        ".renormalises = {}, .router_bias = {}, .choice_bias = {}, .rounds_logits = {}, "
+        ".packed_gate_up = {}, ",
+        c.experts, c.choices, c.shared, static_cast<int>(c.score), c.renormalises, c.router_bias,
+        c.choice_bias, c.rounds_logits, c.packed_gate_up);
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
       ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .polls_all = {}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, {}.polls_all = {}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.polls_all);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, mixture, c.polls_all);
 }
 
+/// Layers with a dense network, or with experts.
 class PersistentLayers final : public Family {
  public:
-  std::string_view name() const override { return "persistent"; }
+  explicit PersistentLayers(bool experts) : experts_(experts) {}
+  std::string_view name() const override { return experts_ ? "persistent_experts" : "persistent"; }
   std::string_view summary() const override {
-    return "all layers in one launch, for up to 8 tokens: weights stream through shared memory "
-           "without a pause";
+    return experts_ ? "the same with a mixture of experts, the router among it"
+                    : "all layers in one launch, for up to 8 tokens: weights stream through shared "
+                      "memory without a pause";
   }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
+    if (experts_)
+      return {"attn_norm.forward", "qkv.product",    "attention.forward", "out.product",
+              "ffn_norm.forward",  "router.product", "route.choose",      "experts.route",
+              "experts.gate_up",   "experts.down",   "experts.combine"};
     return {"attn_norm.forward", "qkv.product", "attention.forward", "out.product",
             "ffn_norm.forward",  "ffn.gate_up", "ffn.down"};
   }
@@ -160,7 +209,7 @@ class PersistentLayers final : public Family {
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
                          problem.size("batch"), s, tokens, most_stream_columns);
-    if (auto reason = unknown_option(problem)) return reason;
+    if (auto reason = unknown_option(problem, experts_)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;
     if (heads.in_two_stages()) return "the kernel normalises heads one by one, before RoPE";
@@ -174,12 +223,14 @@ class PersistentLayers final : public Family {
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
       if (k % 32 != 0)
         return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
+    const persistent_config form = form_of(problem, layer, facts);
+    const std::int64_t hidden = experts_ ? form.hidden_blocks() : form.h;
     for (const std::int64_t rows :
-         {problem.size("d"), problem.size("h"), tokens * heads.heads * heads.dim / 4})
+         {problem.size("d"), hidden, tokens * heads.heads * heads.dim / 4})
       if (rows < facts.multiprocessors)
         return fmt::format("{} rows for {} SMs: every block needs a part of each product", rows,
                            facts.multiprocessors);
-    if (const persistent_config form = form_of(problem, heads, facts); !form.fits_queries())
+    if (!form.fits_queries())
       return fmt::format(
           "s={}: {} heads of new tokens share one of k: at most {}, for a thread's registers", s,
           s * heads.heads / heads.kv_heads, form.most_query_features / form.dim * 8);
@@ -190,7 +241,7 @@ class PersistentLayers final : public Family {
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto of = [form = form_of(problem, Layer(problem).heads, facts), facts](const Config& c) {
+    const auto of = [form = form_of(problem, Layer(problem), facts), facts](const Config& c) {
       return configured(form, facts, c);
     };
     const std::int64_t of_tokens = problem.size("batch") * size_or(problem, "s", 1);
@@ -198,7 +249,7 @@ class PersistentLayers final : public Family {
         "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb", "poll"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
-        .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
+        .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
         .parameter(
             "in_flight",
             "stages that are copied at a time: polling loads of other blocks queue behind them",
@@ -287,7 +338,7 @@ class PersistentLayers final : public Family {
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return size_or(problem, "s", 1) == 1 && problem.size("batch") <= most_preferred;
+    return !experts_ && size_or(problem, "s", 1) == 1 && problem.size("batch") <= most_preferred;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -303,15 +354,15 @@ class PersistentLayers final : public Family {
   static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
                             const DeviceFacts& facts, const Config& config) {
     const Layer layer(one);
-    const persistent_config persistent =
-        configured(form_of(one, layer.heads, facts), facts, config);
+    const persistent_config persistent = configured(form_of(one, layer, facts), facts, config);
     Program program;
     program.kernels.push_back(
         {"layer/persistent.cu",
          fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
                      text_of(persistent), activation_type(layer.activation),
                      norm_type(layer.norm.convention))});
-    constexpr std::size_t most = persistent_params::most_layers;
+    const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
+                                                      : persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {
       const std::size_t count = std::min(most, places.size() - first);
       const auto sets =
@@ -337,7 +388,10 @@ class PersistentLayers final : public Family {
                                        std::size_t workspace,
                                        const std::vector<std::vector<std::size_t>>& places) {
     const TensorPlaces own(layer_op().tensors(one));
-    ParameterStruct parameters{.bytes = sizeof(persistent_params), .fields = {}};
+    const bool experts = layer.router.has_value();
+    ParameterStruct parameters{
+        .bytes = experts ? sizeof(persistent_expert_params) : sizeof(persistent_params),
+        .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
       parameters.fields.push_back({offset, std::move(value)});
     };
@@ -345,7 +399,7 @@ class PersistentLayers final : public Family {
                                 const char* name) {
       if (const std::size_t at = own.at(name); at != absent) set(offset, TensorArgument{of[at]});
     };
-    using Params = persistent_params;
+    using Params = persistent_common;
     const auto& first = places.front();
     set_tensor(offsetof(Params, x), first, "x");
     set_tensor(offsetof(Params, y), places.back(), "y");
@@ -365,11 +419,13 @@ class PersistentLayers final : public Family {
     set(offsetof(Params, scale), layer.attention.scale * std::numbers::log2e_v<float>);
     const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
     set(offsetof(Params, angle_scale), turns.scale);
+    if (experts) set(offsetof(Params, route_scale), layer.router->scale);
     if (!turns.frequencies.empty())
       set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
     for (std::size_t i = 0; i < places.size(); ++i) {
       using Pointers = persistent_layer_pointers;
-      const std::size_t at = offsetof(Params, of) + i * sizeof(Pointers);
+      const std::size_t at =
+          sizeof(Params) + i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
       const auto set_own = [&](std::size_t offset, const char* name) {
         set_tensor(at + offset, places[i], name);
       };
@@ -388,6 +444,15 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, head_norms), "q_norm");
       set_own(offsetof(Pointers, head_norms) + sizeof(void*), "k_norm");
       set_own(offsetof(Pointers, out), "w_o");
+      if (experts) {
+        const auto set_router = [&](std::size_t offset, const char* name) {
+          set_own(offsetof(persistent_expert_layer, router) + offset, name);
+        };
+        set_router(offsetof(persistent_router_pointers, weights), "w_router");
+        set_router(offsetof(persistent_router_pointers, bias), "b_router");
+        set_router(offsetof(persistent_router_pointers, choice_bias), "choice_bias");
+        set_own(offsetof(Pointers, gate), "w_gate_up");
+      }
       set_own(offsetof(Pointers, gate), "w_gate");
       set_own(offsetof(Pointers, up), "w_up");
       set_own(offsetof(Pointers, down), "w_down");
@@ -396,12 +461,19 @@ class PersistentLayers final : public Family {
     }
     return parameters;
   }
+
+  bool experts_;
 };
 
 }  // namespace
 
 const Family& persistent_layers() {
-  static const PersistentLayers family;
+  static const PersistentLayers family(false);
+  return family;
+}
+
+const Family& persistent_expert_layers() {
+  static const PersistentLayers family(true);
   return family;
 }
 

@@ -13,9 +13,11 @@
 //                                                                   -> partial  of each split
 //                     splits combined                               -> attended [tokens, q]
 //                     output product + x                            -> mid      [tokens, d]
+//                     experts: norm of mid, router                  -> logits   [tokens, experts]
 //                     norm of mid, gate and up                      -> hidden   [tokens, h]
 //                     down + mid                                    -> y        [tokens, d]
-//   warp n          producer: weights, keys and values -> pipeline (full and empty barriers)
+//   warp n          producer: weights, keys and values -> pipeline (full and empty barriers);
+//                     with experts it waits for the logits, and chooses those that it copies
 //   warp n+1        cleaner: sets the buffers of the layer before to zero
 //
 // Rows of each product are split evenly among CTAs. Results that all CTAs read go through L2 with
@@ -68,7 +70,9 @@ struct persistent_layers {
   // some of them may see no key of a split, and the weight of that part is then exactly zero.
   static constexpr float unseen = c.per_sequence > 1 ? -1e30f : minus_infinity;
 
-  const persistent_params& p;
+  using params =
+      typename choose_type<c.has_experts(), persistent_expert_params, persistent_params>::type;
+  const params& p;
   const u32 shared;
   stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
   int sequence, split, first_key, keys;  // this CTA's part of attention
@@ -77,8 +81,8 @@ struct persistent_layers {
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
 
-  __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
-      : p(params), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
+  __device__ __forceinline__ persistent_layers(const params& of_launch, u32 at)
+      : p(of_launch), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
     sequence = static_cast<int>(blockIdx.x) / c.splits();
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = first_new = first_key = 0;
@@ -106,6 +110,19 @@ struct persistent_layers {
   static __device__ __forceinline__ int rows_of_block(int rows) {
     return static_cast<int>(static_cast<i64>(rows) * (blockIdx.x + 1) / c.blocks) - first_row(rows);
   }
+  // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
+  static __device__ __forceinline__ int first_hidden() {
+    return c.has_experts() ? 8 * first_row(c.hidden_blocks()) : first_row(c.h);
+  }
+  static __device__ __forceinline__ int hidden_rows() {
+    return c.has_experts() ? 8 * rows_of_block(c.hidden_blocks()) : rows_of_block(c.h);
+  }
+  __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
+    if constexpr (c.has_experts())
+      return p.of[layer].layer;
+    else
+      return p.of[layer];
+  }
   static __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, c.consumers()); }
   __device__ __forceinline__ u8* set_of(int layer) const {
     return static_cast<u8*>(p.workspace) + layer % c.copies_of_set * c.set_bytes(p.cache);
@@ -131,8 +148,8 @@ struct persistent_layers {
       }
     }
   }
-  static __device__ __forceinline__ const void* row_at(const void* matrix, int row, int k) {
-    return static_cast<const W*>(matrix) + static_cast<i64>(row) * (k / stream_type<W>::packed);
+  static __device__ __forceinline__ const void* row_at(const void* matrix, i64 row, int k) {
+    return static_cast<const W*>(matrix) + row * (k / stream_type<W>::packed);
   }
 
   __device__ __forceinline__ void load_keys(const persistent_layer_pointers& of) {
@@ -168,9 +185,9 @@ struct persistent_layers {
   __device__ __forceinline__ void produce() {
     const int qkv = first_row(c.qkv_rows()), qkv_rows = rows_of_block(c.qkv_rows());
     const int out = first_row(c.d), out_rows = rows_of_block(c.d);
-    const int hidden = first_row(c.h), hidden_rows = rows_of_block(c.h);
+    const int hidden = first_hidden(), of_hidden = hidden_rows();
     for (int layer = 0; layer < p.layers; ++layer) {
-      const persistent_layer_pointers& of = p.of[layer];
+      const persistent_layer_pointers& of = layer_of(layer);
       load_weights(c.d, ceil_div(qkv_rows, 16), 0, [&](int block) {
         const int first = qkv + block * 16, rows = smaller(16, qkv_rows - block * 16);
         if constexpr (c.packed_qkv) return run{row_at(of.qkv[0], first, c.d), nullptr, rows, 0};
@@ -189,15 +206,146 @@ struct persistent_layers {
         };
       };
       load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
+      if constexpr (c.has_experts()) {
+        const persistent_router_pointers& router = p.of[layer].router;
+        const int rows = rows_of_block(c.experts);
+        load_weights(c.d, rows > 0 ? 1 : 0, 0, [&](int) {
+          return run{row_at(router.weights, first_row(c.experts), c.d), nullptr, rows, 0};
+        });
+        route(static_cast<const float*>(router.choice_bias), layer);
+        pipeline.most_in_flight = c.in_flight;
+        const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
+        load_weights(c.d, of_hidden / 8, 8, [&](int block) {
+          const int first = hidden + block * 8;
+          const i64 row = expert_of(first / c.h) * stride + first % c.h;
+          return run{row_at(of.gate, row, c.d),
+                     c.packed_gate_up ? row_at(of.gate, row + c.h, c.d) : row_at(of.up, row, c.d),
+                     8, 8};
+        });
+        for (int block = 0; block < ceil_div(out_rows, 16); ++block)
+          for (int slot = 0; slot < c.slots(); ++slot)
+            load_weights(c.h, 1, 0, [&](int) {
+              return run{
+                  row_at(of.down, static_cast<i64>(expert_of(slot)) * c.d + out + block * 16, c.h),
+                  nullptr, smaller(16, out_rows - block * 16), 0};
+            });
+        continue;
+      }
       const auto gate_up = [&](int block) {
-        const int first = hidden + block * 8, rows = smaller(8, hidden_rows - block * 8);
+        const int first = hidden + block * 8, rows = smaller(8, of_hidden - block * 8);
         if (block > 0) pipeline.most_in_flight = c.in_flight;
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
-      load_weights(c.d, ceil_div(hidden_rows, 8), 8, gate_up);
+      load_weights(c.d, ceil_div(of_hidden, 8), 8, gate_up);
       pipeline.most_in_flight = c.in_flight;
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
     }
+  }
+
+  // The choice of each slot, which the producer has made: experts and weights are in shared memory.
+  __device__ __forceinline__ int expert_of(int slot) const {
+    return read_int(shared + c.choices_at() + slot * 4);
+  }
+  // Waits for the logits of each token, and chooses its experts (moe_route/moe_route.hpp). A lane
+  // has the logits of experts lane, lane + 32 and so on; of equal ones the first is chosen.
+  __device__ __forceinline__ void route(const float* choice_bias, int layer) const {
+    constexpr int each = ceil_div(c.experts, 32);
+    const int lane = threadIdx.x % 32;
+    const float* const logits =
+        reinterpret_cast<const float*>(set_of(layer) + c.router_at(p.cache));
+#pragma unroll 1
+    for (int token = 0; token < c.tokens; ++token) {
+      u32 raw[each];
+      bool missing;
+      int spins = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) raw[i] = i * 32 + lane < c.experts ? 0 : 1;
+      do {
+        missing = false;
+#pragma unroll
+        for (int i = 0; i < each; ++i)
+          if (raw[i] == 0) raw[i] = load_relaxed_word(logits + token * c.experts + i * 32 + lane);
+#pragma unroll
+        for (int i = 0; i < each; ++i) missing = missing || raw[i] == 0;
+        count_spin(spins);
+      } while (missing);
+      __syncwarp();
+      float score[each];
+      u32 rank[each];  // 0: none, or chosen
+      float largest = minus_infinity, sum = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        score[i] = i * 32 + lane < c.experts ? __uint_as_float(~raw[i]) : minus_infinity;
+        largest = fmaxf(largest, score[i]);
+      }
+      largest = warp_largest(largest);
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const bool exists = i * 32 + lane < c.experts;
+        float by = score[i];
+        if constexpr (c.score == persistent_score::sigmoid) {
+          score[i] = 1 / (1 + __expf(-score[i]));
+          by = score[i];
+        } else if constexpr (c.score == persistent_score::softmax_of_all) {
+          score[i] = exists ? __expf(score[i] - largest) : 0;
+          sum += score[i];
+        }
+        if (c.choice_bias && exists) {
+          if (c.score == persistent_score::softmax_of_all) by = score[i];
+          by += choice_bias[i * 32 + lane];
+        }
+        rank[i] = exists ? rank_of(by) : 0;
+      }
+      if constexpr (c.score == persistent_score::softmax_of_all) {
+        sum = 1 / warp_total(sum);
+#pragma unroll
+        for (int i = 0; i < each; ++i) score[i] *= sum;
+      }
+      // Lane i has choice i.
+      int expert = c.experts + lane - c.choices;  // of shared ones
+      float weight = 1;
+#pragma unroll 1
+      for (int choice = 0; choice < c.choices; ++choice) {
+        u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < each; ++i) own = rank[i] > own ? rank[i] : own;
+        const u32 best = largest_of_warp(own);
+        int first = c.experts;
+#pragma unroll
+        for (int i = each - 1; i >= 0; --i)
+          if (rank[i] == best) first = i * 32 + lane;
+        first = static_cast<int>(smallest_of_warp(static_cast<u32>(first)));
+        float value = 0;
+#pragma unroll
+        for (int i = 0; i < each; ++i)
+          if (i * 32 + lane == first) {
+            rank[i] = 0;
+            value = score[i];
+          }
+        value = __shfl_sync(~0u, value, first % 32);
+        if (lane == choice) {
+          expert = first;
+          weight = value;
+        }
+      }
+      const bool is_choice = lane < c.choices;
+      if constexpr (c.score == persistent_score::softmax_of_chosen) {
+        const float most = warp_largest(is_choice ? weight : minus_infinity);
+        if (is_choice) weight = __expf(weight - most);
+      }
+      if constexpr (c.renormalises || c.score == persistent_score::softmax_of_chosen) {
+        const float added = c.score == persistent_score::sigmoid ? 1e-20f : 0;
+        const float all = warp_total(is_choice ? weight : 0) + added;
+        if (is_choice) weight /= all;
+      }
+      if (is_choice) weight *= p.route_scale;
+      if (lane < c.of_token()) {
+        const int slot = token * c.of_token() + lane;
+        write_int(shared + c.choices_at() + slot * 4, expert);
+        write_float(shared + c.weights_at() + slot * 4, weight);
+      }
+    }
+    __syncwarp();
   }
 
   static __device__ __forceinline__ int part_of(int n) {
@@ -325,27 +473,43 @@ struct persistent_layers {
 
   // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
   // in shared memory.
+  // With `loads` false the activations of the product before are there. `by_slot`: k are the
+  // features of each slot, one after the other, which are multiplied by the slot's token alone.
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
-                                           bool plain) {
+                                           bool plain, bool loads, bool by_slot) {
     using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-    const bool has_token = group < c.tokens;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
-      load_input(from, k, begin, end, normalises, plain);
+      if (!c.has_experts() || loads)
+        load_input(from, k, begin, end, normalises, plain);
+      else
+        sync_consumers();
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
         typename product::accumulators sum = {};
-        u32 token_at = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
+        const u32 input = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
+        const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
-        for (int at = begin + warp * 32; at < end + warp * 32; at += c.chunk) {
-          pipeline.wait();
-          const u32 weights = pipeline.buffer() + group * row_stride + warp * 64 + pair * 16;
-          product::run(sum, weights, row_stride, token_at, has_token, at, end);
-          pipeline.release();
-          token_at += 2 * c.chunk;
+        for (int part = 0; part < parts; ++part) {
+          u32 token_at = input;
+          int first = begin, last = end;
+          bool has_token = group < c.tokens;
+          if (c.has_experts() && by_slot) {
+            token_at += part % c.of_token() * c.h * 2;
+            last = c.h;
+            has_token = group == part / c.of_token();
+          }
+#pragma unroll 1
+          for (int at = first + warp * 32; at < last + warp * 32; at += c.chunk) {
+            pipeline.wait();
+            const u32 weights = pipeline.buffer() + group * row_stride + warp * 64 + pair * 16;
+            product::run(sum, weights, row_stride, token_at, has_token, at, last);
+            pipeline.release();
+            token_at += 2 * c.chunk;
+          }
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
@@ -397,8 +561,32 @@ struct persistent_layers {
     }
   }
 
+  // Logits of the router [tokens, experts].
+  __device__ __forceinline__ void finish_router(const void* bias, float* to) const {
+    const int first = first_row(c.experts), rows = rows_of_block(c.experts);
+    if (static_cast<int>(threadIdx.x) >= rows * c.tokens) return;
+    const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens, n = first + row;
+    float sum = sum_of(0, row, column);
+    if constexpr (c.router_bias) sum += to_float(static_cast<const T*>(bias)[n]);
+    if constexpr (c.rounds_logits) sum = to_float(from_float<T>(sum));
+    store_relaxed(to + column * c.experts + n, sum);
+  }
+
   __device__ __forceinline__ void finish_hidden(T* to) const {
-    const int first = first_row(c.h), rows = rows_of_block(c.h);
+    const int first = first_hidden(), rows = hidden_rows();
+    if constexpr (c.has_experts()) {
+      // The weight of a choice multiplies what goes into down, which is linear.
+#pragma unroll 1
+      for (int at = threadIdx.x; at < rows; at += c.consumers()) {
+        const int slot = (first + at) / c.h, column = slot / c.of_token();
+        const float gate = sum_of(at / 8, at % 8, column);
+        const float up = sum_of(at / 8, at % 8 + 8, column);
+        store_relaxed(to + first + at,
+                      from_float<T>(gated_product<activation>(gate, up) *
+                                    read_float(shared + c.weights_at() + slot * 4)));
+      }
+      return;
+    }
 #pragma unroll 1
     for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
       const int row = at / c.tokens, column = at % c.tokens;
@@ -804,6 +992,8 @@ struct persistent_layers {
 
   // ---- a layer ----
 
+  enum : int { qkv_product, out_product, router, gate_up, down };
+
   __device__ __forceinline__ void consume() {
     read_once();
     const int out_rows = rows_of_block(c.d);
@@ -814,11 +1004,11 @@ struct persistent_layers {
         residual = to_float(
             static_cast<const T*>(p.x)[static_cast<i64>(column) * c.d + first_row(c.d) + row]);
     }
-    fetch_norm(p.of[0].attn_norm);
+    fetch_norm(layer_of(0).attn_norm);
     const T* x = static_cast<const T*>(p.x);
 #pragma unroll 1
     for (int layer = 0; layer < p.layers; ++layer) {
-      const persistent_layer_pointers& of = p.of[layer];
+      const persistent_layer_pointers& of = layer_of(layer);
       const bool end = layer + 1 == p.layers;
       u8* const set = set_of(layer);
       T* const attended = reinterpret_cast<T*>(set + c.attended_at(p.cache));
@@ -826,17 +1016,20 @@ struct persistent_layers {
       T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(p.cache));
       T* const y = end ? static_cast<T*>(p.y) : reinterpret_cast<T*>(set + c.y_at(p.cache));
 #pragma unroll 1
-      for (int product = 0; product < 4; ++product) {
-        const int blocks = product == 0   ? ceil_div(rows_of_block(c.qkv_rows()), 16)
-                           : product == 2 ? ceil_div(rows_of_block(c.h), 8)
-                                          : ceil_div(out_rows, 16);
-        const int k = product == 1 ? c.q_rows() : product == 3 ? c.h : c.d;
-        const T* const from = product == 0   ? x
-                              : product == 1 ? attended
-                              : product == 2 ? mid
-                                             : hidden;
-        multiply(from, k, blocks, product % 2 == 0, product == 0 && layer == 0);
-        if (product == 0) {
+      for (int at = 0; at < (c.has_experts() ? 5 : 4); ++at) {
+        const int product = c.has_experts() || at < router ? at : at + 1;
+        const int blocks = product == qkv_product ? ceil_div(rows_of_block(c.qkv_rows()), 16)
+                           : product == router    ? ceil_div(rows_of_block(c.experts), 16)
+                           : product == gate_up   ? ceil_div(hidden_rows(), 8)
+                                                  : ceil_div(out_rows, 16);
+        const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
+        const T* const from = product == qkv_product   ? x
+                              : product == out_product ? attended
+                              : product == down        ? hidden
+                                                       : mid;
+        multiply(from, k, blocks, product != out_product && product != down,
+                 product == qkv_product && layer == 0, product != gate_up, product == down);
+        if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
@@ -846,13 +1039,17 @@ struct persistent_layers {
           sync_consumers();
           attend(of, partial, logs);
           combine(partial, logs, attended);
-        } else if (product == 2) {
+        } else if (product == router) {
+          if constexpr (c.has_experts())
+            finish_router(p.of[layer].router.bias,
+                          reinterpret_cast<float*>(set + c.router_at(p.cache)));
+        } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
-          if (!end) fetch_norm(p.of[layer + 1].attn_norm);
+          if (!end) fetch_norm(layer_of(layer + 1).attn_norm);
           finish_hidden(hidden);
         } else {
-          finish_residual(residual, product == 1 ? mid : y, product == 3 && end);
-          if (product == 1) named_barrier_arrive(2, c.consumers() + 32);
+          finish_residual(residual, product == out_product ? mid : y, product == down && end);
+          if (product == out_product) named_barrier_arrive(2, c.consumers() + 32);
         }
       }
       x = y;
@@ -862,7 +1059,8 @@ struct persistent_layers {
 
 template <class T, persistent_config config, class activation, class norm>
 __global__ void __launch_bounds__(config.threads(), 1)
-    persistent_layer(const __grid_constant__ persistent_params params) {
+    persistent_layer(const __grid_constant__
+                     typename persistent_layers<T, config, activation, norm>::params params) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 base = shared_address(shared);
   if (threadIdx.x == 0) {
@@ -879,7 +1077,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
     take_registers<config.consumer_registers()>();
     layers.consume();
   } else {
-    give_registers<config.other_registers>();
+    give_registers<config.other_registers()>();
     if (thread < others + 32)
       layers.produce();
     else if (thread < others + 64)
