@@ -249,8 +249,10 @@ def check(cls, config) -> bool:
 def test_all_routers_of_transformers():
     replaced = {cls.__name__ for cls in routers() if check(cls, settings())
                 | check(cls, settings(norm_topk_prob=False))}
+    there = {cls.__name__ for cls in routers()}
+    if transformers.__version__ < "5.20":
+        there.discard("GraniteMoeTopKRouter")  # gave ids, weights and logits in another order
     assert len(replaced) >= (40 if transformers.__version__ >= "5.20" else 39)
-    there = {cls.__name__ for cls in routers()}  # some came with a later transformers than 5.17
     assert there & {"DeepseekV3TopkRouter", "DeepseekV2TopkRouter", "MixtralTopKRouter",
                     "Qwen3MoeTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter",
                     "LagunaTopKRouter", "FlintTopKRouter", "Mistral4TopkRouter",
