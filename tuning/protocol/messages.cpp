@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/lookup.hpp"
 #include "store/preset_file.hpp"
 
 namespace fftune {
@@ -45,13 +46,11 @@ std::size_t size_of(const json& message, const char* name) {
   return message.at(name).get<std::size_t>();
 }
 
-constexpr std::array<std::pair<ErrorKind, std::string_view>, 5> error_kinds{{
-    {ErrorKind::invalid_input, "invalid_input"},
-    {ErrorKind::unavailable, "unavailable"},
-    {ErrorKind::device_fault, "device_fault"},
-    {ErrorKind::io, "io"},
+const Lookup<ErrorKind, std::string_view> error_kinds = {
+    {ErrorKind::invalid_input, "invalid_input"}, {ErrorKind::unavailable, "unavailable"},
+    {ErrorKind::device_fault, "device_fault"},   {ErrorKind::io, "io"},
     {ErrorKind::internal, "internal"},
-}};
+};
 
 }  // namespace
 
@@ -248,14 +247,11 @@ Timing read_timing(const json& message) {
 }
 
 std::string_view error_kind_name(ErrorKind kind) {
-  for (const auto& [known, name] : error_kinds)
-    if (known == kind) return name;
-  return "internal";
+  return value_of(kind, error_kinds);
 }
 
 ErrorKind parse_error_kind(std::string_view name) {
-  for (const auto& [kind, known] : error_kinds)
-    if (known == name) return kind;
+  if (const auto kind = find_key(name, error_kinds)) return *kind;
   throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a kind of error", name));
 }
 
