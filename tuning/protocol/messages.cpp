@@ -205,7 +205,8 @@ json message_of(const Verified& verified) {
           {"bits", verified.bits},
           {"failure", verified.failure},
           {"fatal", verified.fatal},
-          {"killed", verified.killed}};
+          {"killed", verified.killed},
+          {"cancelled", verified.cancelled}};
 }
 
 Verified read_verified(const json& message) {
@@ -219,6 +220,7 @@ Verified read_verified(const json& message) {
   message.at("failure").get_to(verified.failure);
   message.at("fatal").get_to(verified.fatal);
   message.at("killed").get_to(verified.killed);
+  message.at("cancelled").get_to(verified.cancelled);
   require(verified.passed == verified.failure.empty(), "a verdict with its reason");
   require(!verified.passed || verified.error <= verified.tolerance, "the error of what passed");
   return verified;
