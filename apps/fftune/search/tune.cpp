@@ -114,8 +114,8 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
             const std::vector<Problem>& problems, const SearchOptions& options, TuneOptions tuning,
             const SavedInputs* saved, StatusLine& status, const Session& session,
             std::vector<MultiDeviceEvaluator::Device> others) {
-  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved}, options.in_process, session,
-                     std::move(others));
+  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved, .cancel = tuning.cancel},
+                     options.in_process, session, std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -154,7 +154,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       recorder.write(*result.record);
-    else if (!result.stopped.empty())
+    else if (!result.stopped.empty() && !result.cancelled)
       logging::error("{}: {}", result.problem.text(), result.stopped);
     done.results.push_back(result);
   });
