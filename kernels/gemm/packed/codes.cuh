@@ -157,13 +157,24 @@ struct packed_codes<T, packed_code::mxfp4> {
         masked_or<(wide ? 0x01c001c0 : 0x0e000e00)>(moved, word << (12 - 4 * i) & 0x80008000);
     return multiply_pairs<T>(bits, wide ? 0x7e807e80 : 0x74007400);
   }
+  // Both scales as bf16: the byte is the exponent. 0 is the subnormal 2^-127, and 255 NaN.
+  static __device__ __forceinline__ u32 both(u32 scales) {
+    const u32 exponents = __byte_perm(scales, 0, 0x4140) << 7;
+    const u32 numbers = __vmaxu2(exponents, 0x00400040);
+    return numbers | ((numbers + 0x00800080) >> 15 & 0x00010001);
+  }
   static __device__ __forceinline__ void values(u32 scales, float& first, float& second) {
-    first = e8m0_value(scales & 255);
-    second = e8m0_value(scales >> 8 & 255);
+    const u32 numbers = both(scales);
+    first = __uint_as_float(numbers << 16);
+    second = __uint_as_float(numbers & 0xffff0000);
   }
   static __device__ __forceinline__ u32 twice(u32 scales, int row) {
-    const float value = e8m0_value(scales >> 8 * row & 255);
-    return pack<T>(value, value);
+    if constexpr (wide) {
+      return __byte_perm(both(scales), 0, row == 0 ? 0x1010 : 0x3232);
+    } else {
+      const float value = e8m0_value(scales >> 8 * row & 255);
+      return pack<T>(value, value);
+    }
   }
 };
 

@@ -32,10 +32,12 @@ struct sm90_packed_config {
   constexpr int vectors(int operands) const { return units(operands) * tokens / 8; }
 
   /// Whether scales multiply the operands, rather than the accumulators of a group of k: from some
-  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators.
+  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators. Powers
+  /// of two round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
-           (tokens > 64 || 2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
+           (form.code == packed_code::mxfp4 || tokens > 64 ||
+            2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
   }
   /// Scales of a stage, of each row; none where a whole row has one.
   constexpr int groups(packed_form form) const {
