@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -164,6 +165,29 @@ TEST_CASE("a cluster of blocks holds a row of linear-cross-entropy that one bloc
   CHECK(cluster("sm_90a", 524288, gradients) == 1);  // read twice
   CHECK(cluster("sm_90a", 128256, {}) == 1);         // read once, as it has no gradient
   CHECK(cluster("sm_80", 128256, gradients) == 1);
+}
+
+TEST_CASE("GEMMs of large chunks of linear-cross-entropy have the tiles that were fastest") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  const auto tiles = [&](std::int64_t m, const char* workspace) {
+    const Problem problem = problem_of(DeviceKind::cuda, "fwd", {m, 2048, 128256}, DType::bf16,
+                                       {{"gradients", "yes"}, {"workspace", workspace}});
+    const Family& family = *op().families()[1];
+    std::set<std::string> found;
+    for (const KernelSource& kernel :
+         family.program(problem, facts, family.default_config(problem, facts)).kernels)
+      if (const auto at = kernel.expression.find(".bm = "); at != std::string::npos)
+        found.insert(kernel.expression.substr(at, kernel.expression.find(", .mma", at) - at));
+    return found;
+  };
+  const auto of = [](const char* bm, const char* bn, const char* schedule) {
+    return std::string(".bm = ") + bm + ", .bn = " + bn +
+           ", .schedule = fftune::sm90_schedule::" + schedule;
+  };
+  const std::string wide = of("128", "256", "cooperative");
+  CHECK(tiles(4096, "1024") == std::set{of("128", "192", "pingpong"), wide,  // logits and dx
+                                        of("256", "128", "cooperative")});   // dw
+  CHECK(!tiles(64, "1024").contains(of("128", "192", "pingpong")));          // by the cost model
 }
 
 TEST_CASE("options of gradients are refused where there are none") {
