@@ -46,18 +46,6 @@ const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name
   return place == parts.end() ? nullptr : &*place;
 }
 
-const char* norm_type(norm::Convention convention) {
-  switch (convention) {
-    case norm::Convention::llama:
-      return "fftune::llama_norm";
-    case norm::Convention::gemma:
-      return "fftune::gemma_norm";
-    case norm::Convention::t5:
-      break;
-  }
-  return "fftune::t5_norm";
-}
-
 /// The layer options that the kernel reads and its configuration does not say.
 struct Layer {
   qkv::Layer heads;
@@ -362,7 +350,7 @@ class PersistentLayers final : public Family {
         {"layer/persistent.cu",
          fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
                      text_of(persistent), activation_type(layer.activation),
-                     norm_type(layer.norm.convention))});
+                     norm::convention_type(layer.norm.convention))});
     const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
                                                       : persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {

@@ -41,7 +41,9 @@ struct Block : packed_config {
 
   std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()) * split_k; }
   /// 16-byte loads of weights that a thread has in flight.
-  int loads(const GemmProblem& gemm) const { return gemm.b_operands() * tiles * unroll; }
+  int loads(const GemmProblem& gemm) const {
+    return gemm.b_operands() * tiles * unroll * packed_form_of(gemm).parts();
+  }
   /// Registers of a thread, with some for addresses and loops.
   int thread_registers(const GemmProblem& gemm) const {
     return registers(gemm.b_operands(), packed_form_of(gemm)) + 36 + 2 * n_fragments();
@@ -62,7 +64,7 @@ struct Block : packed_config {
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
   const GemmProblem& gemm = chain.front();
-  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4 or mxfp4";
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4, mxfp4, fp8 or int8";
   if (gemm.m > most_tokens)
     return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", gemm.m,
                        most_tokens);
@@ -145,7 +147,8 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
   const double warps = block.warps() * resident;
   const double stage = std::max(issue * warps / 4, 939 + issue);
   const double compute = waves * stages * stage / clocks;
-  const double memory = 0.515 * static_cast<double>(gemm.b_operands() * gemm.n) * k / bytes_per_us;
+  const double memory =
+      0.515 * format.parts() * static_cast<double>(gemm.b_operands() * gemm.n) * k / bytes_per_us;
   const double l2 = blocks * m * (k / block.split_k) * 2 / 5.07e6;
   const double stream =
       std::pow(std::pow(memory, 4) + std::pow(compute, 4) + std::pow(l2, 4), 0.25);

@@ -1,5 +1,6 @@
-// The decode engine for packed weights: C = epilogue(A B^T) for up to 64 rows of A and a B of 4-bit
-// codes with scales (gemm/packed/layout.cuh), sm_80 and newer, at the speed of reading B once.
+// The decode engine for packed weights: C = epilogue(A B^T) for up to 64 rows of A and a B of
+// packed codes with scales (gemm/packed/layout.cuh), sm_80 and newer, at the speed of reading B
+// once.
 //
 // A block has row_warps * tiles * 16 rows of each B; its k_warps share k, and so do the blocks of
 // split_k (blockIdx.y). Weights go from memory straight into registers, where each word becomes one
@@ -53,7 +54,8 @@ class packed_kernel {
       for (int tile = 0; tile < tiles; ++tile) {
         const i64 at = smaller(own.first_tile + tile, last);
         weights.blocks[operand][tile] = static_cast<const u8*>(p.gemm.b[0][operand]) +
-                                        (1 + at * k_blocks) * packed_block_bytes + own.lane * 16;
+                                        (1 + at * k_blocks * format.parts()) * packed_part_bytes +
+                                        own.lane * 16;
         const i64 scale = at * groups * packed_rows + own.lane / 4 * 2;
         weights.scales[operand][tile] =
             static_cast<const typename codes::scale*>(p.scales[operand]) + scale;
