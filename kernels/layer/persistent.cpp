@@ -250,9 +250,13 @@ class PersistentLayers final : public Family {
         .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
         .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
         .when_absent(1)
-        .parameter("l2_blocks",
-                   "blocks of gate and up that are prefetched to L2 while attention goes on",
-                   {0, 1, 2, 4})
+        .parameter(
+            "l2_blocks",
+            experts_ ? "blocks of the next layer's q, k and v that are prefetched to L2 while the "
+                       "experts are being chosen"
+                     : "blocks of gate and up that are prefetched to L2 while attention goes "
+                       "on",
+            {0, 1, 2, 4})
         .when_absent(0)
         .constraint(
             "every head of k of a group has a warp, and as many as every other",

@@ -183,6 +183,17 @@ struct persistent_layers {
     }
   }
 
+  // Rows of the next layer to L2, while the experts are not known.
+  __device__ __forceinline__ void prefetch_qkv(const persistent_layer_pointers& next, int first,
+                                               int rows) const {
+    for (int row = threadIdx.x % 32; row < rows; row += 32) {
+      const int n = first + row, part = c.packed_qkv ? 0 : part_of(n);
+      prefetch_l2(row_at(next.qkv[part], n - (c.packed_qkv ? 0 : first_of(part)), c.d),
+                  c.weight_bytes(c.d));
+    }
+    __syncwarp();
+  }
+
   __device__ __forceinline__ void produce() {
     const int qkv = first_row(c.qkv_rows()), qkv_rows = rows_of_block(c.qkv_rows());
     const int out = first_row(c.d), out_rows = rows_of_block(c.d);
@@ -213,6 +224,8 @@ struct persistent_layers {
         load_weights(c.d, rows > 0 ? 1 : 0, 0, [&](int) {
           return run{row_at(router.weights, first_row(c.experts), c.d), nullptr, rows, 0};
         });
+        if (c.l2_blocks > 0 && layer + 1 < p.layers)
+          prefetch_qkv(layer_of(layer + 1), qkv, smaller(qkv_rows, 16 * c.l2_blocks));
         route(static_cast<const float*>(router.choice_bias), layer);
         pipeline.most_in_flight = c.in_flight;
         const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
