@@ -36,7 +36,7 @@ constexpr int most_stages = 32;
 constexpr std::int64_t most_experts = 256;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
-constexpr std::int64_t most_preferred = 2;
+constexpr std::int64_t most_preferred = 2, most_preferred_with_experts = 1;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
@@ -108,7 +108,8 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.attention_in_flight = config.get("attention_in_flight");
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
-  form.polls_all = config.word("poll") == "all";
+  form.head_groups = config.get("head_groups");
+  form.l2_blocks = config.get("l2_blocks");
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -160,10 +161,12 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, {}.polls_all = {}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}, "
+      "{}.l2_blocks = {}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, mixture, c.polls_all);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture,
+      c.l2_blocks);
 }
 
 /// Layers with a dense network, or with experts.
@@ -232,9 +235,9 @@ class PersistentLayers final : public Family {
     const auto of = [form = form_of(problem, Layer(problem), facts), facts](const Config& c) {
       return configured(form, facts, c);
     };
-    const std::int64_t of_tokens = problem.size("batch") * size_or(problem, "s", 1);
     const std::vector<std::string> sizes{
-        "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb", "poll"};
+        "warps",      "chunk",    "in_flight",   "attention_in_flight",
+        "least_keys", "input_kb", "head_groups", "l2_blocks"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -244,36 +247,33 @@ class PersistentLayers final : public Family {
             {2, 3, 4, 6, 8})
         .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
         .parameter("least_keys", "keys at least that a block has of a sequence", {16, 32, 64})
-        .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
-        .parameter("poll",
-                   "words that are polled until activations are there: all; or the first one of "
-                   "each thread's, before the others are read",
-                   {"all", "first"})
-        .when_absent("all")
+        .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
+        .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
+        .when_absent(1)
+        .parameter("l2_blocks",
+                   "blocks of gate and up that are prefetched to L2 while attention goes on",
+                   {0, 1, 2, 4})
+        .when_absent(0)
         .constraint(
-            "every head of k has a warp, and as many as every other",
+            "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.warps % p.kv_heads == 0;
+              return p.kv_heads % p.head_groups == 0 && p.warps % p.own_kv_heads() == 0;
             },
             sizes)
         .constraint("each warp has a part of every stage's k",
                     [](const Config& c) { return c.at("chunk") % (32 * c.at("warps")) == 0; },
                     {"warps", "chunk"})
         .constraint(
-            "16 keys, of all heads, fit in a stage",
+            "16 keys, of a group of heads, fit in a stage",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.kv_rows() <= p.chunk;
+              return p.own_kv_rows() <= p.chunk;
             },
             sizes)
         .constraint(
             "at least 4 stages fit in shared memory beside the activations",
             [of](const Config& c) { return of(c).stages >= 4; }, sizes)
-        .constraint(
-            "the words of one or two tokens are few enough to be polled at once",
-            [many = of_tokens > 2](const Config& c) { return many || c.word("poll") == "all"; },
-            {"poll"})
         .constraint(
             "the outputs of a warp's queries fit in registers",
             [of](const Config& c) { return of(c).fits_queries(); }, sizes)
@@ -302,31 +302,33 @@ class PersistentLayers final : public Family {
 
   // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 2;
-    return least_cost(space(problem, facts), name(), [many](const Config& c) {
+    return least_cost(space(problem, facts), name(), [](const Config& c) {
       return std::tuple(c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
                         c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != 36, c.word("poll") != (many ? "first" : "all"));
+                        c.at("input_kb") != 36, c.at("head_groups"), c.at("l2_blocks"));
     });
   }
 
   // Measured with layers of Llama on an H200: besides the time of its bytes a layer takes this long
-  // for the waits of blocks for each other. The parts take some 20 us.
+  // for the waits of blocks for each other. The parts take some 20 us. A router adds a wait,
+  // measured with Qwen3-30B-A3B on an H100, where the parts take 40 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    constexpr double waits = 13e-6, waits_of_many = 29e-6;
+    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
-    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) + off * 1e-6;
+    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
+                            (experts_ ? waits_of_router : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return !experts_ && size_or(problem, "s", 1) == 1 && problem.size("batch") <= most_preferred;
+    return size_or(problem, "s", 1) == 1 &&
+           problem.size("batch") <= (experts_ ? most_preferred_with_experts : most_preferred);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
