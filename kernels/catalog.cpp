@@ -24,6 +24,7 @@
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rope/rope.hpp"
 #include "kernels/sample/sample.hpp"
+#include "kernels/scale/scale.hpp"
 
 namespace fftune {
 
@@ -53,6 +54,7 @@ const Catalog& builtin_catalog() {
                                 &pack_weight_op(),
                                 &cross_entropy_op(),
                                 &linear_cross_entropy_op(),
+                                &scale_op(),
                                 &decode_op()},
                                &sources};
   return catalog;
