@@ -25,6 +25,7 @@
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rope/rope.hpp"
 #include "kernels/sample/sample.hpp"
+#include "kernels/scale/scale.hpp"
 
 namespace fftune {
 
@@ -54,8 +55,9 @@ const Catalog& builtin_catalog() {
                                 &pack_weight_op(),
                                 &cross_entropy_op(),
                                 &linear_cross_entropy_op(),
-                                &decode_op(),
-                                &all_reduce_op()},
+                                 &scale_op(),
+                                 &decode_op(),
+                                 &all_reduce_op()},
                                &sources};
   return catalog;
 }

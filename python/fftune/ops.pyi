@@ -55,6 +55,8 @@ def act_mul(gate: Tensor, up: Tensor | None=None, *,
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor: ...
 
+def scale_(x: Tensor, factor: Tensor) -> Tensor: ...
+
 def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
         w_down: Tensor | PackedWeight, bias: Tensor | None=None, residual: Tensor | None=None, *,
         act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu', recompute: bool=False

@@ -1565,6 +1565,15 @@
  * with accumulate=yes: dloss, x, w, labels, lse, dw_before, dx, dw
  *   5  dw_before  input  T  [vocab, d] */
 
+/* scale: x = factor * x in place; a factor of 1 moves nothing
+ *
+ *   m  1 to 2147483647  tokens (any number)
+ *   h  1 to 2147483647  elements of a row
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       updated  T    [m, h]
+ *   1  factor  input    f32  [1] */
+
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
