@@ -332,7 +332,7 @@ class ChunkFamily final : public Family {
         {"threads", "cluster"});
     return space;
   }
-  // Two blocks of 512 threads fill an SM, so that one reads while the other writes.
+  // Blocks of 512 threads, of which an SM has two.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     if (device_kind() == DeviceKind::cpu || is_fallback()) return {};
     cross_entropy::RowBlocks blocks;
