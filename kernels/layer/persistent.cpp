@@ -34,9 +34,11 @@ namespace {
 constexpr std::int64_t reserved_shared_bytes = 1024;  // by the driver, for each block
 constexpr int most_stages = 32;
 constexpr std::int64_t most_experts = 256;
-/// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
-/// the parts take less.
-constexpr std::int64_t most_preferred = 2;
+/// Sequences for which the kernel takes less time than the parts at any length, and those for which
+/// it does where their inputs of a norm have most_preferred_inputs elements together, and their
+/// keys are at most as many as were timed.
+constexpr std::int64_t most_preferred = 2, most_preferred_if_short = 4;
+constexpr std::int64_t most_preferred_inputs = 8192, most_preferred_keys = 2048;
 /// Features between up and down of one token's experts, up to which the kernel has been timed.
 constexpr std::int64_t most_preferred_hidden = 8192;
 /// Bytes of a row that are being copied at a time.
@@ -111,8 +113,6 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   form.head_groups = config.get("head_groups");
-  form.pause = config.get("pause");
-  form.rotates_polls = config.get("rotate") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -155,9 +155,9 @@ std::string text_of(const persistent_config& c) {
   std::string mixture;
   if (c.has_experts())
     mixture = fmt::format(
-        ".experts = {}, .choices = {}, .shared = {}, .score = fftune::persistent_score({}), "
+        ", .experts = {}, .choices = {}, .shared = {}, .score = fftune::persistent_score({}), "
         ".renormalises = {}, .router_bias = {}, .choice_bias = {}, .rounds_logits = {}, "
-        ".packed_gate_up = {}, ",
+        ".packed_gate_up = {}",
         c.experts, c.choices, c.shared, static_cast<int>(c.score), c.renormalises, c.router_bias,
         c.choice_bias, c.rounds_logits, c.packed_gate_up);
   return fmt::format(
@@ -165,12 +165,10 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}, "
-      "{}.pause = {}, .rotates_polls = {}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture, c.pause,
-      c.rotates_polls);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture);
 }
 
 /// Layers with a dense network, or with experts.
@@ -240,8 +238,8 @@ class PersistentLayers final : public Family {
       return configured(form, facts, c);
     };
     const std::vector<std::string> sizes{
-        "warps",       "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb",
-        "head_groups", "pause", "rotate"};
+        "warps",      "chunk",    "in_flight",  "attention_in_flight",
+        "least_keys", "input_kb", "head_groups"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -254,10 +252,6 @@ class PersistentLayers final : public Family {
         .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
         .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
         .when_absent(1)
-        .parameter("pause", "nanoseconds between polls of activations", {0, 60, 200})
-        .when_absent(0)
-        .parameter("rotate", "whether each block begins to poll at another place", {0, 1})
-        .when_absent(0)
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
@@ -313,7 +307,7 @@ class PersistentLayers final : public Family {
       return std::tuple(c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
                         c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != (many ? 16 : 36), c.at("pause"), c.at("rotate"));
+                        c.at("input_kb") != (many ? 16 : 36));
     });
   }
 
@@ -335,10 +329,14 @@ class PersistentLayers final : public Family {
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
     if (size_or(problem, "s", 1) > 1) return false;
-    if (!experts_) return problem.size("batch") <= most_preferred;
+    const std::int64_t batch = problem.size("batch");
+    if (!experts_)
+      return batch <= most_preferred || (batch <= most_preferred_if_short &&
+                                         batch * problem.size("d") <= most_preferred_inputs &&
+                                         batch * problem.size("cache") <= most_preferred_keys);
     const std::int64_t hidden =
         problem.size("h") * (problem.size("top-k") + size_or(problem, "shared", 0));
-    return problem.size("batch") == 1 && hidden <= most_preferred_hidden;
+    return batch == 1 && hidden <= most_preferred_hidden;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,

@@ -392,15 +392,7 @@ struct persistent_layers {
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
-    const T* const at = from + static_cast<i64>(row) * k + begin;
-    const int total = (end - begin) / 8;
-    // Blocks that begin at different places do not ask for the same lines at once.
-    const int first = static_cast<int>(static_cast<i64>(total) * blockIdx.x / c.blocks) / 8 * 8;
-    const auto vector_of = [&](int i) {
-      const int of = place + i * lanes;
-      if constexpr (!c.rotates_polls) return of;
-      return of + first < total ? of + first : of + first - total;
-    };
+    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
     vector16 value[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -413,11 +405,10 @@ struct persistent_layers {
 #pragma unroll
       for (int i = 0; i < each; ++i)
         if (i * lanes < vectors && is_missing(value[i]))
-          value[i] = load_relaxed(at + vector_of(i) * 8);
+          value[i] = load_relaxed(at + i * lanes * 8);
       missing = false;
 #pragma unroll
       for (int i = 0; i < each; ++i) missing = missing || is_missing(value[i]);
-      if (c.pause > 0 && missing && !plain) asm volatile("nanosleep.u32 %0;" ::"n"(c.pause));
       count_spin(spins);
     } while (missing && !plain);
     if (!plain) {
@@ -457,7 +448,7 @@ struct persistent_layers {
     for (int i = 0; i < each; ++i) {
       if (i * lanes >= vectors) continue;
       if (normalises) {
-        const vector16 weight = read_shared(shared + c.norm_at() + vector_of(i) * 16);
+        const vector16 weight = read_shared(shared + c.norm_at() + (place + i * lanes) * 16);
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           float first, second, first_weight, second_weight;
@@ -468,7 +459,8 @@ struct persistent_layers {
                       norm::template normalised<T>(second * r) * norm::factor(second_weight));
         }
       }
-      write_shared(shared + c.input_at() + row * c.input_stride() + vector_of(i) * 16, value[i]);
+      write_shared(shared + c.input_at() + row * c.input_stride() + (place + i * lanes) * 16,
+                   value[i]);
     }
     sync_consumers();
   }

@@ -202,14 +202,14 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
     return choose(builtin_catalog(), layer_op(), problem, facts,
                   PresetLibrary::load({folder.path()}));
   };
-  for (const std::int64_t batch : {1, 2}) {
+  for (const std::int64_t batch : {1, 2, 4}) {
     const Choice choice = choice_of(batch);
     CAPTURE(choice.reason);
     REQUIRE(choice.recipe.size() == 1);
     CHECK(choice.recipe.front().family == persistent);
     CHECK(choice.reason.find("default of the op") != std::string::npos);
   }
-  const Choice choice = choice_of(4);
+  const Choice choice = choice_of(5);
   CHECK(choice.recipe.size() > 1);
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
 }
