@@ -38,20 +38,20 @@ std::vector<Problem> few_tiles() {
   return problems;
 }
 
-struct Chosen {
+struct ChosenVariant {
   Problem problem;
   DrawnVariant variant;
   CompileResult compiled;
 };
 
-void verify_chosen(Backend& backend, std::vector<Chosen>& cases, std::mt19937_64& random) {
+void verify_chosen(Backend& backend, std::vector<ChosenVariant>& cases, std::mt19937_64& random) {
   HostThreads threads;
   threads.run(static_cast<int>(cases.size()), threads.max_threads(), [&](int i) {
     auto& each = cases[static_cast<std::size_t>(i)];
     each.compiled = backend.compile(
         each.variant.family->program(each.problem, backend.facts(), each.variant.config));
   });
-  for (const Chosen& each : cases) {
+  for (const ChosenVariant& each : cases) {
     Verifier verifier(backend, attention_op(), each.problem, random());
     verify_variant(verifier, each.variant, each.compiled);
   }
@@ -94,7 +94,7 @@ TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their key
   std::vector<Problem> problems = few_tiles();
   for (int i = 0; i < 1200; ++i)
     problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
-  std::vector<Chosen> cases;
+  std::vector<ChosenVariant> cases;
   for (const Problem& problem : problems) {
     if (family.refusal(problem, facts)) continue;
     const auto configs = family.space(problem, facts).feasible();
@@ -164,7 +164,7 @@ TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
   std::mt19937_64 random(7);
-  std::vector<Chosen> cases;
+  std::vector<ChosenVariant> cases;
   for (const std::int64_t dim : {64, 128, 256})
     for (const char* deterministic : {"no", "yes"}) {
       const Problem problem =
@@ -192,7 +192,7 @@ TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {
   struct Cut {
     std::int64_t b, s, kv, heads, kv_heads, page;
   };
-  std::vector<Chosen> cases;
+  std::vector<ChosenVariant> cases;
   for (const Cut& cut :
        {Cut{1, 1, 8192, 8, 8, 0}, Cut{1, 2, 5000, 16, 4, 0}, Cut{2, 3, 3001, 8, 2, 0},
         Cut{1, 1, 4097, 4, 1, 0}, Cut{4, 1, 2048, 8, 4, 0}, Cut{3, 1, 1000, 6, 6, 0},
