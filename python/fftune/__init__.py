@@ -47,21 +47,24 @@ _HOMES = {
     "unpatch": "patching",
     "PatchReport": "patching",
     "generate": "patching.decoding",
+    "graphed": "patching.training",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
+    "distributed": "distributed",
     "tune": "tuning",
     "check": "tuning",
     "explain": "tuning",
 }
 
 if TYPE_CHECKING:
-    from . import nn, ops, reference
+    from . import distributed, nn, ops, reference
     from .patching.attention import register_attention
     from .patching.experts_interface import register_experts
     from .masked import MaskedFFN, MaskedLinear
     from .nn import quantise
     from .patching import PatchReport, patch, unpatch
     from .patching.decoding import generate
+    from .patching.training import graphed
     from .tuning import check, explain, tune
 
 __all__ = ["Error", *_HOMES]

@@ -775,6 +775,10 @@ def act_mul_backward(dy, gate, up, act):
     return activation_backward(act, dy * up, gate), dy * ACTIVATIONS[act](gate)
 
 
+def scale_(x, factor):
+    x.copy_(x.float() * factor)
+
+
 def act_mul_packed(gate_up, act):
     return act_mul(*gate_up.chunk(2, -1), act)
 

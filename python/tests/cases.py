@@ -490,6 +490,8 @@ CASES = [
     Case("qkv_packed_cached", "qkv_packed_cached",
          lambda r: _packed_qkv(r, (6,), True, norm=True, rule="base", cache=True),
          differentiable=False, updated=(9, 10)),
+    Case("scale_", "scale_", lambda r: (r(3, 5, 40), torch.tensor([0.3])), differentiable=False,
+         updated=(0,)),
     Case("ngram_block", "ngram_block",
          lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False,
          updated=(1,)),

@@ -1565,6 +1565,15 @@
  * with accumulate=yes: dloss, x, w, labels, lse, dw_before, dx, dw
  *   5  dw_before  input  T  [vocab, d] */
 
+/* scale: x = factor * x in place; a factor of 1 moves nothing
+ *
+ *   m  1 to 2147483647  tokens (any number)
+ *   h  1 to 2147483647  elements of a row
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       updated  T    [m, h]
+ *   1  factor  input    f32  [1] */
+
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
@@ -1863,5 +1872,30 @@
  *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, b_head, chosen,
  *   logit
  *   20  b_head  input  T  [vocab] */
+
+/* all-reduce: sum of x over the ranks of a group, with the residual and RMSNorm behind it
+ *
+ *   m         1 to 2147483647         tokens (any number)
+ *   d         1 to 65536              features of a token
+ *   ranks     1 to 8                  ranks of the group
+ *   norm      none, llama, gemma, t5  RMSNorm of the sum, by rmsnorm's convention
+ *   residual  no, yes                 add a residual to the sum; with a norm, write the sum too
+ *   eps       a number from 0 to 1    added to the mean square
+ *   link      loopback, peers         peers: a group's memory is given; loopback: one rank plays
+ *                                     all, whose x are equal
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, d]
+ *   1  y  output  T  [m, d]
+ * with norm=llama: x, w, y
+ *   1  w  input  T  [d]
+ * with norm=gemma: x, w, y
+ *   1  w  input  T  [d]
+ * with norm=t5: x, w, y
+ *   1  w  input  T  [d]
+ * with residual=yes: x, residual, y
+ *   1  residual  input  T  [m, d]
+ * with link=peers: x, group, y
+ *   1  group  input  i64  [18] */
 
 #endif

@@ -6,6 +6,7 @@ from .._checks import flag, named
 from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
+from .elementwise import scale_
 
 _LABELS = "labels, class_weights?, items"
 _ROW_LABELS = "labels, class_weights?"
@@ -83,12 +84,13 @@ def _differentiate_scaled(name: str) -> None:
         needs = ctx.needs_input_grad
         if dloss is None:
             return (None,) * len(needs)
-        # In place where nobody comes again, as that of w is as large as w. In float32 before the one
-        # rounding: dloss is no scalar, which would be rounded first.
+        # In place where nobody comes again, as that of w is as large as w, and without a pass over it
+        # where dloss is 1. In float32 before the one rounding: dloss is no scalar, which would be
+        # rounded first.
         saved = ctx.saved_tensors[:ctx.count]
         keeps = (_is_kept() or _dispatch_modes() or _functorch_level() is not None
                  or any(map(_is_wrapped, saved)))
-        made = [None if not needs[i] else (g * dloss).to(g.dtype) if keeps else g.mul_(dloss)
+        made = [None if not needs[i] else (g * dloss).to(g.dtype) if keeps else scale_(g, dloss)
                 for i, g in enumerate(saved)]
         return *made, *(None,) * (len(needs) - len(made))
 

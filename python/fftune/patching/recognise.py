@@ -46,6 +46,7 @@ class Options:
     recompute: bool
     projections: bool | str
     attention: bool
+    norms_again: bool = False  # computed again in the backward pass
 
 
 def reason_of(error: Exception) -> str:
