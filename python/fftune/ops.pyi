@@ -5,6 +5,13 @@ import torch
 from torch import Tensor
 
 from ._ops.packed import PackedWeight as PackedWeight
+from .distributed import Group as Group
+
+def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None=None) -> Tensor: ...
+
+def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
+                    eps: float=1e-06, convention: str='llama'
+                   ) -> tuple[Tensor, Tensor] | Tensor: ...
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None=None, *,
               causal: bool=False, window: int=0, bias: Tensor | None=None,
@@ -165,7 +172,7 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=
                 prefix_lengths: Tensor | None=None) -> Tensor: ...
 
 def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
-                group: int=128) -> PackedWeight: ...
+                group: int=128, format: str='int4') -> PackedWeight: ...
 
 def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
