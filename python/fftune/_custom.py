@@ -148,7 +148,9 @@ def _by_reference(name: str):
         result = function(*arguments)
         # An op's results are tensors of their own, contiguous ones.
         own = lambda t: t.clone(memory_format=torch.contiguous_format)
-        return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
+        if isinstance(result, tuple):
+            return tuple(map(own, result))
+        return None if result is None else own(result)
     return implementation
 
 
