@@ -580,12 +580,16 @@ def tune(report: Report, cases: list[str], seconds: float) -> None:
 
 # training
 
-def steps_of(model, batch):
+def steps_of(model, batch, graphed=False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=GPU)
+    graph = fftune.graphed(model) if graphed else None
 
     def step():
-        loss = model(**batch, use_cache=False).loss
-        loss.backward()
+        if graphed:
+            loss = graph(**batch, use_cache=False)
+        else:
+            loss = model(**batch, use_cache=False).loss
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss
@@ -600,7 +604,7 @@ def times_of_training(model, label: str, batch: dict) -> dict:
         module = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
         module = torch.compile(model, dynamic=False) if "compile" in label else model
-    step = steps_of(module, batch)
+    step = steps_of(module, batch, "graphed" in label)
     with liger(model) if "liger" in label else nullcontext():
         step()
         step()
@@ -711,8 +715,8 @@ def gpt2_train(report: Report) -> None:
     ids = torch.randint(0, config.vocab_size, (256, 16) if FULL else (2, 16), device=DEVICE)
     train(report, "programs", "gpt2 256x16 step", lambda: build(transformers.GPT2LMHeadModel, config),
           {"input_ids": ids, "labels": ids},
-          ("eager", "eager+patch", "compile", "compile+patch", "compile+graphs",
-           "compile+patch+graphs", "eager+patch+recompute"))
+          ("eager", "eager+patch", "eager+graphed", "eager+patch+graphed", "compile", "compile+patch",
+           "compile+graphs", "compile+patch+graphs", "eager+patch+recompute"))
 
 
 def t5_generate(report: Report) -> None:

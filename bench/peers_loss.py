@@ -38,7 +38,7 @@ def contenders(workspace):
     of = lambda **options: lambda x, w, labels: fftune.ops.linear_cross_entropy(
         x, w, labels, workspace=workspace, **options)
     found = {"fftune": of(), "recompute": of(recompute=True), "eager": plain,
-             "compile": torch.compile(plain)}
+             "compile": torch.compile(plain, dynamic=False)}
     if importlib.util.find_spec("liger_kernel"):
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
         found["liger"] = lambda x, w, labels: liger_fused_linear_cross_entropy(x, w, labels)

@@ -111,6 +111,7 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
       if (error.kind() != ErrorKind::unavailable) throw;
       one.problem = problems[i];
       one.stopped = error.what();
+      one.cancelled = options.cancel != nullptr && *options.cancel;
     }
     preparation.learn(works[i], one.prepared_seconds);
     if (!given) uncounted += one.prepared_seconds;

@@ -6,6 +6,7 @@ namespace fftune::tool {
 class CommandLine;
 
 void add_tune(CommandLine& line);
+void add_tune_presets(CommandLine& line);
 void add_tune_vllm(CommandLine& line);
 void add_devices(CommandLine& line);
 void add_ops(CommandLine& line);

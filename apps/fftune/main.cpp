@@ -30,6 +30,7 @@ namespace {
 /// Every command, in the order of --help: a new one is declared in commands.hpp and has a row here.
 constexpr void (*commands[])(CommandLine&){
     add_tune,  // one command for each op, named after it
+    add_tune_presets,
     add_tune_vllm,
     add_devices,  //
     add_ops,      //

@@ -77,9 +77,19 @@ struct Rows {
   std::optional<Pointer> class_weights = {}, items = {}, dloss = {};
   std::optional<Pointer> loss = {}, logprob = {}, entropy = {}, dlogits = {};
 };
-/// Appends the kernel that computes losses of rows, or gradients, or both. `threads`: of a block.
+constexpr int default_block = 512;
+
+/// The blocks of a row.
+struct RowBlocks {
+  std::int64_t threads = default_block;  // of a block
+  std::int64_t cluster = 1;              // blocks that share the row
+};
+/// Vectors of a row that each thread holds in registers between its sums and its gradient, or 0
+/// where they are too many and the row is read twice.
+std::int64_t held_vectors(std::int64_t vocab, DType dtype, const RowBlocks& blocks);
+/// Appends the kernel that computes losses of rows, or gradients, or both.
 void append_rows(Program& program, const Form& form, const Rows& rows, const DeviceFacts& facts,
-                 int threads);
+                 const RowBlocks& blocks);
 /// The same as a host function; the caller sets Program::host_tensors.
 void append_cpu_rows(Program& program, const Form& form, const Rows& rows, const DeviceFacts& facts,
                      std::int64_t rows_of_task, int threads);
@@ -90,7 +100,6 @@ void append_total(Program& program, const Form& form, const Pointer& losses, con
 /// The program of a problem of cross-entropy, to which `append` appends the work on its rows.
 Program program_of(const Problem& problem, const DeviceFacts& facts,
                    const std::function<void(Program&, const Form&, const Rows&)>& append);
-constexpr int default_block = 512;
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

@@ -1,4 +1,4 @@
-// A block for each row: cross_entropy/rows.cu.
+// A block, or a cluster of blocks, for each row: cross_entropy/rows.cu.
 #include <fmt/format.h>
 
 #include <utility>
@@ -23,30 +23,46 @@ Config default_config(const Problem&, const DeviceFacts&) {
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   return program_of(problem, facts, [&](Program& program, const Form& form, const Rows& rows) {
-    append_rows(program, form, rows, facts, config.get("threads"));
+    append_rows(program, form, rows, facts, {.threads = config.at("threads")});
   });
+}
+
+/// The elements of a thread's access to a row.
+std::int64_t vector_elements(std::int64_t vocab, DType dtype) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  return widest_vector(vocab * bytes) / bytes;
 }
 
 }  // namespace
 
+std::int64_t held_vectors(std::int64_t vocab, DType dtype, const RowBlocks& blocks) {
+  constexpr std::int64_t most_held = 8;  // 32 of 64 registers
+  const std::int64_t taken = vector_elements(vocab, dtype) * blocks.threads * blocks.cluster;
+  const std::int64_t held = (vocab + taken - 1) / taken;
+  return held <= most_held ? held : 0;
+}
+
 void append_rows(Program& program, const Form& form, const Rows& rows, const DeviceFacts& facts,
-                 int threads) {
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(rows.dtype));
+                 const RowBlocks& blocks) {
   const bool divides = rows.dlogits && form.reduction == Reduction::mean;
   KernelLaunch& launch = append_kernel(
       program, kernel_file,
       fmt::format(
           "cross_entropy_rows<{}, fftune::cross_entropy_form{{{}, {}, {}, {}, {}, {}}}, {}, "
-          "{}>",
+          "{}, {}, {}>",
           element_type(rows.dtype), rows.loss.has_value(), rows.dlogits.has_value(),
           form.smoothing > 0, form.class_weights, form.softcap > 0, rows.entropy.has_value(),
-          widest_vector(rows.vocab * bytes) / bytes, threads),
-      {static_cast<std::uint32_t>(rows.rows)}, static_cast<std::uint32_t>(threads),
+          vector_elements(rows.vocab, rows.dtype), blocks.threads,
+          rows.loss && rows.dlogits ? held_vectors(rows.vocab, rows.dtype, blocks) : 0,
+          blocks.cluster),
+      {static_cast<std::uint32_t>(rows.rows * blocks.cluster)},
+      static_cast<std::uint32_t>(blocks.threads),
       {argument_of(rows.logits), argument_of(rows.labels), or_null(rows.class_weights),
        divides ? or_null(rows.items) : Argument{std::int64_t{0}}, or_null(rows.dloss),
        argument_of(rows.lse), or_null(rows.loss), or_null(rows.logprob), or_null(rows.entropy),
        or_null(rows.dlogits), form.ignored, static_cast<std::int32_t>(rows.vocab),
        std::int32_t{form.reduction == Reduction::none}, form.smoothing, form.z_loss, form.softcap});
+  launch.cluster.x = static_cast<std::uint32_t>(blocks.cluster);
   launch.programmatic = facts.compute_capability >= 90;
 }
 

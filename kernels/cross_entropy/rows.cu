@@ -3,13 +3,17 @@
 // items and dloss may be null: gradients are not divided, and 1 is their factor. dloss has an
 // element every `dloss_stride` rows, 1 or 0. logprobs and entropies may be null.
 //
-// A block has one row. It reads the row once for its sums, relative to the largest logit so far of
-// each thread; one reduction joins them. For the gradient it reads the row again, mostly from L2.
-// A thread reads only elements again that it alone writes, so dlogits may be the logits.
+// A block, or a cluster of blocks, has one row. Each thread loads `held` vectors of it into
+// registers at once, and row and gradient move through memory once each. With held = 0, for rows
+// that are too long, a thread reads its vectors for the sums and again for the gradient.
+//
+// The sums are relative to the largest logit so far of each thread; one reduction joins them. Every
+// thread has read the label's logit before that reduction, and reads only elements after it that it
+// alone writes, so dlogits may be the logits.
 //
 // Powers are of two: z' = z·log2(e). The sums have a fixed order.
 //
-// Grid: rows. Block: `threads`.
+// Grid: rows * cluster. Block: `threads`. Cluster: `cluster`.
 #include "common/async.cuh"
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
@@ -81,7 +85,35 @@ __device__ __forceinline__ float capped_logit(float logit, float softcap) {
   return caps ? softcap * tanhf(logit / softcap) : logit;
 }
 
-template <class T, cross_entropy_form form, int count, int threads>
+// Sums of the blocks of a cluster, from those of each. Every thread calls it once, and then
+// cluster_wait() before it exits: until then others read this block's shared memory.
+template <class Value, int cluster>
+struct cluster_reduction {
+  static constexpr int quads = (sizeof(Value) + 15) / 16;
+  union memory {
+    float4 quad[quads];
+    Value value;
+  };
+
+  static __device__ __forceinline__ Value apply(const Value& own, memory& shared) {
+    if (threadIdx.x == 0) shared.value = own;
+    cluster_barrier();
+    const u32 address = shared_address(&shared);
+    Value all;
+#pragma unroll
+    for (u32 rank = 0; rank < cluster; ++rank) {
+      memory other;
+#pragma unroll
+      for (u32 i = 0; i < quads; ++i)
+        other.quad[i] = load_cluster(cluster_address(address + 16 * i, rank));
+      all = rank == 0 ? other.value : Value::join(all, other.value);
+    }
+    cluster_arrive();
+    return all;
+  }
+};
+
+template <class T, cross_entropy_form form, int count, int threads, int held, int cluster>
 __global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_rows(const T* logits_of_rows, const i64* labels, const float* class_weights,
                        const float* items, const float* dloss, float* lses, float* losses,
@@ -89,22 +121,31 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
                        int dloss_stride, float smoothing, float z_loss, float softcap) {
   using sums_of = cross_entropy_sums<form>;
   using reduction = row_reduction<sums_of, threads, 1, 1>;
+  using of_cluster = cluster_reduction<sums_of, cluster>;
   __shared__ typename reduction::memory shared;
-  const i64 row = blockIdx.x;
+  __shared__ typename of_cluster::memory shared_of_cluster;
+  const i64 row = blockIdx.x / cluster;
   const T* const logits = logits_of_rows + row * vocab;
-  const int first = static_cast<int>(threadIdx.x) * count;
-  constexpr int step = threads * count;
+  const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int first = (rank * threads + static_cast<int>(threadIdx.x)) * count;
+  constexpr int step = cluster * threads * count;
   // Vectors in flight; with a soft cap the arithmetic takes the registers.
-  constexpr int unrolled = form.caps ? 1 : count >= 4 ? 2 : 4;
+  constexpr int unrolled = held > 0 ? held : form.caps ? 1 : count >= 4 ? 2 : 4;
   const u64 policy = l2_eviction_policy<false>();
+  const u32 zero = static_cast<u32>(vocab) >> 31;  // 0, unknown to the compiler
   wait_and_launch_dependents();
+
+  aligned_vector<T, count> vectors[held > 0 ? held : 1];
+#pragma unroll
+  for (int i = 0; i < held; ++i)
+    vectors[i] = load_once<T, count>(logits + first + i * step, first + i * step < vocab, policy);
 
   const i64 label = labels[row];
   const bool ignored = label == ignored_label;
   const bool is_id = label >= 0 && label < vocab;
   if (ignored || !is_id) {
     const float value = ignored ? 0.0f : __uint_as_float(0x7fc00000u);
-    if (form.loss && threadIdx.x == 0) {
+    if (form.loss && rank == 0 && threadIdx.x == 0) {
       losses[row] = lses[row] = value;
       if (logprobs != nullptr) logprobs[row] = value;
       if (entropies != nullptr) entropies[row] = value;
@@ -125,9 +166,12 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
   sums_of own = sums_of::nothing();
   if constexpr (form.loss || (form.smooths && form.weighs)) {
 #pragma unroll unrolled
-    for (int column = first; column < vocab; column += step) {
+    for (int i = 0; held == 0 || i < held; ++i) {
+      const int column = first + i * step;
+      if (column >= vocab) break;
+      if constexpr (held == 0) vectors[0] = load_once<T, count>(logits + column, true, policy);
       float z[count];
-      to_floats(load_once<T, count>(logits + column, true, policy), z);
+      to_floats(vectors[held > 0 ? i : 0], z);
       float most = own.most;
 #pragma unroll
       for (int e = 0; e < count; ++e) {
@@ -150,13 +194,14 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
       }
     }
   }
-  const sums_of all = reduction::apply(own, shared);
+  sums_of all = reduction::apply(own, shared);
+  if constexpr (cluster > 1) all = of_cluster::apply(all, shared_of_cluster);
   float lse, lse_in_twos;
   if constexpr (form.loss) {
     const float distance = log2f(all.powers);  // of lse from the largest logit
     lse_in_twos = all.most + distance;
     lse = lse_in_twos * log_of_2;
-    if (threadIdx.x == 0) {
+    if (rank == 0 && threadIdx.x == 0) {
       // By its distance from the largest logit, which loses nothing where it is that one.
       const float logprob = ((__fmul_rn(label_logit, log2_of_e) - all.most) - distance) * log_of_2;
       float loss = -(1.0f - smoothing) * label_weight * logprob;
@@ -187,9 +232,12 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
       of_power += share * (form.weighs ? all.weights : static_cast<float>(vocab));
     T* const gradient = dlogits + row * vocab;
 #pragma unroll unrolled
-    for (int column = first; column < vocab; column += step) {
+    for (int i = 0; held == 0 || i < held; ++i) {
+      const int column = first + i * step;
+      if (column >= vocab) break;
+      if constexpr (held == 0) vectors[0] = load_once<T, count>(logits + column, true, policy);
       float z[count];
-      to_floats(load_once<T, count>(logits + column, true, policy), z);
+      to_floats_again(vectors[held > 0 ? i : 0], zero, z);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
         const float capped = capped_logit<form.caps>(z[e], softcap);
@@ -206,6 +254,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
       store_once(gradient + column, from_floats<T>(z), policy);
     }
   }
+  if constexpr (cluster > 1) cluster_wait();
 }
 
 // total = the sum of all rows' losses, divided by items[0] where there is that. Grid: 1. Block:

@@ -174,8 +174,11 @@ class Ffn final : public DescribedOp {
     if (!form.gated && is_quantised(problem)) return "gate=no is for bf16, fp16 and f32, not fp8";
     if (auto reason = norm_contradiction(problem); !reason.empty()) return reason;
     if (packed_format(problem).packed) {
-      if (is_quantised(problem)) return "weights=int4 is for x of bf16, fp16 and f32, not fp8";
-      if (!form.gated) return "weights=int4 is of a network with a gate: leave out gate=no";
+      const std::string_view code = code_name(packed_format(problem).code);
+      if (is_quantised(problem))
+        return fmt::format("weights={} is for x of bf16, fp16 and f32, not fp8", code);
+      if (!form.gated)
+        return fmt::format("weights={} is of a network with a gate: leave out gate=no", code);
     }
     for (const char* name : {"d", "h"})
       if (auto reason = packed_contradiction(problem, name, problem.size(name)); !reason.empty())

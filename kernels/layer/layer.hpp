@@ -72,8 +72,10 @@ std::vector<PartKind> part_kinds();
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
 
-/// The family that has all stages of layers, and all layers of a plan, in one launch.
+/// The families that have all stages of layers, and all layers of a plan, in one launch: with a
+/// dense network, and with experts.
 const Family& persistent_layers();
+const Family& persistent_expert_layers();
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

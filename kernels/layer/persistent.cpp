@@ -23,6 +23,7 @@
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/moe_route/moe_route.hpp"
 #include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
 #include "registry/part_family.hpp"
@@ -32,9 +33,10 @@ namespace {
 
 constexpr std::int64_t reserved_shared_bytes = 1024;  // by the driver, for each block
 constexpr int most_stages = 32;
+constexpr std::int64_t most_experts = 256;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
-constexpr std::int64_t most_preferred = 2;
+constexpr std::int64_t most_preferred = 2, most_preferred_with_experts = 1;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
@@ -44,18 +46,6 @@ const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name
   return place == parts.end() ? nullptr : &*place;
 }
 
-const char* norm_type(norm::Convention convention) {
-  switch (convention) {
-    case norm::Convention::llama:
-      return "fftune::llama_norm";
-    case norm::Convention::gemma:
-      return "fftune::gemma_norm";
-    case norm::Convention::t5:
-      break;
-  }
-  return "fftune::t5_norm";
-}
-
 /// The layer options that the kernel reads and its configuration does not say.
 struct Layer {
   qkv::Layer heads;
@@ -63,6 +53,7 @@ struct Layer {
   norm::Layer norm;
   Activation activation = Activation::silu;
   std::int64_t cache = 0;
+  std::optional<moe_route::Router> router;  // of a mixture of experts
 
   explicit Layer(const Problem& problem)
       : activation(parse_activation(option_or(problem, "act", "silu"))),
@@ -71,25 +62,41 @@ struct Layer {
     heads = qkv::layer_of(part_named(parts, "qkv")->problem);
     attention = attention::layer_of(part_named(parts, "attention")->problem);
     norm = norm::layer_of(part_named(parts, "attn_norm")->problem);
+    if (const OpPart* route = part_named(parts, "route"))
+      router = moe_route::router_of(route->problem);
   }
 };
 
 /// The kernel's configuration but for what the space decides.
-persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
-                          const DeviceFacts& facts) {
-  return {.tokens = static_cast<int>(problem.size("batch")),
-          .d = static_cast<int>(problem.size("d")),
-          .h = static_cast<int>(problem.size("h")),
-          .heads = static_cast<int>(heads.heads),
-          .kv_heads = static_cast<int>(heads.kv_heads),
-          .dim = static_cast<int>(heads.dim),
-          .blocks = facts.multiprocessors,
-          .bias = heads.bias,
-          .head_norms = heads.normalises(),
-          .rotates = heads.rotates(),
-          .wide_slots = heads.wide_slots,
-          .packed_qkv = heads.packed,
-          .page = static_cast<int>(size_or(problem, "page", 0))};
+persistent_config form_of(const Problem& problem, const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t s = size_or(problem, "s", 1);
+  const qkv::Layer& heads = layer.heads;
+  persistent_config form{.tokens = static_cast<int>(problem.size("batch") * s),
+                         .per_sequence = static_cast<int>(s),
+                         .d = static_cast<int>(problem.size("d")),
+                         .h = static_cast<int>(problem.size("h")),
+                         .heads = static_cast<int>(heads.heads),
+                         .kv_heads = static_cast<int>(heads.kv_heads),
+                         .dim = static_cast<int>(heads.dim),
+                         .blocks = facts.multiprocessors,
+                         .bias = heads.bias,
+                         .head_norms = heads.normalises(),
+                         .rotates = heads.rotates(),
+                         .wide_slots = heads.wide_slots,
+                         .packed_qkv = heads.packed,
+                         .page = static_cast<int>(size_or(problem, "page", 0))};
+  if (const auto& router = layer.router) {
+    form.experts = static_cast<int>(router->experts);
+    form.choices = static_cast<int>(router->choices);
+    form.shared = static_cast<int>(size_or(problem, "shared", 0));
+    form.score = static_cast<persistent_score>(router->score);
+    form.renormalises = router->renormalises;
+    form.router_bias = problem.has("router-bias", "yes");
+    form.choice_bias = router->bias;
+    form.rounds_logits = router->dtype != DType::f32;
+    form.packed_gate_up = problem.has("gate-up", "halves");
+  }
+  return form;
 }
 
 /// With as many stages as fit.
@@ -101,6 +108,8 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.attention_in_flight = config.get("attention_in_flight");
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
+  form.head_groups = config.get("head_groups");
+  form.l2_blocks = config.get("l2_blocks");
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -108,39 +117,74 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 }
 
 /// The first of the options that the kernel does not know.
-std::optional<std::string> unknown_option(const Problem& problem) {
+std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"}, {"post-norms", "no"},     {"block", "serial"}, {"ffn", "gated"},
-      {"sinks", "no"}, {"residual-scale", "no"}, {"out-bias", "no"},  {"ffn-bias", "no"}};
+      {"norm", "rms"},     {"post-norms", "no"},
+      {"block", "serial"}, {"ffn", experts ? "moe" : "gated"},
+      {"sinks", "no"},     {"residual-scale", "no"},
+      {"out-bias", "no"},  {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
   if (problem.sizes.contains("window"))
     return fmt::format("window={}: the kernel gives a query all keys", problem.size("window"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
+  if (!experts) return std::nullopt;
+  if (problem.has("gate-up", "interleaved"))
+    return "gate-up=interleaved: the kernel knows separate and halves alone";
+  for (const char* name : {"groups", "shared-h"})
+    if (problem.sizes.contains(name))
+      return fmt::format(
+          "{}={}: the kernel has neither groups of experts nor a network of its own "
+          "weights beside them",
+          name, problem.size(name));
+  if (problem.size("experts") > most_experts)
+    return fmt::format("experts={} exceeds {}, for a lane's registers", problem.size("experts"),
+                       most_experts);
+  if (const std::int64_t choices = problem.size("top-k") + size_or(problem, "shared", 0);
+      choices > 32)
+    return fmt::format("{} experts of a token exceed the 32 lanes of a warp", choices);
   return std::nullopt;
 }
 
 std::string text_of(const persistent_config& c) {
+  std::string mixture;
+  if (c.has_experts())
+    mixture = fmt::format(
+        ".experts = {}, .choices = {}, .shared = {}, .score = fftune::persistent_score({}), "
+        ".renormalises = {}, .router_bias = {}, .choice_bias = {}, .rounds_logits = {}, "
+        ".packed_gate_up = {}, ",
+        c.experts, c.choices, c.shared, static_cast<int>(c.score), c.renormalises, c.router_bias,
+        c.choice_bias, c.rounds_logits, c.packed_gate_up);
   return fmt::format(
-      "fftune::persistent_config{{.tokens = {}, .d = {}, .h = {}, .heads = {}, .kv_heads = {}, "
+      "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
+      ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}}}",
-      c.tokens, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk, c.stages,
-      c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias, c.head_norms,
-      c.rotates, c.wide_slots, c.packed_qkv, c.page);
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}, "
+      "{}.l2_blocks = {}}}",
+      c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
+      c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture,
+      c.l2_blocks);
 }
 
+/// Layers with a dense network, or with experts.
 class PersistentLayers final : public Family {
  public:
-  std::string_view name() const override { return "persistent"; }
+  explicit PersistentLayers(bool experts) : experts_(experts) {}
+  std::string_view name() const override { return experts_ ? "persistent_experts" : "persistent"; }
   std::string_view summary() const override {
-    return "all layers in one launch, for up to 8 tokens: weights stream through shared memory "
-           "without a pause";
+    return experts_ ? "the same with a mixture of experts, the router among it"
+                    : "all layers in one launch, for up to 8 tokens: weights stream through shared "
+                      "memory without a pause";
   }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
+    if (experts_)
+      return {"attn_norm.forward", "qkv.product",    "attention.forward", "out.product",
+              "ffn_norm.forward",  "router.product", "route.choose",      "experts.route",
+              "experts.gate_up",   "experts.down",   "experts.combine"};
     return {"attn_norm.forward", "qkv.product", "attention.forward", "out.product",
             "ffn_norm.forward",  "ffn.gate_up", "ffn.down"};
   }
@@ -152,12 +196,11 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
-    if (size_or(problem, "s", 1) != 1)
-      return fmt::format("s={}: the kernel decodes one token of each sequence", problem.size("s"));
-    if (problem.size("batch") > most_stream_columns)
-      return fmt::format("batch={} exceeds the {} columns of an MMA", problem.size("batch"),
-                         most_stream_columns);
-    if (auto reason = unknown_option(problem)) return reason;
+    const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
+    if (tokens > most_stream_columns)
+      return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
+                         problem.size("batch"), s, tokens, most_stream_columns);
+    if (auto reason = unknown_option(problem, experts_)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;
     if (heads.in_two_stages()) return "the kernel normalises heads one by one, before RoPE";
@@ -171,52 +214,69 @@ class PersistentLayers final : public Family {
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
       if (k % 32 != 0)
         return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
-    for (const std::int64_t rows : {problem.size("d"), problem.size("h"),
-                                    problem.size("batch") * heads.heads * heads.dim / 4})
+    const persistent_config form = form_of(problem, layer, facts);
+    const std::int64_t hidden = experts_ ? form.hidden_blocks() : form.h;
+    for (const std::int64_t rows :
+         {problem.size("d"), hidden, tokens * heads.heads * heads.dim / 4})
       if (rows < facts.multiprocessors)
         return fmt::format("{} rows for {} SMs: every block needs a part of each product", rows,
                            facts.multiprocessors);
+    if (!form.fits_queries())
+      return fmt::format(
+          "s={}: {} heads of new tokens share one of k: at most {}, for a thread's registers", s,
+          s * heads.heads / heads.kv_heads, form.most_query_features / form.dim * 8);
     if (space(problem, facts).feasible().empty())
-      return "no stages of weights fit in shared memory beside the activations";
+      return "no stages of weights fit in shared memory beside the activations, or attention's "
+             "outputs in registers";
     return std::nullopt;
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto of = [form = form_of(problem, Layer(problem).heads, facts), facts](const Config& c) {
+    const auto of = [form = form_of(problem, Layer(problem), facts), facts](const Config& c) {
       return configured(form, facts, c);
     };
     const std::vector<std::string> sizes{
-        "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb"};
+        "warps",      "chunk",    "in_flight",   "attention_in_flight",
+        "least_keys", "input_kb", "head_groups", "l2_blocks"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
-        .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
+        .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
         .parameter(
             "in_flight",
             "stages that are copied at a time: polling loads of other blocks queue behind them",
             {2, 3, 4, 6, 8})
         .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
-        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
-        .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
+        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 32, 64})
+        .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
+        .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
+        .when_absent(1)
+        .parameter("l2_blocks",
+                   "blocks of gate and up that are prefetched to L2 while attention goes on",
+                   {0, 1, 2, 4})
+        .when_absent(0)
         .constraint(
-            "every head of k has a warp, and as many as every other",
+            "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.warps % p.kv_heads == 0;
+              return p.kv_heads % p.head_groups == 0 && p.warps % p.own_kv_heads() == 0;
             },
             sizes)
         .constraint("each warp has a part of every stage's k",
                     [](const Config& c) { return c.at("chunk") % (32 * c.at("warps")) == 0; },
                     {"warps", "chunk"})
         .constraint(
-            "16 keys, of all heads, fit in a stage",
+            "16 keys, of a group of heads, fit in a stage",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.kv_rows() <= p.chunk;
+              return p.own_kv_rows() <= p.chunk;
             },
             sizes)
         .constraint(
             "at least 4 stages fit in shared memory beside the activations",
             [of](const Config& c) { return of(c).stages >= 4; }, sizes)
+        .constraint(
+            "the outputs of a warp's queries fit in registers",
+            [of](const Config& c) { return of(c).fits_queries(); }, sizes)
         .constraint(
             "no more stages are copied while attention goes on than else",
             [](const Config& c) { return c.at("attention_in_flight") <= c.at("in_flight"); },
@@ -246,27 +306,29 @@ class PersistentLayers final : public Family {
       return std::tuple(c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
                         c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != 36);
+                        c.at("input_kb") != 36, c.at("head_groups"), c.at("l2_blocks"));
     });
   }
 
   // Measured with layers of Llama on an H200: besides the time of its bytes a layer takes this long
-  // for the waits of blocks for each other. The parts take some 20 us.
+  // for the waits of blocks for each other. The parts take some 20 us. A router adds a wait,
+  // measured with Qwen3-30B-A3B on an H100, where the parts take 40 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    constexpr double waits = 13e-6, waits_of_many = 29e-6;
+    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
-    const double of_layer =
-        (problem.size("batch") <= most_preferred ? waits : waits_of_many) + off * 1e-6;
+    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
+                            (experts_ ? waits_of_router : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return problem.size("batch") <= most_preferred;
+    return size_or(problem, "s", 1) == 1 &&
+           problem.size("batch") <= (experts_ ? most_preferred_with_experts : most_preferred);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -282,15 +344,15 @@ class PersistentLayers final : public Family {
   static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
                             const DeviceFacts& facts, const Config& config) {
     const Layer layer(one);
-    const persistent_config persistent =
-        configured(form_of(one, layer.heads, facts), facts, config);
+    const persistent_config persistent = configured(form_of(one, layer, facts), facts, config);
     Program program;
     program.kernels.push_back(
         {"layer/persistent.cu",
          fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
                      text_of(persistent), activation_type(layer.activation),
-                     norm_type(layer.norm.convention))});
-    constexpr std::size_t most = persistent_params::most_layers;
+                     norm::convention_type(layer.norm.convention))});
+    const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
+                                                      : persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {
       const std::size_t count = std::min(most, places.size() - first);
       const auto sets =
@@ -316,7 +378,10 @@ class PersistentLayers final : public Family {
                                        std::size_t workspace,
                                        const std::vector<std::vector<std::size_t>>& places) {
     const TensorPlaces own(layer_op().tensors(one));
-    ParameterStruct parameters{.bytes = sizeof(persistent_params), .fields = {}};
+    const bool experts = layer.router.has_value();
+    ParameterStruct parameters{
+        .bytes = experts ? sizeof(persistent_expert_params) : sizeof(persistent_params),
+        .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
       parameters.fields.push_back({offset, std::move(value)});
     };
@@ -324,7 +389,7 @@ class PersistentLayers final : public Family {
                                 const char* name) {
       if (const std::size_t at = own.at(name); at != absent) set(offset, TensorArgument{of[at]});
     };
-    using Params = persistent_params;
+    using Params = persistent_common;
     const auto& first = places.front();
     set_tensor(offsetof(Params, x), first, "x");
     set_tensor(offsetof(Params, y), places.back(), "y");
@@ -344,11 +409,13 @@ class PersistentLayers final : public Family {
     set(offsetof(Params, scale), layer.attention.scale * std::numbers::log2e_v<float>);
     const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
     set(offsetof(Params, angle_scale), turns.scale);
+    if (experts) set(offsetof(Params, route_scale), layer.router->scale);
     if (!turns.frequencies.empty())
       set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
     for (std::size_t i = 0; i < places.size(); ++i) {
       using Pointers = persistent_layer_pointers;
-      const std::size_t at = offsetof(Params, of) + i * sizeof(Pointers);
+      const std::size_t at =
+          sizeof(Params) + i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
       const auto set_own = [&](std::size_t offset, const char* name) {
         set_tensor(at + offset, places[i], name);
       };
@@ -367,6 +434,15 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, head_norms), "q_norm");
       set_own(offsetof(Pointers, head_norms) + sizeof(void*), "k_norm");
       set_own(offsetof(Pointers, out), "w_o");
+      if (experts) {
+        const auto set_router = [&](std::size_t offset, const char* name) {
+          set_own(offsetof(persistent_expert_layer, router) + offset, name);
+        };
+        set_router(offsetof(persistent_router_pointers, weights), "w_router");
+        set_router(offsetof(persistent_router_pointers, bias), "b_router");
+        set_router(offsetof(persistent_router_pointers, choice_bias), "choice_bias");
+        set_own(offsetof(Pointers, gate), "w_gate_up");
+      }
       set_own(offsetof(Pointers, gate), "w_gate");
       set_own(offsetof(Pointers, up), "w_up");
       set_own(offsetof(Pointers, down), "w_down");
@@ -375,12 +451,19 @@ class PersistentLayers final : public Family {
     }
     return parameters;
   }
+
+  bool experts_;
 };
 
 }  // namespace
 
 const Family& persistent_layers() {
-  static const PersistentLayers family;
+  static const PersistentLayers family(false);
+  return family;
+}
+
+const Family& persistent_expert_layers() {
+  static const PersistentLayers family(true);
   return family;
 }
 

@@ -13,9 +13,11 @@
 //                                                                   -> partial  of each split
 //                     splits combined                               -> attended [tokens, q]
 //                     output product + x                            -> mid      [tokens, d]
+//                     experts: norm of mid, router                  -> logits   [tokens, experts]
 //                     norm of mid, gate and up                      -> hidden   [tokens, h]
 //                     down + mid                                    -> y        [tokens, d]
-//   warp n          producer: weights, keys and values -> pipeline (full and empty barriers)
+//   warp n          producer: weights, keys and values -> pipeline (full and empty barriers);
+//                     with experts it waits for the logits, and chooses those that it copies
 //   warp n+1        cleaner: sets the buffers of the layer before to zero
 //
 // Rows of each product are split evenly among CTAs. Results that all CTAs read go through L2 with
@@ -59,35 +61,43 @@ struct persistent_layers {
   static_assert(c.in_flight >= 1 && c.in_flight <= c.stages);
   using W = T;  // weights, as they lie in memory: persistent_config::weight_bytes()
   static constexpr int row_stride = c.weight_bytes(c.chunk) + c.row_padding;
-  static constexpr int key_bytes = 2 * c.kv_rows();
+  static constexpr int key_bytes = 2 * c.own_kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;
   static constexpr int value_stride = key_bytes + c.value_padding;
   static constexpr int rotary_pairs = c.dim / 64;  // pairs of a head that a lane has
   static constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
+  // The score of a key that a query does not see. It is finite with several tokens of a sequence:
+  // some of them may see no key of a split, and the weight of that part is then exactly zero.
+  static constexpr float unseen = c.per_sequence > 1 ? -1e30f : minus_infinity;
 
-  const persistent_params& p;
+  using params =
+      typename choose_type<c.has_experts(), persistent_expert_params, persistent_params>::type;
+  const params& p;
   const u32 shared;
   stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
-  int token, split, first_key, keys;  // this CTA's part of attention
-  bool has_new;                       // the last of the keys is the new token's
+  int sequence, head_group, split, first_key, keys;  // this CTA's part of attention
+  int first_new;  // which of the keys is that of the sequence's first new token; may be < 0
   // Kept across layers, because the cleaner's fences leave nothing in L1.
-  i64 slot = -1;         // Row of the new token's key and value in the caches.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
 
-  __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
-      : p(params), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
-    token = static_cast<int>(blockIdx.x) / c.splits();
+  __device__ __forceinline__ persistent_layers(const params& of_launch, u32 at)
+      : p(of_launch), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
+    sequence = static_cast<int>(blockIdx.x) / c.splits() / c.head_groups;
+    head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
-    keys = 0;
-    has_new = false;
-    first_key = 0;
-    if (token < c.tokens) {
-      const int length = length_of(token), each = keys_of_split(length);
+    keys = first_new = first_key = 0;
+    if (sequence < c.sequences()) {
+      const int length = length_of(sequence), each = keys_of_split(length);
       first_key = split * each;
       keys = larger(0, smaller(each, length - first_key));
-      has_new = keys > 0 && first_key + keys == length;
+      first_new = length - c.per_sequence - first_key;
     }
+  }
+  __device__ __forceinline__ int first_token() const { return sequence * c.per_sequence; }
+  // Whether the key of the sequence's new token `of` is among this CTA's.
+  __device__ __forceinline__ bool has_new(int of) const {
+    return first_new + of >= 0 && first_new + of < keys;
   }
 
   // The keys of a sequence, at most what its cache has room for.
@@ -100,6 +110,19 @@ struct persistent_layers {
   }
   static __device__ __forceinline__ int rows_of_block(int rows) {
     return static_cast<int>(static_cast<i64>(rows) * (blockIdx.x + 1) / c.blocks) - first_row(rows);
+  }
+  // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
+  static __device__ __forceinline__ int first_hidden() {
+    return c.has_experts() ? 8 * first_row(c.hidden_blocks()) : first_row(c.h);
+  }
+  static __device__ __forceinline__ int hidden_rows() {
+    return c.has_experts() ? 8 * rows_of_block(c.hidden_blocks()) : rows_of_block(c.h);
+  }
+  __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
+    if constexpr (c.has_experts())
+      return p.of[layer].layer;
+    else
+      return p.of[layer];
   }
   static __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, c.consumers()); }
   __device__ __forceinline__ u8* set_of(int layer) const {
@@ -126,14 +149,14 @@ struct persistent_layers {
       }
     }
   }
-  static __device__ __forceinline__ const void* row_at(const void* matrix, int row, int k) {
-    return static_cast<const W*>(matrix) + static_cast<i64>(row) * (k / stream_type<W>::packed);
+  static __device__ __forceinline__ const void* row_at(const void* matrix, i64 row, int k) {
+    return static_cast<const W*>(matrix) + row * (k / stream_type<W>::packed);
   }
 
   __device__ __forceinline__ void load_keys(const persistent_layer_pointers& of) {
-    const int there = keys - (has_new ? 1 : 0);
+    const int there = larger(0, smaller(keys, first_new));
     const auto page_of = [&](int key) {
-      return p.pages[static_cast<i64>(token) * ceil_div(p.cache, c.page) + key / c.page];
+      return p.pages[static_cast<i64>(sequence) * ceil_div(p.cache, c.page) + key / c.page];
     };
     [[maybe_unused]] int next_page = 0;
     if constexpr (c.page > 0) {
@@ -141,7 +164,7 @@ struct persistent_layers {
     }
     for (int block = 0; block < keys; block += 16) {
       const int rows = smaller(16, there - block), key = first_key + block;
-      i64 row = static_cast<i64>(token) * p.cache + key;
+      i64 row = static_cast<i64>(sequence) * p.cache + key;
       if constexpr (c.page > 0) {
         const int page = next_page;
         if (block + 16 < keys) next_page = page_of(key + 16);
@@ -152,9 +175,9 @@ struct persistent_layers {
         }
         row = static_cast<i64>(page) * c.page + key % c.page;
       }
-      const i64 at = row * c.kv_rows();
+      const i64 at = row * c.kv_rows() + head_group * c.own_kv_rows();
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
-                    0, 0, key_bytes, key_bytes, key_stride);
+                    0, 0, 2 * c.kv_rows(), key_bytes, key_stride);
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
                     nullptr, 0, 0, key_bytes, key_bytes, value_stride);
     }
@@ -163,9 +186,9 @@ struct persistent_layers {
   __device__ __forceinline__ void produce() {
     const int qkv = first_row(c.qkv_rows()), qkv_rows = rows_of_block(c.qkv_rows());
     const int out = first_row(c.d), out_rows = rows_of_block(c.d);
-    const int hidden = first_row(c.h), hidden_rows = rows_of_block(c.h);
+    const int hidden = first_hidden(), of_hidden = hidden_rows();
     for (int layer = 0; layer < p.layers; ++layer) {
-      const persistent_layer_pointers& of = p.of[layer];
+      const persistent_layer_pointers& of = layer_of(layer);
       load_weights(c.d, ceil_div(qkv_rows, 16), 0, [&](int block) {
         const int first = qkv + block * 16, rows = smaller(16, qkv_rows - block * 16);
         if constexpr (c.packed_qkv) return run{row_at(of.qkv[0], first, c.d), nullptr, rows, 0};
@@ -184,15 +207,156 @@ struct persistent_layers {
         };
       };
       load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
+      if constexpr (c.has_experts()) {
+        const persistent_router_pointers& router = p.of[layer].router;
+        const int rows = rows_of_block(c.experts);
+        load_weights(c.d, rows > 0 ? 1 : 0, 0, [&](int) {
+          return run{row_at(router.weights, first_row(c.experts), c.d), nullptr, rows, 0};
+        });
+        route(static_cast<const float*>(router.choice_bias), layer);
+        pipeline.most_in_flight = c.in_flight;
+        const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
+        load_weights(c.d, of_hidden / 8, 8, [&](int block) {
+          const int first = hidden + block * 8;
+          const i64 row = expert_of(first / c.h) * stride + first % c.h;
+          return run{row_at(of.gate, row, c.d),
+                     c.packed_gate_up ? row_at(of.gate, row + c.h, c.d) : row_at(of.up, row, c.d),
+                     8, 8};
+        });
+        for (int block = 0; block < ceil_div(out_rows, 16); ++block)
+          for (int slot = 0; slot < c.slots(); ++slot)
+            load_weights(c.h, 1, 0, [&](int) {
+              return run{
+                  row_at(of.down, static_cast<i64>(expert_of(slot)) * c.d + out + block * 16, c.h),
+                  nullptr, smaller(16, out_rows - block * 16), 0};
+            });
+        continue;
+      }
       const auto gate_up = [&](int block) {
-        const int first = hidden + block * 8, rows = smaller(8, hidden_rows - block * 8);
+        const int first = hidden + block * 8, rows = smaller(8, of_hidden - block * 8);
         if (block > 0) pipeline.most_in_flight = c.in_flight;
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
-      load_weights(c.d, ceil_div(hidden_rows, 8), 8, gate_up);
+      if constexpr (c.l2_blocks > 0) {
+        // Those for which the pipeline has no stages yet; a lane has a row.
+        const int lane = threadIdx.x % 32;
+        for (int i = 0; i < c.l2_blocks; ++i) {
+          const int row = (c.stages * c.chunk / c.d + i) * 8 + lane % 8;
+          if (lane < 16 && row < of_hidden)
+            prefetch_l2(row_at(lane < 8 ? of.gate : of.up, hidden + row, c.d), c.weight_bytes(c.d));
+        }
+        __syncwarp();
+      }
+      load_weights(c.d, ceil_div(of_hidden, 8), 8, gate_up);
       pipeline.most_in_flight = c.in_flight;
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
     }
+  }
+
+  // The choice of each slot, which the producer has made: experts and weights are in shared memory.
+  __device__ __forceinline__ int expert_of(int slot) const {
+    return read_int(shared + c.choices_at() + slot * 4);
+  }
+  // Waits for the logits of each token, and chooses its experts (moe_route/moe_route.hpp). A lane
+  // has the logits of experts lane, lane + 32 and so on; of equal ones the first is chosen.
+  __device__ __forceinline__ void route(const float* choice_bias, int layer) const {
+    constexpr int each = ceil_div(c.experts, 32);
+    const int lane = threadIdx.x % 32;
+    const float* const logits =
+        reinterpret_cast<const float*>(set_of(layer) + c.router_at(p.cache));
+#pragma unroll 1
+    for (int token = 0; token < c.tokens; ++token) {
+      u32 raw[each];
+      bool missing;
+      int spins = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) raw[i] = i * 32 + lane < c.experts ? 0 : 1;
+      do {
+        missing = false;
+#pragma unroll
+        for (int i = 0; i < each; ++i)
+          if (raw[i] == 0) raw[i] = load_relaxed_word(logits + token * c.experts + i * 32 + lane);
+#pragma unroll
+        for (int i = 0; i < each; ++i) missing = missing || raw[i] == 0;
+        count_spin(spins);
+      } while (missing);
+      __syncwarp();
+      float score[each];
+      u32 rank[each];  // 0: none, or chosen
+      float largest = minus_infinity, sum = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        score[i] = i * 32 + lane < c.experts ? __uint_as_float(~raw[i]) : minus_infinity;
+        largest = fmaxf(largest, score[i]);
+      }
+      largest = warp_largest(largest);
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const bool exists = i * 32 + lane < c.experts;
+        float by = score[i];
+        if constexpr (c.score == persistent_score::sigmoid) {
+          score[i] = 1 / (1 + __expf(-score[i]));
+          by = score[i];
+        } else if constexpr (c.score == persistent_score::softmax_of_all) {
+          score[i] = exists ? __expf(score[i] - largest) : 0;
+          sum += score[i];
+        }
+        if (c.choice_bias && exists) {
+          if (c.score == persistent_score::softmax_of_all) by = score[i];
+          by += choice_bias[i * 32 + lane];
+        }
+        rank[i] = exists ? rank_of(by) : 0;
+      }
+      if constexpr (c.score == persistent_score::softmax_of_all) {
+        sum = 1 / warp_total(sum);
+#pragma unroll
+        for (int i = 0; i < each; ++i) score[i] *= sum;
+      }
+      // Lane i has choice i.
+      int expert = c.experts + lane - c.choices;  // of shared ones
+      float weight = 1;
+#pragma unroll 1
+      for (int choice = 0; choice < c.choices; ++choice) {
+        u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < each; ++i) own = rank[i] > own ? rank[i] : own;
+        const u32 best = largest_of_warp(own);
+        int first = c.experts;
+#pragma unroll
+        for (int i = each - 1; i >= 0; --i)
+          if (rank[i] == best) first = i * 32 + lane;
+        first = static_cast<int>(smallest_of_warp(static_cast<u32>(first)));
+        float value = 0;
+#pragma unroll
+        for (int i = 0; i < each; ++i)
+          if (i * 32 + lane == first) {
+            rank[i] = 0;
+            value = score[i];
+          }
+        value = __shfl_sync(~0u, value, first % 32);
+        if (lane == choice) {
+          expert = first;
+          weight = value;
+        }
+      }
+      const bool is_choice = lane < c.choices;
+      if constexpr (c.score == persistent_score::softmax_of_chosen) {
+        const float most = warp_largest(is_choice ? weight : minus_infinity);
+        if (is_choice) weight = __expf(weight - most);
+      }
+      if constexpr (c.renormalises || c.score == persistent_score::softmax_of_chosen) {
+        const float added = c.score == persistent_score::sigmoid ? 1e-20f : 0;
+        const float all = warp_total(is_choice ? weight : 0) + added;
+        if (is_choice) weight /= all;
+      }
+      if (is_choice) weight *= p.route_scale;
+      if (lane < c.of_token()) {
+        const int slot = token * c.of_token() + lane;
+        write_int(shared + c.choices_at() + slot * 4, expert);
+        write_float(shared + c.weights_at() + slot * 4, weight);
+      }
+    }
+    __syncwarp();
   }
 
   static __device__ __forceinline__ int part_of(int n) {
@@ -247,13 +411,6 @@ struct persistent_layers {
     }
     int spins = 0;
     bool missing;
-    if (c.tokens > 2 && !plain && vectors > 0) {
-      // The first word alone is polled: the traffic of the others must not slow down the weights.
-      do {
-        missing = is_missing(load_relaxed(at));
-        count_spin(spins);
-      } while (missing);
-    }
     do {
 #pragma unroll
       for (int i = 0; i < each; ++i)
@@ -320,27 +477,43 @@ struct persistent_layers {
 
   // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
   // in shared memory.
+  // With `loads` false the activations of the product before are there. `by_slot`: k are the
+  // features of each slot, one after the other, which are multiplied by the slot's token alone.
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
-                                           bool plain) {
+                                           bool plain, bool loads, bool by_slot) {
     using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-    const bool has_token = group < c.tokens;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
-      load_input(from, k, begin, end, normalises, plain);
+      if (!c.has_experts() || loads)
+        load_input(from, k, begin, end, normalises, plain);
+      else
+        sync_consumers();
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
         typename product::accumulators sum = {};
-        u32 token_at = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
+        const u32 input = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
+        const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
-        for (int at = begin + warp * 32; at < end + warp * 32; at += c.chunk) {
-          pipeline.wait();
-          const u32 weights = pipeline.buffer() + group * row_stride + warp * 64 + pair * 16;
-          product::run(sum, weights, row_stride, token_at, has_token, at, end);
-          pipeline.release();
-          token_at += 2 * c.chunk;
+        for (int part = 0; part < parts; ++part) {
+          u32 token_at = input;
+          int first = begin, last = end;
+          bool has_token = group < c.tokens;
+          if (c.has_experts() && by_slot) {
+            token_at += part % c.of_token() * c.h * 2;
+            last = c.h;
+            has_token = group == part / c.of_token();
+          }
+#pragma unroll 1
+          for (int at = first + warp * 32; at < last + warp * 32; at += c.chunk) {
+            pipeline.wait();
+            const u32 weights = pipeline.buffer() + group * row_stride + warp * 64 + pair * 16;
+            product::run(sum, weights, row_stride, token_at, has_token, at, last);
+            pipeline.release();
+            token_at += 2 * c.chunk;
+          }
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
@@ -392,8 +565,32 @@ struct persistent_layers {
     }
   }
 
+  // Logits of the router [tokens, experts].
+  __device__ __forceinline__ void finish_router(const void* bias, float* to) const {
+    const int first = first_row(c.experts), rows = rows_of_block(c.experts);
+    if (static_cast<int>(threadIdx.x) >= rows * c.tokens) return;
+    const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens, n = first + row;
+    float sum = sum_of(0, row, column);
+    if constexpr (c.router_bias) sum += to_float(static_cast<const T*>(bias)[n]);
+    if constexpr (c.rounds_logits) sum = to_float(from_float<T>(sum));
+    store_relaxed(to + column * c.experts + n, sum);
+  }
+
   __device__ __forceinline__ void finish_hidden(T* to) const {
-    const int first = first_row(c.h), rows = rows_of_block(c.h);
+    const int first = first_hidden(), rows = hidden_rows();
+    if constexpr (c.has_experts()) {
+      // The weight of a choice multiplies what goes into down, which is linear.
+#pragma unroll 1
+      for (int at = threadIdx.x; at < rows; at += c.consumers()) {
+        const int slot = (first + at) / c.h, column = slot / c.of_token();
+        const float gate = sum_of(at / 8, at % 8, column);
+        const float up = sum_of(at / 8, at % 8 + 8, column);
+        store_relaxed(to + first + at,
+                      from_float<T>(gated_product<activation>(gate, up) *
+                                    read_float(shared + c.weights_at() + slot * 4)));
+      }
+      return;
+    }
 #pragma unroll 1
     for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
       const int row = at / c.tokens, column = at % c.tokens;
@@ -419,99 +616,157 @@ struct persistent_layers {
 
   // ---- attention ----
 
-  // Heads of q, and of the new k and v, normalised, rotated and rounded, to shared memory.
+  // Heads of q, and of the new k and v, normalised, rotated and rounded, to shared memory. The
+  // heads of the sequence's tokens are shared out among the warps.
   __device__ __forceinline__ void prepare_heads(const persistent_layer_pointers& of,
-                                                const float* qkv,
-                                                const float2 (&turn)[rotary_pairs]) const {
-    constexpr int most = ceil_div(c.heads + 2 * c.kv_heads, c.warps), values = c.dim / 32;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int count = has_new ? c.heads + 2 * c.kv_heads : c.heads;
-    const float* const from = qkv + static_cast<i64>(token) * c.qkv_rows() + warp * c.dim + lane;
-    u32 raw[most][values];
-#pragma unroll
-    for (int i = 0; i < most; ++i)
-#pragma unroll
-      for (int j = 0; j < values; ++j) raw[i][j] = warp + i * c.warps < count ? 0 : 1;
-    int spins = 0;
-    bool missing;
-    do {
-      missing = false;
-#pragma unroll
-      for (int i = 0; i < most; ++i)
-#pragma unroll
-        for (int j = 0; j < values; ++j)
-          if (raw[i][j] == 0) raw[i][j] = load_relaxed_word(from + i * c.warps * c.dim + j * 32);
+                                                const float* qkv) const {
+    constexpr int all = c.own_heads() + 2 * c.own_kv_heads(), total = c.per_sequence * all;
+    constexpr int most = c.prepared_at_once(), values = c.dim / 32;
+    const int lane = threadIdx.x % 32;
+    const float* const from = qkv + static_cast<i64>(first_token()) * c.qkv_rows() + lane;
+    int first = threadIdx.x / 32;
+    asm volatile("" : "+r"(first));  // or the rows of heads are in registers for all layers
+#pragma unroll 1
+    for (; first < total; first += most * c.warps) {
+      u32 raw[most][values];
+      const auto is_needed = [&](int i) {
+        const int at = first + i * c.warps;
+        return at < total && (at % all < c.own_heads() || has_new(at / all));
+      };
 #pragma unroll
       for (int i = 0; i < most; ++i)
 #pragma unroll
-        for (int j = 0; j < values; ++j) missing = missing || raw[i][j] == 0;
-      count_spin(spins);
-    } while (missing);
-    __syncwarp();
+        for (int j = 0; j < values; ++j) raw[i][j] = is_needed(i) ? 0 : 1;
+      int spins = 0;
+      bool missing;
+      do {
+        missing = false;
 #pragma unroll
-    for (int i = 0; i < most; ++i) {
-      const int head = warp + i * c.warps;
-      if (head >= count) continue;
-      float value[values];
-#pragma unroll
-      for (int j = 0; j < values; ++j) value[j] = __uint_as_float(~raw[i][j]);
-      const int part = head < c.heads ? 0 : head < c.heads + c.kv_heads ? 1 : 2;
-      if constexpr (c.head_norms) {
-        if (part < 2) {
-          float squares = 0;
-#pragma unroll
-          for (int j = 0; j < values; ++j) squares += value[j] * value[j];
-#pragma unroll
-          for (int other = 16; other > 0; other /= 2)
-            squares += __shfl_xor_sync(~0u, squares, other);
-          const float r = rsqrtf(squares / c.dim + p.epsilon);
-          const T* const weights = static_cast<const T*>(of.head_norms[part]) + lane;
+        for (int i = 0; i < most; ++i)
 #pragma unroll
           for (int j = 0; j < values; ++j)
-            value[j] *= r * (p.norm_offset + to_float(weights[j * 32]));
-        }
-      }
-      if constexpr (c.rotates) {
-        if (part < 2) {
+            if (raw[i][j] == 0)
+              raw[i][j] = load_relaxed_word(from + row_of_head(first + i * c.warps) + j * 32);
 #pragma unroll
-          for (int j = 0; j < rotary_pairs; ++j) {
-            const float low = value[j], high = value[j + rotary_pairs];
-            value[j] = low * turn[j].x - high * turn[j].y;
-            value[j + rotary_pairs] = high * turn[j].x + low * turn[j].y;
-          }
-        }
-      }
-      const u32 to = shared + lane * 2 +
-                     (part == 0 ? c.queries_at() + head * c.query_stride()
-                                : c.new_row_at() + (head - c.heads) * c.dim * 2);
+        for (int i = 0; i < most; ++i)
 #pragma unroll
-      for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+          for (int j = 0; j < values; ++j) missing = missing || raw[i][j] == 0;
+        count_spin(spins);
+      } while (missing);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < most; ++i)
+        if (is_needed(i))
+          prepare_head(of, (first + i * c.warps) / all, (first + i * c.warps) % all, raw[i]);
     }
   }
 
+  static __device__ __forceinline__ int part_of_head(int head) {
+    return head < c.own_heads() ? 0 : head < c.own_heads() + c.own_kv_heads() ? 1 : 2;
+  }
+  // Where head `at` of those of the sequence's tokens begins among their rows of q, k and v.
+  __device__ __forceinline__ int row_of_head(int at) const {
+    constexpr int all = c.own_heads() + 2 * c.own_kv_heads();
+    const int head = at % all, part = part_of_head(head);
+    const int in_part = part == 0 ? head : head - c.own_heads() - (part - 1) * c.own_kv_heads();
+    return at / all * c.qkv_rows() + first_of(part) +
+           (head_group * (part == 0 ? c.own_heads() : c.own_kv_heads()) + in_part) * c.dim;
+  }
+
+  // One of the heads of the sequence's token `token`, from the words that are polled.
+  __device__ __forceinline__ void prepare_head(const persistent_layer_pointers& of, int token,
+                                               int head, const u32 (&raw)[c.dim / 32]) const {
+    constexpr int values = c.dim / 32;
+    const int lane = threadIdx.x % 32;
+    float value[values];
+#pragma unroll
+    for (int j = 0; j < values; ++j) value[j] = __uint_as_float(~raw[j]);
+    const int part = part_of_head(head);
+    if constexpr (c.head_norms) {
+      if (part < 2) {
+        float squares = 0;
+#pragma unroll
+        for (int j = 0; j < values; ++j) squares += value[j] * value[j];
+#pragma unroll
+        for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+        const float r = rsqrtf(squares / c.dim + p.epsilon);
+        const T* const weights = static_cast<const T*>(of.head_norms[part]) + lane;
+#pragma unroll
+        for (int j = 0; j < values; ++j)
+          value[j] *= r * (p.norm_offset + to_float(weights[j * 32]));
+      }
+    }
+    if constexpr (c.rotates) {
+      if (part < 2) {
+#pragma unroll
+        for (int j = 0; j < rotary_pairs; ++j) {
+          const float2 turn =
+              read_pair(shared + c.turns_at() + (token * (c.dim / 2) + lane + j * 32) * 8);
+          const float low = value[j], high = value[j + rotary_pairs];
+          value[j] = low * turn.x - high * turn.y;
+          value[j + rotary_pairs] = high * turn.x + low * turn.y;
+        }
+      }
+    }
+    const u32 to =
+        shared + lane * 2 +
+        (part == 0
+             ? c.queries_at() + (token * c.own_heads() + head) * c.query_stride()
+             : c.new_rows_at() + (token * 2 * c.own_kv_heads() + head - c.own_heads()) * c.dim * 2);
+#pragma unroll
+    for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+  }
+
+  // Rows of the new tokens in the caches, their cosines and sines, and the parts of each sequence:
+  // once for all layers.
   __device__ __forceinline__ void read_once() {
     if (keys > 0) {
-      slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
-                          : static_cast<const int*>(p.slots)[token];
-      if (slot >= p.cache_rows) slot = -1;
-      first_part = split * parts_of_split(keys_of_split(length_of(token)));
+      const int thread = static_cast<int>(threadIdx.x);
+      if (thread < c.per_sequence) {
+        const int token = first_token() + thread;
+        i64 slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
+                                : static_cast<const int*>(p.slots)[token];
+        if (slot >= p.cache_rows) slot = -1;
+        write_index(shared + c.slots_at() + thread * 8, slot);
+      }
+      if constexpr (c.rotates) {
+        for (int at = thread; at < c.per_sequence * c.dim / 2; at += c.consumers()) {
+          const float2 turn = turn_of<head_rotation::halves, float>(
+              {p.positions, p.angles, p.table_rows, p.angle_scale}, p.frequencies,
+              first_token() + at / (c.dim / 2), at % (c.dim / 2), c.dim / 2);
+          write_pair(shared + c.turns_at() + at * 8, turn.x, turn.y);
+        }
+      }
+      first_part = split * parts_of_split(keys_of_split(length_of(sequence)));
     }
     const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
     if (place >= rows_of_block(c.units())) return;
-    const int length = length_of((first_row(c.units()) + place) / (c.q_rows() / 4));
+    const int length =
+        length_of((first_row(c.units()) + place) / (c.per_sequence * (c.q_rows() / 4)));
     const int each = keys_of_split(length), splits = ceil_div(length, each);
     parts_of_row = (splits - 1) * parts_of_split(each) +
                    smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
   }
 
-  // Puts this warp's head of the new k or v into its row of the stage and of the cache.
-  __device__ __forceinline__ void place_new(u32 row, u32 from, void* cache, int kv_head) const {
-    const int lane = threadIdx.x % 32;
-    if (lane < c.dim / 8) {
-      const vector16 value = read_shared(from + (kv_head * c.dim + lane * 8) * 2);
-      write_shared(row + (kv_head * c.dim + lane * 8) * 2, value);
-      if (slot >= 0)
-        store(static_cast<T*>(cache) + slot * c.kv_rows() + kv_head * c.dim + lane * 8, value);
+  // Puts this warp's head of new keys (`of` 0) or values (1) into the rows of the stage of `block`,
+  // and of the cache.
+  __device__ __forceinline__ void place_new(u32 stage, u32 stride, int block, int of, void* cache,
+                                            int kv_head) const {
+    const int lane = threadIdx.x % 32, end = smaller(c.per_sequence, keys - first_new);
+#pragma unroll 1
+    for (int token = larger(0, 16 * block - first_new); token < end; ++token) {
+      const int row = first_new + token - 16 * block;
+      if (row >= 16) break;
+      if (lane < c.dim / 8) {
+        const int at = kv_head * c.dim + lane * 8;
+        const vector16 value =
+            read_shared(shared + c.new_rows_at() + ((token * 2 + of) * c.own_kv_rows() + at) * 2);
+        write_shared(stage + row * stride + at * 2, value);
+        const i64 slot = read_index(shared + c.slots_at() + token * 8);
+        if (slot >= 0)
+          store(static_cast<T*>(cache) + slot * c.kv_rows() + head_group * c.own_kv_rows() + at,
+                value);
+      }
     }
     __syncwarp();
   }
@@ -521,61 +776,74 @@ struct persistent_layers {
   __device__ __forceinline__ void attend(const persistent_layer_pointers& of, float* partial,
                                          float* logs) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4;
-    const int kv_head = warp % c.kv_heads, group = warp / c.kv_heads;
+    const int kv_head = warp % c.own_kv_heads(), group = warp / c.own_kv_heads();
     const int blocks = ceil_div(keys, 16);
-    constexpr int steps = c.dim / 32, tiles = c.dim / 16;
-    vector16 query[steps];
+    constexpr int steps = c.dim / 32, tiles = c.dim / 16, query_tiles = c.query_tiles();
+    constexpr int queries = c.per_sequence * c.group_heads();
+    const auto query_at = [&](int tile) {
+      const int query = tile * 8 + row;
+      const int head = query / c.group_heads() * c.own_heads() + kv_head * c.group_heads() +
+                       query % c.group_heads();
+      return shared + c.queries_at() + head * c.query_stride() + pair * 16;
+    };
+    float out[query_tiles][tiles][4] = {}, total[query_tiles][2] = {}, most[query_tiles][2];
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      query[i] = {};
-      if (row < c.group_heads() && keys > 0)
-        query[i] =
-            read_shared(shared + c.queries_at() +
-                        (kv_head * c.group_heads() + row) * c.query_stride() + i * 64 + pair * 16);
-    }
-    float out[tiles][4] = {}, most[2] = {minus_infinity, minus_infinity}, total[2] = {};
+    for (int tile = 0; tile < query_tiles; ++tile) most[tile][0] = most[tile][1] = minus_infinity;
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
       const bool own = block % c.groups() == group, last = block == blocks - 1;
       const int there = keys - 16 * block;  // rows of the stages
-      const bool writes = own && last && (has_new || there < 16);
-      float weight[4];
+      const bool places = first_new < smaller(keys, 16 * block + 16);
+      const bool writes = own && (places || there < 16);
+      float weight[query_tiles][4];
       pipeline.wait();
       if (own) {
         const u32 keys_at = pipeline.buffer();
-        if (last && has_new)
-          place_new(keys_at + (there - 1) * key_stride, shared + c.new_row_at(), of.keys, kv_head);
-        float score[2][4] = {};
+        if (places) place_new(keys_at, key_stride, block, 0, of.keys, kv_head);
+        float score[query_tiles][2][4] = {};
         const u32 at = keys_at + row * key_stride + (kv_head * c.dim + pair * 8) * 2;
 #pragma unroll
         for (int i = 0; i < steps; ++i) {
           const vector16 low = read_shared(at + i * 64);
           const vector16 high = read_shared(at + i * 64 + 8 * key_stride);
 #pragma unroll
-          for (int half = 0; half < 2; ++half)
-            mma_pairs<T>(score[half], low.word, high.word, query[i].word, 2 * half);
+          for (int tile = 0; tile < query_tiles; ++tile) {
+            vector16 query = {};
+            if (tile * 8 + row < queries) query = read_shared(query_at(tile) + i * 64);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              mma_pairs<T>(score[tile][half], low.word, high.word, query.word, 2 * half);
+          }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool valid = row + (i < 2 ? 0 : 8) < there;
-          weight[i] = valid ? (score[0][i] + score[1][i]) * p.scale : minus_infinity;
-        }
+        for (int tile = 0; tile < query_tiles; ++tile) {
 #pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          float now = fmaxf(weight[column], weight[column + 2]);
+          for (int column = 0; column < 2; ++column) {
+            int seen = there;
+            if constexpr (c.per_sequence > 1)
+              seen = smaller(there, first_new + 1 - 16 * block +
+                                        (tile * 8 + 2 * pair + column) / c.group_heads());
 #pragma unroll
-          for (int other = 4; other < 32; other *= 2)
-            now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
-          now = fmaxf(now, most[column]);
-          const float factor = approximate_exp2(most[column] - now);
-          most[column] = now;
-          weight[column] = approximate_exp2(weight[column] - now);
-          weight[column + 2] = approximate_exp2(weight[column + 2] - now);
-          total[column] = total[column] * factor + weight[column] + weight[column + 2];
+            for (int i = column; i < 4; i += 2)
+              weight[tile][i] = row + (i < 2 ? 0 : 8) < seen
+                                    ? (score[tile][0][i] + score[tile][1][i]) * p.scale
+                                    : unseen;
+            float now = fmaxf(weight[tile][column], weight[tile][column + 2]);
 #pragma unroll
-          for (int tile = 0; tile < tiles; ++tile) {
-            out[tile][column] *= factor;
-            out[tile][column + 2] *= factor;
+            for (int other = 4; other < 32; other *= 2)
+              now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
+            now = fmaxf(now, most[tile][column]);
+            const float factor = approximate_exp2(most[tile][column] - now);
+            most[tile][column] = now;
+            weight[tile][column] = approximate_exp2(weight[tile][column] - now);
+            weight[tile][column + 2] = approximate_exp2(weight[tile][column + 2] - now);
+            total[tile][column] =
+                total[tile][column] * factor + weight[tile][column] + weight[tile][column + 2];
+#pragma unroll
+            for (int features = 0; features < tiles; ++features) {
+              out[tile][features][column] *= factor;
+              out[tile][features][column + 2] *= factor;
+            }
           }
         }
         if (writes) async_proxy_fence();
@@ -584,12 +852,9 @@ struct persistent_layers {
       pipeline.wait();
       if (own) {
         const u32 values_at = pipeline.buffer();
+        if (places) place_new(values_at, value_stride, block, 1, of.values, kv_head);
         if (last) {
-          if (has_new)
-            place_new(values_at + (there - 1) * value_stride,
-                      shared + c.new_row_at() + 2 * c.kv_rows(), of.values, kv_head);
-            // Rows of an earlier stage behind the values may be NaN, and a weight of 0 would keep
-            // it.
+          // Rows of an earlier stage behind the values may be NaN, and a weight of 0 would keep it.
 #pragma unroll 1
           for (int at_row = there; at_row < 16; ++at_row)
             if (lane < c.dim / 8)
@@ -597,38 +862,50 @@ struct persistent_layers {
                            vector16{});
           __syncwarp();
         }
-        const u32 b[2] = {transposed_matrix(pack<T>(weight[0], weight[1])),
-                          transposed_matrix(pack<T>(weight[2], weight[3]))};
+        u32 b[query_tiles][2];
+#pragma unroll
+        for (int tile = 0; tile < query_tiles; ++tile) {
+          b[tile][0] = transposed_matrix(pack<T>(weight[tile][0], weight[tile][1]));
+          b[tile][1] = transposed_matrix(pack<T>(weight[tile][2], weight[tile][3]));
+        }
         const u32 values = values_at + (lane % 8 + lane / 16 * 8) * value_stride +
                            (kv_head * c.dim + lane / 8 % 2 * 8) * 2;
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) {
+        for (int features = 0; features < tiles; ++features) {
           u32 a[4];
-          load_matrices_transposed(a[0], a[1], a[2], a[3], values + tile * 32);
-          mma_16x8x16<T>(out[tile], a, b);
+          load_matrices_transposed(a[0], a[1], a[2], a[3], values + features * 32);
+#pragma unroll
+          for (int tile = 0; tile < query_tiles; ++tile)
+            mma_16x8x16<T>(out[tile][features], a, b[tile]);
         }
         if (writes) async_proxy_fence();
       }
       pipeline.release();
     }
     if (group >= blocks) return;
-    const i64 part_row = static_cast<i64>(token) * c.parts(p.cache) + first_part + group;
 #pragma unroll
-    for (int column = 0; column < 2; ++column) {
+    for (int tile = 0; tile < query_tiles; ++tile) {
 #pragma unroll
-      for (int other = 4; other < 32; other *= 2)
-        total[column] += __shfl_xor_sync(~0u, total[column], other);
-      const int in_group = 2 * pair + column;
-      if (in_group >= c.group_heads()) continue;
-      const int head = kv_head * c.group_heads() + in_group;
-      const float factor = 1.0f / total[column];
-      if (row == 0)
-        store_relaxed(logs + part_row * c.heads + head, most[column] + log2f(total[column]));
-      float* const to = partial + part_row * c.q_rows() + head * c.dim + row;
+      for (int column = 0; column < 2; ++column) {
+        float all = total[tile][column];
 #pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-        store_relaxed(to + tile * 16, out[tile][column] * factor);
-        store_relaxed(to + tile * 16 + 8, out[tile][column + 2] * factor);
+        for (int other = 4; other < 32; other *= 2) all += __shfl_xor_sync(~0u, all, other);
+        const int query = tile * 8 + 2 * pair + column;
+        if (query >= queries) continue;
+        const int head =
+            head_group * c.own_heads() + kv_head * c.group_heads() + query % c.group_heads();
+        const i64 part_row =
+            static_cast<i64>(first_token() + query / c.group_heads()) * c.parts(p.cache) +
+            first_part + group;
+        const float factor = 1.0f / all;
+        if (row == 0)
+          store_relaxed(logs + part_row * c.heads + head, most[tile][column] + log2f(all));
+        float* const to = partial + part_row * c.q_rows() + head * c.dim + row;
+#pragma unroll
+        for (int features = 0; features < tiles; ++features) {
+          store_relaxed(to + features * 16, out[tile][features][column] * factor);
+          store_relaxed(to + features * 16 + 8, out[tile][features][column + 2] * factor);
+        }
       }
     }
   }
@@ -638,7 +915,8 @@ struct persistent_layers {
 
   // Combines the parts of this CTA's share of the features of all heads.
   __device__ __forceinline__ void combine(const float* partial, const float* logs, T* to) const {
-    constexpr int places = c.unit_threads(), sharers = c.consumers() / places, batch = 4;
+    constexpr int places = c.unit_threads(), sharers = c.consumers() / places;
+    constexpr int batch = c.tokens > 2 ? 8 : 4;
     constexpr int units_of_token = c.q_rows() / 4;
     const int place = threadIdx.x % places, sharer = threadIdx.x / places;
     const int first = first_row(c.units()), count = rows_of_block(c.units());
@@ -728,24 +1006,18 @@ struct persistent_layers {
         all_total += factor * read_float(totals_at + from * 4);
         value += factor * read_float(sums_at + from * 16 + at % 4 * 4);
       }
-      // A sequence without keys has none of these: zero, as in PyTorch.
-      const float result = all_most == minus_infinity ? 0.0f : value / all_total;
+      // A query that sees no key has none of these: zero, as in PyTorch.
+      const float result = all_most <= 0.5f * -1e30f ? 0.0f : value / all_total;
       store_relaxed(to + static_cast<i64>(first) * 4 + at, from_float<T>(result));
     }
   }
 
   // ---- a layer ----
 
+  enum : int { qkv_product, out_product, router, gate_up, down };
+
   __device__ __forceinline__ void consume() {
     read_once();
-    float2 turn[rotary_pairs] = {};
-    if (c.rotates && keys > 0) {
-#pragma unroll
-      for (int j = 0; j < rotary_pairs; ++j)
-        turn[j] = turn_of<head_rotation::halves, float>(
-            {p.positions, p.angles, p.table_rows, p.angle_scale}, p.frequencies, token,
-            static_cast<int>(threadIdx.x % 32) + j * 32, c.dim / 2);
-    }
     const int out_rows = rows_of_block(c.d);
     float residual = 0;
     {
@@ -754,11 +1026,11 @@ struct persistent_layers {
         residual = to_float(
             static_cast<const T*>(p.x)[static_cast<i64>(column) * c.d + first_row(c.d) + row]);
     }
-    fetch_norm(p.of[0].attn_norm);
+    fetch_norm(layer_of(0).attn_norm);
     const T* x = static_cast<const T*>(p.x);
 #pragma unroll 1
     for (int layer = 0; layer < p.layers; ++layer) {
-      const persistent_layer_pointers& of = p.of[layer];
+      const persistent_layer_pointers& of = layer_of(layer);
       const bool end = layer + 1 == p.layers;
       u8* const set = set_of(layer);
       T* const attended = reinterpret_cast<T*>(set + c.attended_at(p.cache));
@@ -766,33 +1038,40 @@ struct persistent_layers {
       T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(p.cache));
       T* const y = end ? static_cast<T*>(p.y) : reinterpret_cast<T*>(set + c.y_at(p.cache));
 #pragma unroll 1
-      for (int product = 0; product < 4; ++product) {
-        const int blocks = product == 0   ? ceil_div(rows_of_block(c.qkv_rows()), 16)
-                           : product == 2 ? ceil_div(rows_of_block(c.h), 8)
-                                          : ceil_div(out_rows, 16);
-        const int k = product == 1 ? c.q_rows() : product == 3 ? c.h : c.d;
-        const T* const from = product == 0   ? x
-                              : product == 1 ? attended
-                              : product == 2 ? mid
-                                             : hidden;
-        multiply(from, k, blocks, product % 2 == 0, product == 0 && layer == 0);
-        if (product == 0) {
+      for (int at = 0; at < (c.has_experts() ? 5 : 4); ++at) {
+        const int product = c.has_experts() || at < router ? at : at + 1;
+        const int blocks = product == qkv_product ? ceil_div(rows_of_block(c.qkv_rows()), 16)
+                           : product == router    ? ceil_div(rows_of_block(c.experts), 16)
+                           : product == gate_up   ? ceil_div(hidden_rows(), 8)
+                                                  : ceil_div(out_rows, 16);
+        const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
+        const T* const from = product == qkv_product   ? x
+                              : product == out_product ? attended
+                              : product == down        ? hidden
+                                                       : mid;
+        multiply(from, k, blocks, product != out_product && product != down,
+                 product == qkv_product && layer == 0, product != gate_up, product == down);
+        if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
           fetch_norm(of.ffn_norm);
           finish_qkv(of, qkv);
-          if (keys > 0) prepare_heads(of, qkv, turn);
+          if (keys > 0) prepare_heads(of, qkv);
           sync_consumers();
           attend(of, partial, logs);
           combine(partial, logs, attended);
-        } else if (product == 2) {
+        } else if (product == router) {
+          if constexpr (c.has_experts())
+            finish_router(p.of[layer].router.bias,
+                          reinterpret_cast<float*>(set + c.router_at(p.cache)));
+        } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
-          if (!end) fetch_norm(p.of[layer + 1].attn_norm);
+          if (!end) fetch_norm(layer_of(layer + 1).attn_norm);
           finish_hidden(hidden);
         } else {
-          finish_residual(residual, product == 1 ? mid : y, product == 3 && end);
-          if (product == 1) named_barrier_arrive(2, c.consumers() + 32);
+          finish_residual(residual, product == out_product ? mid : y, product == down && end);
+          if (product == out_product) named_barrier_arrive(2, c.consumers() + 32);
         }
       }
       x = y;
@@ -802,7 +1081,8 @@ struct persistent_layers {
 
 template <class T, persistent_config config, class activation, class norm>
 __global__ void __launch_bounds__(config.threads(), 1)
-    persistent_layer(const __grid_constant__ persistent_params params) {
+    persistent_layer(const __grid_constant__
+                     typename persistent_layers<T, config, activation, norm>::params params) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 base = shared_address(shared);
   if (threadIdx.x == 0) {
@@ -819,7 +1099,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
     take_registers<config.consumer_registers()>();
     layers.consume();
   } else {
-    give_registers<config.other_registers>();
+    give_registers<config.other_registers()>();
     if (thread < others + 32)
       layers.produce();
     else if (thread < others + 64)

@@ -7,8 +7,12 @@
 
 namespace fftune {
 
+/// In the order of moe_route::Score.
+enum class persistent_score : int { softmax_of_all, softmax_of_chosen, sigmoid };
+
 struct persistent_config {
-  int tokens = 1;  // sequences, each with one new token: 1 to 8
+  int tokens = 1;        // new tokens of all sequences: 1 to 8
+  int per_sequence = 1;  // new tokens of a sequence; each sees the keys up to its own
   int d = 0, h = 0, heads = 0, kv_heads = 0, dim = 0;
   int blocks = 0;               // as many as there are SMs
   int warps = 8;                // that multiply; kv_heads divides them
@@ -21,6 +25,15 @@ struct persistent_config {
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
   bool packed_qkv = false;  // w_qkv has the rows of q, k and v
   int page = 0;             // keys of a page of the caches; 0: contiguous
+  int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
+  int experts = 0;          // of a mixture, whose intermediate size is h; 0: one dense network
+  int choices = 0;          // experts of a token, which its router chooses
+  int shared = 0;           // and those that every token has, the last ones of the weights
+  persistent_score score = persistent_score::softmax_of_all;
+  bool renormalises = false, router_bias = false, choice_bias = false;
+  bool rounds_logits = true;    // to the type of x
+  bool packed_gate_up = false;  // rows of gate, then those of up, of each expert
+  int l2_blocks = 0;  // blocks of gate and up that are prefetched to L2 while the pipeline is full
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -36,32 +49,64 @@ struct persistent_config {
   // The last warpgroup has two working warps; it is whole because registers are reallocated by
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
-  static constexpr int other_registers = 56;
+  constexpr int other_registers() const { return has_experts() ? 96 : 56; }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
-    const int left = (launched * threads() - 128 * other_registers) / consumers() / 8 * 8;
+    const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;
     return left < 232 ? left : 232;
   }
 
   constexpr int most_rows(int rows) const { return up(rows, blocks); }
+  constexpr bool has_experts() const { return experts > 0; }
+  // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
+  // same expert have a slot of it each.
+  constexpr int of_token() const { return has_experts() ? choices + shared : 1; }
+  constexpr int slots() const { return tokens * of_token(); }
+  // Features between gate and down, of a token, and blocks of 8 of all slots.
+  constexpr int hidden() const { return of_token() * h; }
+  constexpr int hidden_blocks() const { return slots() * h / 8; }
+  constexpr int most_hidden_blocks() const {
+    return has_experts() ? up(hidden_blocks(), blocks) : up(most_rows(h), 8);
+  }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
-    const int of[] = {up(most_rows(qkv_rows()), 16), up(most_rows(d), 16), up(most_rows(h), 8)};
+    const int of[] = {up(most_rows(qkv_rows()), 16), up(most_rows(d), 16), most_hidden_blocks()};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
-  // Elements of a token's activations that are in shared memory at a time: all that are normalised.
+  // Elements of a token's activations that are in shared memory at a time: all that are normalised,
+  // and all of experts.
   constexpr int input_length() const {
-    const int longest = h > q_rows() ? (h > d ? h : d) : (q_rows() > d ? q_rows() : d);
+    const int widest = hidden() > q_rows() ? hidden() : q_rows();
+    const int longest = widest > d ? widest : d;
     const int fit = input_limit / (2 * tokens) / chunk * chunk;
     const int least = up(d, chunk) * chunk, most = up(longest, chunk) * chunk;
-    return fit < least ? least : fit < most ? fit : most;
+    return has_experts() ? most : fit < least ? least : fit < most ? fit : most;
   }
 
-  // Attention: each CTA has one split of the keys of one sequence, for all heads. A warp has a kv
-  // head, and each group of kv_heads warps every group-th block of 16 keys.
-  constexpr int splits() const { return blocks / tokens; }
-  constexpr int groups() const { return warps / kv_heads; }
+  // Attention: each CTA has one split of the keys of one sequence, for a group of heads. A warp has
+  // a kv head, and as many warps as there are of them every groups()-th block of 16 keys. Its
+  // queries are those of the sequence's tokens, token by token; 8 are the columns of an MMA.
+  constexpr int sequences() const { return tokens / per_sequence; }
+  constexpr int own_heads() const { return heads / head_groups; }
+  constexpr int own_kv_heads() const { return kv_heads / head_groups; }
+  constexpr int own_kv_rows() const { return own_kv_heads() * dim; }
+  constexpr int splits() const { return blocks / (sequences() * head_groups); }
+  constexpr int groups() const { return warps / own_kv_heads(); }
   constexpr int group_heads() const { return heads / kv_heads; }
+  constexpr int query_tiles() const { return up(group_heads() * per_sequence, 8); }
+  // A thread has the scores and outputs of all of a warp's queries in registers.
+  static constexpr int most_query_features = 384;
+  constexpr bool fits_queries() const {
+    return query_tiles() == 1 || (warps == 8 && query_tiles() * dim <= most_query_features);
+  }
+  // Heads of q, k and v of a sequence's tokens that a warp prepares, at most, and at a time.
+  constexpr int prepared_heads() const {
+    return up(per_sequence * (own_heads() + 2 * own_kv_heads()), warps);
+  }
+  constexpr int prepared_at_once() const {
+    const int fit = 768 / dim;
+    return prepared_heads() < fit ? prepared_heads() : fit;
+  }
   // Keys of a split of `length` keys. Those of a stage lie in one page.
   constexpr int split_keys(int length) const {
     const int each = up(length, splits());
@@ -99,13 +144,25 @@ struct persistent_config {
   constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
   constexpr int combine_bytes() const { return combined_rows() * unit_threads() * 24; }
   constexpr int input_at() const { return barrier_bytes() + stages * stage_bytes(); }
-  constexpr int norm_at() const { return input_at() + tokens * input_stride(); }
+  // The heads of q, then those of the new k and v, take the place of the activations.
+  constexpr int queries_at() const { return input_at(); }
+  constexpr int new_rows_at() const {
+    return queries_at() + per_sequence * own_heads() * query_stride();
+  }
+  constexpr int input_bytes() const {
+    const int of_heads = per_sequence * (own_heads() * query_stride() + 4 * own_kv_rows());
+    const int of_input = tokens * input_stride();
+    return of_heads > of_input ? of_heads : of_input;
+  }
+  constexpr int norm_at() const { return input_at() + input_bytes(); }
   constexpr int sums_at() const { return norm_at() + 2 * d; }
   constexpr int combine_at() const { return sums_at() + sums_bytes(); }
-  constexpr int queries_at() const { return combine_at() + combine_bytes(); }
-  constexpr int new_row_at() const { return queries_at() + heads * query_stride(); }
-  constexpr int statistics_at() const { return new_row_at() + 4 * kv_rows(); }
-  constexpr int shared_bytes() const { return statistics_at() + 4 * 32; }
+  constexpr int statistics_at() const { return combine_at() + combine_bytes(); }
+  constexpr int slots_at() const { return statistics_at() + 4 * 32; }  // of the new tokens
+  constexpr int turns_at() const { return slots_at() + 8 * 8; }        // cosines and sines
+  constexpr int choices_at() const { return turns_at() + (rotates ? 4 * per_sequence * dim : 0); }
+  constexpr int weights_at() const { return choices_at() + (has_experts() ? 4 * slots() : 0); }
+  constexpr int shared_bytes() const { return weights_at() + (has_experts() ? 4 * slots() : 0); }
 
   // The buffers between blocks of one layer, in bytes.
   constexpr long long aligned(long long bytes) const { return (bytes + 255) / 256 * 256; }
@@ -122,8 +179,13 @@ struct persistent_config {
   constexpr long long hidden_at(int cache) const {
     return mid_at(cache) + aligned(2ll * tokens * d);
   }
-  constexpr long long y_at(int cache) const { return hidden_at(cache) + aligned(2ll * tokens * h); }
-  constexpr long long set_bytes(int cache) const { return y_at(cache) + aligned(2ll * tokens * d); }
+  constexpr long long y_at(int cache) const {
+    return hidden_at(cache) + aligned(2ll * tokens * hidden());
+  }
+  constexpr long long router_at(int cache) const { return y_at(cache) + aligned(2ll * tokens * d); }
+  constexpr long long set_bytes(int cache) const {
+    return router_at(cache) + aligned(4ll * tokens * experts);
+  }
 };
 
 struct persistent_layer_pointers {
@@ -135,24 +197,43 @@ struct persistent_layer_pointers {
   void *keys, *values;  // caches [batch, cache, kv_heads, dim] or [pages, page, kv_heads, dim]
 };
 
-struct persistent_params {
-  static constexpr int most_layers = 28, most_pairs = 64;
+struct persistent_router_pointers {
+  const void *weights, *bias, *choice_bias;
+};
+// With experts the matrices of gate, up and down are those of all experts.
+struct persistent_expert_layer {
+  persistent_layer_pointers layer;
+  persistent_router_pointers router;
+};
+
+struct persistent_common {
+  static constexpr int most_pairs = 64;
 
   const void* x;  // [tokens, d]
   void* y;
   const int* positions;  // [tokens]
   const float* angles;   // null: from frequencies
-  const void* slots;
-  const int* lengths;
-  const int* pages;      // [tokens, ceil(cache / page)]; one that is not in memory is zeros
+  const void* slots;     // [tokens]
+  const int* lengths;    // [sequences]
+  const int* pages;      // [sequences, ceil(cache / page)]; one that is not in memory is zeros
   void* workspace;       // copies_of_set sets of zeros
   long long cache_rows;  // of a layer's cache; a slot beyond them is of no row
   int layers, cache, page_count, table_rows;
   float epsilon, norm_offset;  // of the norms of heads
   float scale;                 // of scores, times log2(e)
   float angle_scale;
+  float route_scale;  // of the experts' weights
   float frequencies[most_pairs];
-  persistent_layer_pointers of[most_layers];
 };
+
+// Parameters of a kernel have 4 KB.
+template <class Layer, int count>
+struct persistent_params_of : persistent_common {
+  static constexpr int most_layers = count;
+  Layer of[count];
+};
+using persistent_params = persistent_params_of<persistent_layer_pointers, 28>;
+using persistent_expert_params = persistent_params_of<persistent_expert_layer, 24>;
+static_assert(sizeof(persistent_params) <= 4096 && sizeof(persistent_expert_params) <= 4096);
 
 }  // namespace fftune

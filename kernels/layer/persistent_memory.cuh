@@ -20,9 +20,35 @@ __device__ __forceinline__ void write_float(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+__device__ __forceinline__ float2 read_pair(u32 address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address));
+  return value;
+}
+
 __device__ __forceinline__ void write_pair(u32 address, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second)
                : "memory");
+}
+
+__device__ __forceinline__ int read_int(u32 address) {
+  int value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
+
+__device__ __forceinline__ void write_int(u32 address, int value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ i64 read_index(u32 address) {
+  i64 value;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(address));
+  return value;
+}
+
+__device__ __forceinline__ void write_index(u32 address, i64 value) {
+  asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }
 
 template <class T>
@@ -59,6 +85,35 @@ __device__ __forceinline__ u32 transposed_matrix(u32 word) {
   u32 result;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
   return result;
+}
+
+// Over the lanes of a warp.
+__device__ __forceinline__ float warp_total(float value) {
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  return value;
+}
+__device__ __forceinline__ float warp_largest(float value) {
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2)
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, other));
+  return value;
+}
+__device__ __forceinline__ u32 largest_of_warp(u32 value) {
+  u32 result;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+  return result;
+}
+__device__ __forceinline__ u32 smallest_of_warp(u32 value) {
+  u32 result;
+  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+  return result;
+}
+
+// An integer above 0 in the order of floats, both zeros alike and NaN above all.
+__device__ __forceinline__ u32 rank_of(float value) {
+  const u32 bits = __float_as_uint(value + 0.0f);
+  return value != value ? ~0u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
 // Registers of the threads of a warpgroup from now on.

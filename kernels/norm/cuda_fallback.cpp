@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/lookup.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/norm/norm.hpp"
@@ -20,18 +21,6 @@ struct Sources {
 Sources sources_of(bool centres) {
   if (centres) return {"norm/centred_forward.cu", "norm/centred_backward.cu"};
   return {"norm/forward_fallback.cu", "norm/backward_fallback.cu"};
-}
-
-const char* convention_type(Convention convention) {
-  switch (convention) {
-    case Convention::llama:
-      return "fftune::llama_norm";
-    case Convention::gemma:
-      return "fftune::gemma_norm";
-    case Convention::t5:
-      break;
-  }
-  return "fftune::t5_norm";
 }
 
 Program forward_program(const Layer& layer) {
@@ -62,6 +51,13 @@ class Fallback final : public StageFamily {
 };
 
 }  // namespace
+
+std::string convention_type(Convention convention) {
+  using enum Convention;
+  return value_of<Convention, std::string>(
+      convention,
+      {{llama, "fftune::llama_norm"}, {gemma, "fftune::gemma_norm"}, {t5, "fftune::t5_norm"}});
+}
 
 std::string template_arguments(const Layer& layer) {
   const std::string type = element_type(layer.dtype);

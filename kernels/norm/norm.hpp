@@ -99,6 +99,8 @@ std::vector<Argument> backward_arguments(const Layer& layer, const Argument& thi
 /// fftune::llama_norm, true, false" (whether a residual is added, and whether rstd is saved), for
 /// layernorm "fftune::bf16, true".
 std::string template_arguments(const Layer& layer);
+/// The device's type of a convention: "fftune::llama_norm".
+std::string convention_type(Convention convention);
 
 /// Baselines that a user would write without fftune: one plain kernel for each step of the formula.
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);

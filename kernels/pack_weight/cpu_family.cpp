@@ -19,19 +19,25 @@ struct Sides {
 
 /// The codes of a tile of 16 rows, one way or back.
 void move_codes(const Sides& sides, const PackedWeight& weight, bool back, std::int64_t tile) {
-  const std::int64_t k = weight.k, width = (k + 1) / 2, blocks = packed_k_blocks(k);
+  const packed_code code = weight.format.code;
+  const std::int64_t k = weight.k, width = plain_width(weight);
+  const std::int64_t parts = packed_k_blocks(k) * packed_parts(code);
+  const int bits = packed_bits(code), in_byte = 8 / bits;
+  const auto mask = static_cast<std::byte>((1 << bits) - 1);
   const std::int64_t end = std::min(weight.n, (tile + 1) * packed_rows);
-  std::byte* const packed = sides.packed + (1 + tile * blocks) * packed_block_bytes;
-  if (!back) std::memset(packed, 0, static_cast<std::size_t>(blocks * packed_block_bytes));
+  std::byte* const packed = sides.packed + (1 + tile * parts) * packed_part_bytes;
+  if (!back) std::memset(packed, 0, static_cast<std::size_t>(parts * packed_part_bytes));
   for (std::int64_t row = tile * packed_rows; row < end; ++row) {
     std::byte* const plain = sides.codes + row * width;
     if (back) std::memset(plain, 0, static_cast<std::size_t>(width));
     for (std::int64_t i = 0; i < k; ++i) {
-      const auto [byte, shift] = packed_place_of(row, i, k);
-      const int plain_shift = static_cast<int>(i % 2 * 4);
-      const std::byte code = back ? sides.packed[byte] >> shift : plain[i / 2] >> plain_shift;
-      (back ? plain[i / 2] : sides.packed[byte]) |= (code & std::byte{15})
-                                                    << (back ? plain_shift : shift);
+      const auto [byte, shift] = packed_place_of(row, i, k, code);
+      const int plain_shift = static_cast<int>(i % in_byte * bits);
+      std::byte &own = plain[i / in_byte], &other = sides.packed[byte];
+      if (back)
+        own |= (other >> shift & mask) << plain_shift;
+      else
+        other |= (own >> plain_shift & mask) << shift;
     }
   }
 }
@@ -73,7 +79,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
               packed_header_error(sides.packed, weight.format.code, weight.n, weight.k);
           if (!reason.empty()) throw Error(ErrorKind::invalid_input, reason);
         } else {
-          std::memset(sides.packed, 0, packed_block_bytes);
+          std::memset(sides.packed, 0, packed_part_bytes);
           write_packed_header(sides.packed, weight.format.code, weight.n, weight.k);
         }
         call.parallel.run(

@@ -18,12 +18,13 @@ namespace {
 std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, const PlainNames& names,
                                       Role role) {
   const std::int64_t n = weight.n, k = weight.k, groups = weight.format.groups(k);
-  TensorSpec codes{names.codes, DType::u8, {n, (k + 1) / 2}, role};
+  TensorSpec codes{names.codes, DType::u8, {n, plain_width(weight)}, role};
   codes.draw = [](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 56);
   };
-  std::vector<TensorSpec> tensors{codes, {names.scale, weight.dtype, {n, groups}, role, 0.25, 1}};
+  std::vector<TensorSpec> tensors{
+      codes, {names.scale, weight.format.scale_type(weight.dtype), {n, groups}, role, 0.25, 1}};
   if (weight.format.code == packed_code::mxfp4) {
     tensors[1] = {names.scale, DType::u8, {n, groups}, role};
     tensors[1].draw = codes.draw;
@@ -44,7 +45,10 @@ std::vector<OptionField> option_fields() {
   for (OptionField& option : packed_options()) {
     option.pass.clear();
     if (option.name == "weights") {
-      option.help = "format of the weights: integers of 4 bits, or e2m1 with e8m0 scales";
+      option.help =
+          "format of the weights: integers of 4 bits, e2m1 with e8m0 scales, or e4m3 or integers "
+          "of "
+          "8 bits with f32 scales";
       std::erase(option.choices, "dense");
       option.rare = false;
     }
@@ -54,19 +58,19 @@ std::vector<OptionField> option_fields() {
 }
 
 OpFacts facts() {
-  return {
-      .name = "pack-weight",
-      .summary = "codes of 4 bits with scales, in the order in which kernels read them, and back",
-      .passes = {"fwd"},
-      .sizes = {{.name = "n",
-                 .help = "output features",
-                 .default_on_cuda = {4096},
-                 .default_on_cpu = {1024},
-                 .example = 2048},
-                {.name = "k", .help = "input features"}},
-      .options = option_fields(),
-      .token_size = "n",
-      .rows_are_alike = false};
+  return {.name = "pack-weight",
+          .summary =
+              "codes of 4 or 8 bits with scales, in the order in which kernels read them, and back",
+          .passes = {"fwd"},
+          .sizes = {{.name = "n",
+                     .help = "output features",
+                     .default_on_cuda = {4096},
+                     .default_on_cpu = {1024},
+                     .example = 2048},
+                    {.name = "k", .help = "input features"}},
+          .options = option_fields(),
+          .token_size = "n",
+          .rows_are_alike = false};
 }
 
 class PackWeight final : public DescribedOp {
@@ -113,24 +117,26 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
     if (tensor.role == Role::output)
       tensors[tensor.name] =
           large_vector<double>(static_cast<std::size_t>(tensor.elements()), parallel);
-  const std::int64_t n = weight.n, k = weight.k, width = (k + 1) / 2;
+  const std::int64_t n = weight.n, k = weight.k, width = plain_width(weight);
+  const packed_code code = weight.format.code;
+  const int bits = packed_bits(code), in_byte = 8 / bits;
   const std::int64_t groups = weight.format.groups(k);
   const PlainNames names = plain_names(problem);
   auto& codes = tensors[names.codes];
   auto& packed = tensors["w"];
   for (std::int64_t row = 0; row < n; ++row)
     for (std::int64_t i = 0; i < k; ++i) {
-      const packed_place place = packed_place_of(row, i, k);
-      const double low = place.shift == 0 ? 1 : 16, plain_low = i % 2 == 0 ? 1 : 16;
+      const packed_place place = packed_place_of(row, i, k, code);
+      const double low = place.shift == 0 ? 1 : 16, plain_low = i % in_byte == 0 ? 1 : 16;
       auto& byte = packed[static_cast<std::size_t>(place.byte)];
-      auto& plain = codes[static_cast<std::size_t>(row * width + i / 2)];
-      const auto nibble = [](double of, double unit) {
-        return static_cast<double>(static_cast<int>(of / unit) % 16);
+      auto& plain = codes[static_cast<std::size_t>(row * width + i / in_byte)];
+      const auto code_at = [bits](double of, double unit) {
+        return static_cast<double>(static_cast<int>(of / unit) % (1 << bits));
       };
       if (back)
-        plain += nibble(byte, low) * plain_low;
+        plain += code_at(byte, low) * plain_low;
       else
-        byte += nibble(plain, plain_low) * low;
+        byte += code_at(plain, plain_low) * low;
     }
   const auto move = [&](const char* plain_name, const char* packed_name) {
     for (std::int64_t row = 0; row < n; ++row)
@@ -151,6 +157,10 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
 }
 
 }  // namespace
+
+std::int64_t plain_width(const PackedWeight& weight) {
+  return (weight.k * packed_bits(weight.format.code) + 7) / 8;
+}
 
 bool unpacks(const Problem& problem) {
   return problem.has("direction", "unpack");

@@ -1,8 +1,7 @@
-// Codes of 4 bits, scales and zero points to the layout of packed weights (gemm/packed/layout.cuh),
-// and back.
+// Codes, scales and zero points to the layout of packed weights (gemm/packed/layout.cuh), and back.
 //
-// A warp has a block of 16 rows and 64 elements of k: a lane's four words, whose eight codes are
-// four bytes of two rows. Then the threads of all blocks share the scales and zero points.
+// A warp has a block of 16 rows and 64 elements of k, of which each lane has 32 codes of two rows.
+// Then the threads of all blocks share the scales and zero points.
 #include "common/async.cuh"
 #include "common/vectors.cuh"
 #include "gemm/packed/layout.cuh"
@@ -55,32 +54,48 @@ __global__ void __launch_bounds__(32 * pack_warps)
   move_numbers(scale, packed_scale, n, groups, back, known, static_cast<Bits>(~Bits{}));
   if (zero != nullptr) move_numbers(zero, packed_zero, n, groups, back, known, u8{0});
 
-  const i64 k_blocks = packed_k_blocks(k), width = (k + 1) / 2;
-  if (block >= packed_blocks(n, k) - 1) return;
+  constexpr int parts = packed_parts(code);
+  const i64 k_blocks = packed_k_blocks(k);
+  if (block >= packed_tiles(n) * k_blocks) return;
   const i64 first_row = block / k_blocks * packed_rows + lane / 4 * 2;
-  const i64 first_byte = block % k_blocks * (packed_k / 2) + lane % 4;
-  u8* const words = packed + (1 + block) * packed_block_bytes + lane * 16;
-  vector16 value = {};
-  if constexpr (back) value = load_dependent(words);
+  const i64 first_k = block % k_blocks * packed_k + lane % 4 * 2;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    u32& word = value.word[step];
+  for (int part = 0; part < parts; ++part) {
+    u8* const words = packed + (1 + block * parts + part) * packed_part_bytes + lane * 16;
+    vector16 value = {};
+    if constexpr (back) value = load_dependent(words);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // register i of the operand: two neighbours of k
-      const i64 row = first_row + i % 2, byte = first_byte + step * 8 + i / 2 * 4;
-      if (row >= n || byte >= width) continue;
-      u8* const plain = codes + row * width + byte;
-      const bool has_second = byte * 2 + 1 < k;
-      if constexpr (back) {
-        const u32 low = word >> 4 * i & 15, high = word >> (16 + 4 * i) & 15;
-        *plain = static_cast<u8>(low | (has_second ? high << 4 : 0));
+    for (int i = 0; i < 16; ++i) {  // two neighbours of k of a row, or one
+      if constexpr (packed_bits(code) == 4) {
+        u32& word = value.word[i / 4];
+        const int at = 4 * (i % 4);
+        const i64 row = first_row + i % 2, column = first_k + i / 4 * 16 + i / 2 % 2 * 8;
+        if (row >= n || column >= k) continue;
+        u8* const plain = codes + row * ((k + 1) / 2) + column / 2;
+        const bool has_second = column + 1 < k;
+        if constexpr (back) {
+          const u32 low = word >> at & 15, high = word >> (16 + at) & 15;
+          *plain = static_cast<u8>(low | (has_second ? high << 4 : 0));
+        } else {
+          word |= (*plain & 15u) << at;
+          if (has_second) word |= (*plain >> 4u) << (16 + at);
+        }
       } else {
-        word |= (*plain & 15u) << 4 * i;
-        if (has_second) word |= (*plain >> 4u) << (16 + 4 * i);
+        u32& word = value.word[i / 4];
+        const int at = 8 * (i % 4), step = part * 2 + i / 8;
+        const i64 row = first_row + i % 2;
+        const i64 column = first_k + step * 16 + i / 4 % 2 * 8 + i / 2 % 2;
+        if (row >= n || column >= k) continue;
+        u8* const plain = codes + row * k + column;
+        if constexpr (back) {
+          *plain = static_cast<u8>(word >> at & 255);
+        } else {
+          word |= static_cast<u32>(*plain) << at;
+        }
       }
     }
+    if constexpr (!back) store(words, value);
   }
-  if constexpr (!back) store(words, value);
 }
 
 }  // namespace fftune

@@ -1,7 +1,8 @@
-// pack-weight: codes of 4 bits, scales and zero points in the order of kernels (gemm/packed), and
-// back. Exact both ways.
+// pack-weight: codes of 4 and 8 bits, scales and zero points in the order of kernels (gemm/packed),
+// and back. Exact both ways.
 //
 //   codes u8 [n, ceil(k / 2)]    two neighbouring elements of k in a byte, the first in its low
+//   or u8 [n, k]                 with 8 bits
 //   bits scale [n, groups]            zero u8 [n, groups], with zeros=yes: 0..15
 //
 // The other side is w, w_scale and w_zero of layout.cuh. Unpacking gives unpacked, unpacked_scale
@@ -21,6 +22,9 @@ namespace pack_weight {
 constexpr const char* stage_pack = "pack";
 
 bool unpacks(const Problem& problem);
+
+/// Bytes of a row of plain codes.
+std::int64_t plain_width(const PackedWeight& weight);
 
 /// The names of the plain side's tensors.
 struct PlainNames {

@@ -145,9 +145,10 @@ std::vector<OptionField> option_fields() {
       rare_option(
           "weights",
           "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
-          "of k the rows of its heads of q, then its own, then those of v; int4, mxfp4: all rows "
+          "of k the rows of its heads of q, then its own, then those of v; int4, mxfp4, fp8, int8: "
+          "all rows "
           "in one packed weight of that format",
-          {"separate", "packed", "grouped", "int4", "mxfp4"}),
+          {"separate", "packed", "grouped", "int4", "mxfp4", "fp8", "int8"}),
       rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option(
           "norm",

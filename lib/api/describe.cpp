@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "api/handles.hpp"
+#include "core/lookup.hpp"
 #include "registry/catalog.hpp"
 #include "store/preset_file.hpp"
 
@@ -14,17 +15,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string_view name_of(DeviceMatch match) {
-  switch (match) {
-    case DeviceMatch::exact:
-      return "exact";
-    case DeviceMatch::alias:
-      return "alias";
-    case DeviceMatch::same_arch_and_size:
-      return "same architecture and size";
-    case DeviceMatch::same_arch:
-      return "same architecture";
-  }
-  return "unknown";
+  using enum DeviceMatch;
+  return value_of<DeviceMatch, std::string_view>(
+      match, {{exact, "exact"},
+              {alias, "alias"},
+              {same_arch_and_size, "same architecture and size"},
+              {same_arch, "same architecture"}});
 }
 
 Json variants_of(const Op& op, const Recipe& recipe) {

@@ -1,6 +1,7 @@
 #include "core/dtype.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -12,6 +13,28 @@
 
 namespace fftune {
 namespace {
+
+struct Row {
+  std::string_view name;
+  std::size_t bytes;
+  double unit_roundoff;
+};
+
+/// In the order of the enumeration.
+constexpr std::array<Row, 8> rows{{{"f32", 4, 0x1p-24},
+                                   {"bf16", 2, 0x1p-8},
+                                   {"fp16", 2, 0x1p-11},
+                                   {"fp8", 1, 0x1p-4},
+                                   {"u8", 1, 0},
+                                   {"i8", 1, 0},
+                                   {"i32", 4, 0},
+                                   {"i64", 8, 0}}};
+
+const Row& row_of(DType dtype) {
+  const auto place = static_cast<std::size_t>(dtype);
+  if (place < rows.size()) return rows[place];
+  throw Error(ErrorKind::internal, "a dtype outside the enumeration");
+}
 
 /// The nearest integer, ties to even, or the end of the range; 0 for what is no number.
 template <typename Integer, typename Value>
@@ -55,25 +78,7 @@ void decode_integers(DType dtype, const void* in, std::span<Value> values) {
 }  // namespace
 
 std::string_view dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return "f32";
-    case DType::bf16:
-      return "bf16";
-    case DType::fp16:
-      return "fp16";
-    case DType::fp8:
-      return "fp8";
-    case DType::u8:
-      return "u8";
-    case DType::i8:
-      return "i8";
-    case DType::i32:
-      return "i32";
-    case DType::i64:
-      return "i64";
-  }
-  throw Error(ErrorKind::internal, "dtype_name: a value outside the enumeration");
+  return row_of(dtype).name;
 }
 
 DType parse_dtype(std::string_view name) {
@@ -84,21 +89,7 @@ DType parse_dtype(std::string_view name) {
 }
 
 std::size_t dtype_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::bf16:
-    case DType::fp16:
-      return 2;
-    case DType::fp8:
-    case DType::u8:
-    case DType::i8:
-      return 1;
-    case DType::i64:
-      return 8;
-  }
-  throw Error(ErrorKind::internal, "dtype_bytes: a value outside the enumeration");
+  return row_of(dtype).bytes;
 }
 
 bool is_integer(DType dtype) {
@@ -106,22 +97,7 @@ bool is_integer(DType dtype) {
 }
 
 double dtype_unit_roundoff(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return std::ldexp(1.0, -24);
-    case DType::bf16:
-      return std::ldexp(1.0, -8);
-    case DType::fp16:
-      return std::ldexp(1.0, -11);
-    case DType::fp8:
-      return std::ldexp(1.0, -4);
-    case DType::u8:
-    case DType::i8:
-    case DType::i32:
-    case DType::i64:
-      return 0;
-  }
-  throw Error(ErrorKind::internal, "dtype_unit_roundoff: a value outside the enumeration");
+  return row_of(dtype).unit_roundoff;
 }
 
 std::uint16_t bf16_from_float(float value) {

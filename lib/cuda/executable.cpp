@@ -6,42 +6,30 @@
 #include <cstring>
 
 #include "core/error.hpp"
+#include "core/lookup.hpp"
 
 namespace fftune::cuda {
 namespace {
 
 CUtensorMapDataType type_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case DType::fp16:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    case DType::fp8:
-    case DType::i8:
-    case DType::u8:
-      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    case DType::i32:
-      return CU_TENSOR_MAP_DATA_TYPE_INT32;
-    case DType::i64:
-      return CU_TENSOR_MAP_DATA_TYPE_INT64;
-    case DType::f32:
-      break;
-  }
-  return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  using enum DType;
+  return value_of<DType, CUtensorMapDataType>(dtype, {{f32, CU_TENSOR_MAP_DATA_TYPE_FLOAT32},
+                                                      {bf16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16},
+                                                      {fp16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16},
+                                                      {fp8, CU_TENSOR_MAP_DATA_TYPE_UINT8},
+                                                      {u8, CU_TENSOR_MAP_DATA_TYPE_UINT8},
+                                                      {i8, CU_TENSOR_MAP_DATA_TYPE_UINT8},
+                                                      {i32, CU_TENSOR_MAP_DATA_TYPE_INT32},
+                                                      {i64, CU_TENSOR_MAP_DATA_TYPE_INT64}});
 }
 
 /// The swizzle is as wide as the box.
 CUtensorMapSwizzle swizzle_of(std::size_t box_row_bytes) {
-  switch (box_row_bytes) {
-    case 32:
-      return CU_TENSOR_MAP_SWIZZLE_32B;
-    case 64:
-      return CU_TENSOR_MAP_SWIZZLE_64B;
-    case 128:
-      return CU_TENSOR_MAP_SWIZZLE_128B;
-    default:
-      break;
-  }
+  if (const auto found = find_value<std::size_t, CUtensorMapSwizzle>(
+          box_row_bytes, {{32, CU_TENSOR_MAP_SWIZZLE_32B},
+                          {64, CU_TENSOR_MAP_SWIZZLE_64B},
+                          {128, CU_TENSOR_MAP_SWIZZLE_128B}}))
+    return *found;
   throw Error(ErrorKind::unavailable,
               fmt::format("a tensor map's box of {} bytes a row: 32, 64 or 128", box_row_bytes));
 }
@@ -63,7 +51,7 @@ CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& arg
   const auto columns = static_cast<cuuint64_t>(argument.columns);
   const cuuint64_t sizes[] = {columns, rows, static_cast<cuuint64_t>(argument.matrices)};
   const cuuint64_t strides[] = {columns * element, rows * columns * element};
-  const cuuint32_t box[] = {argument.box_columns, argument.box_rows, 1};
+  const cuuint32_t box[] = {argument.box_columns, argument.box_rows, argument.box_matrices};
   const cuuint32_t every_element[] = {1, 1, 1};
   const cuuint32_t dimensions = argument.matrices > 0 ? 3 : 2;
   CUtensorMap map{};

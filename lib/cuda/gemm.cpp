@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/lookup.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -54,22 +55,12 @@ namespace {
 constexpr int requested_algorithms = 16;
 
 cudaDataType_t type_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return CUDA_R_16BF;
-    case DType::fp16:
-      return CUDA_R_16F;
-    case DType::fp8:
-      return CUDA_R_8F_E4M3;
-    case DType::u8:
-    case DType::i8:
-    case DType::i32:
-    case DType::i64:
-      throw Error(ErrorKind::unavailable, "there is no library product of integers here");
-    case DType::f32:
-      break;
-  }
-  return CUDA_R_32F;
+  using enum DType;
+  if (const auto found = find_value<DType, cudaDataType_t>(
+          dtype,
+          {{f32, CUDA_R_32F}, {bf16, CUDA_R_16BF}, {fp16, CUDA_R_16F}, {fp8, CUDA_R_8F_E4M3}}))
+    return *found;
+  throw Error(ErrorKind::unavailable, "there is no library product of integers here");
 }
 
 /// The operands of one product, several times over so that together they overflow the L2.

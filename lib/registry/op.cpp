@@ -8,6 +8,7 @@
 
 #include "core/distribution.hpp"
 #include "core/error.hpp"
+#include "core/lookup.hpp"
 #include "core/saturated.hpp"
 
 namespace fftune {
@@ -148,17 +149,10 @@ std::string choices_text(const OptionField& field) {
 }
 
 std::string_view role_name(Role role) {
-  switch (role) {
-    case Role::input:
-      return "input";
-    case Role::updated:
-      return "updated";
-    case Role::output:
-      return "output";
-    case Role::intermediate:
-      return "intermediate";
-  }
-  throw Error(ErrorKind::internal, "role_name: a value outside the enumeration");
+  using enum Role;
+  return value_of<Role, std::string_view>(
+      role,
+      {{input, "input"}, {updated, "updated"}, {output, "output"}, {intermediate, "intermediate"}});
 }
 
 std::int64_t TensorSpec::elements() const {

@@ -18,24 +18,25 @@ struct Row {
   Element element;
   std::string_view name;
   std::size_t bytes;
+  std::optional<DType> dtype;  // that has the same bytes
 };
 
-constexpr std::array<Row, 16> rows{{{Element::f64, "F64", 8},
-                                    {Element::f32, "F32", 4},
-                                    {Element::f16, "F16", 2},
-                                    {Element::bf16, "BF16", 2},
-                                    {Element::f8_e4m3, "F8_E4M3", 1},
-                                    {Element::f8_e5m2, "F8_E5M2", 1},
-                                    {Element::f8_e8m0, "F8_E8M0", 1},
-                                    {Element::i64, "I64", 8},
-                                    {Element::i32, "I32", 4},
-                                    {Element::i16, "I16", 2},
-                                    {Element::i8, "I8", 1},
-                                    {Element::u64, "U64", 8},
-                                    {Element::u32, "U32", 4},
-                                    {Element::u16, "U16", 2},
-                                    {Element::u8, "U8", 1},
-                                    {Element::boolean, "BOOL", 1}}};
+constexpr std::array<Row, 16> rows{{{Element::f64, "F64", 8, {}},
+                                    {Element::f32, "F32", 4, DType::f32},
+                                    {Element::f16, "F16", 2, DType::fp16},
+                                    {Element::bf16, "BF16", 2, DType::bf16},
+                                    {Element::f8_e4m3, "F8_E4M3", 1, DType::fp8},
+                                    {Element::f8_e5m2, "F8_E5M2", 1, {}},
+                                    {Element::f8_e8m0, "F8_E8M0", 1, {}},
+                                    {Element::i64, "I64", 8, DType::i64},
+                                    {Element::i32, "I32", 4, DType::i32},
+                                    {Element::i16, "I16", 2, {}},
+                                    {Element::i8, "I8", 1, DType::i8},
+                                    {Element::u64, "U64", 8, {}},
+                                    {Element::u32, "U32", 4, {}},
+                                    {Element::u16, "U16", 2, {}},
+                                    {Element::u8, "U8", 1, DType::u8},
+                                    {Element::boolean, "BOOL", 1, DType::u8}}};
 
 const Row& row_of(Element element) {
   for (const Row& row : rows)
@@ -95,27 +96,7 @@ std::size_t element_bytes(Element element) {
 }
 
 std::optional<DType> dtype_of(Element element) {
-  switch (element) {
-    case Element::f32:
-      return DType::f32;
-    case Element::f16:
-      return DType::fp16;
-    case Element::bf16:
-      return DType::bf16;
-    case Element::f8_e4m3:
-      return DType::fp8;
-    case Element::i64:
-      return DType::i64;
-    case Element::i32:
-      return DType::i32;
-    case Element::i8:
-      return DType::i8;
-    case Element::u8:
-    case Element::boolean:
-      return DType::u8;
-    default:
-      return {};
-  }
+  return row_of(element).dtype;
 }
 
 void decode(Element element, const std::byte* in, std::span<double> values) {

@@ -128,4 +128,16 @@ bool ProvenProducts::multiply(const DoubleProduct& product) {
   return asks_;
 }
 
+void CancellableParallel::run(int tasks, int threads, const std::function<void(int)>& body) {
+  inner_->run(tasks, threads, [&](int task) {
+    check();
+    body(task);
+  });
+}
+
+bool CancellableParallel::multiply(const DoubleProduct& product) {
+  check();
+  return inner_->multiply(product);
+}
+
 }  // namespace fftune

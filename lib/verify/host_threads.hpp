@@ -1,8 +1,10 @@
 // The threads of a verification: plain ones, started for each task and joined at its end.
 #pragma once
 
+#include <atomic>
 #include <functional>
 
+#include "core/error.hpp"
 #include "device/backend.hpp"
 #include "device/program.hpp"
 
@@ -44,6 +46,32 @@ class ProvenProducts final : public Parallel {
   Backend* backend_;
   HostThreads threads_;
   bool asks_ = true;
+};
+
+// Work that is given up when a flag is set: a reference may take minutes.
+
+class Cancelled final : public Error {
+ public:
+  Cancelled() : Error(ErrorKind::unavailable, "interrupted") {}
+};
+
+/// Runs tasks as `inner` does. Once `flag` is set it begins no further one and throws Cancelled.
+class CancellableParallel final : public Parallel {
+ public:
+  /// A null `flag` is never set. Both must outlive this.
+  CancellableParallel(Parallel& inner, const std::atomic<bool>* flag)
+      : inner_(&inner), flag_(flag) {}
+  int max_threads() const override { return inner_->max_threads(); }
+  void run(int tasks, int threads, const std::function<void(int)>& body) override;
+  bool multiply(const DoubleProduct& product) override;
+
+ private:
+  void check() const {
+    if (flag_ != nullptr && *flag_) throw Cancelled();
+  }
+
+  Parallel* inner_;
+  const std::atomic<bool>* flag_;
 };
 
 }  // namespace fftune

@@ -78,18 +78,16 @@ const std::vector<std::byte>& Truth::encoded(std::size_t tensor, std::size_t fir
   const auto& drawn = rows_.drawn(tensor);
   if (!drawn.empty() && (producer(tensor) == stages().size() || producer(tensor) >= first_stage))
     return drawn;
-  const auto [entry, is_new] = encoded_.try_emplace(tensor);
-  auto& bytes = entry->second;
-  if (!is_new) return bytes;
+  if (const auto known = encoded_.find(tensor); known != encoded_.end()) return known->second;
   const auto values = references_.rows(producer(tensor), tensor);
   const DType dtype = tensors()[tensor].dtype;
   const auto width = static_cast<std::size_t>(columns(tensor));
-  bytes = large_vector<std::byte>(values.size() * width * dtype_bytes(dtype), *parallel_);
+  auto bytes = large_vector<std::byte>(values.size() * width * dtype_bytes(dtype), *parallel_);
   for_each_row(values.size(), width, *parallel_, [&](std::size_t row) {
     encode(dtype, std::span<const double>(values[row], width),
            bytes.data() + row * width * dtype_bytes(dtype));
   });
-  return bytes;
+  return encoded_[tensor] = std::move(bytes);
 }
 
 std::int64_t Truth::live_rows(std::size_t tensor) {

@@ -34,10 +34,12 @@ constexpr double element_deviations = 16;
 }  // namespace
 
 struct Verifier::State {
-  State(Backend& device, const Op& op, Problem problem, InputData data, ReferenceFile* kept)
+  State(Backend& device, const Op& op, Problem problem, InputData data, ReferenceFile* kept,
+        const std::atomic<bool>* cancel)
       : backend(&device),
         threads(device),
-        truth(op, std::move(problem), std::move(data), threads, kept),
+        cancellable(threads, cancel),
+        truth(op, std::move(problem), std::move(data), cancellable, kept),
         tensors(device, truth, threads) {
     tensors.fit();
   }
@@ -84,6 +86,7 @@ struct Verifier::State {
 
   Backend* backend;
   ProvenProducts threads;
+  CancellableParallel cancellable;
   Truth truth;
   DeviceTensors tensors;
   std::vector<std::vector<std::byte>> results{truth.tensors().size()};  // of the first run
@@ -366,8 +369,9 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
 }
 
 Verifier::Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
-                   ReferenceFile* kept)
-    : state_(std::make_unique<State>(backend, op, std::move(problem), std::move(data), kept)) {}
+                   ReferenceFile* kept, const std::atomic<bool>* cancel)
+    : state_(std::make_unique<State>(backend, op, std::move(problem), std::move(data), kept,
+                                     cancel)) {}
 
 Verifier::~Verifier() = default;
 

@@ -1,6 +1,7 @@
 // Verification: random or given inputs, poisoned outputs, guard regions, the float64 reference.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -31,9 +32,10 @@ class Verifier {
 
   /// `backend`, `op` and `kept` must outlive it. References in `kept` are of the same data.
   /// References that `kept` has are not computed, and others are kept there once something passed.
-  /// Throws Error(unavailable) if the device is too small.
+  /// Throws Error(unavailable) if the device is too small. Once `cancel` is set, what needs a
+  /// reference that is not known yet throws Cancelled; null: never.
   Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
-           ReferenceFile* kept = nullptr);
+           ReferenceFile* kept = nullptr, const std::atomic<bool>* cancel = nullptr);
   ~Verifier();
 
   /// The same layer at another number of tokens. The weights stay on the device and what is known

@@ -47,6 +47,7 @@ _HOMES = {
     "unpatch": "patching",
     "PatchReport": "patching",
     "generate": "patching.decoding",
+    "graphed": "patching.training",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
     "distributed": "distributed",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from .nn import quantise
     from .patching import PatchReport, patch, unpatch
     from .patching.decoding import generate
+    from .patching.training import graphed
     from .tuning import check, explain, tune
 
 __all__ = ["Error", *_HOMES]

@@ -63,7 +63,7 @@ class _Allocations:
         """The variant of a layout with every size that may be given."""
         return max((v for v in self._variants(library)
                     if all(layout.get(axis, allowed) == allowed for axis, allowed in v.when.items()
-                           if axis not in self.about.sizes)),
+                           if axis not in self.about.sizes and axis not in self.about.fixed)),
                    key=lambda v: sum(allowed == ["given"] and (
                        axis in self.fields or self.about.tokens != "m")
                        for axis, allowed in v.when.items()))

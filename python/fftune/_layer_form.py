@@ -19,6 +19,8 @@ _BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
                   "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
+# Formats of packed weights with codes of 8 bits and float32 scales.
+WIDE_SCALES = ("fp8", "int8")
 # Those that may be packed, all or none, and what then stands beside them.
 PACKED = ("w_qkv", "w_o", "w_gate", "w_up", "w_down")
 _BESIDE_PACKED = tuple(f"{name}{part}" for name in PACKED for part in ("_scale", "_zero"))
@@ -137,8 +139,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
             packed: str = "", h: int = 0) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
-    is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: the
-    library's word for the groups of packed weights, and then `h`, which their shapes do not tell."""
+    is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
+    groups of packed weights, "int4-128", and then `h`, which their shapes do not tell."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -209,7 +211,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     return " ".join([f"{name}={value}" for name, value in options.items()])
 
 
-def packed_form(form: str, group: str, zeros: bool, h: int) -> str:
+def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     """The form of layers with w_q, w_k, w_v, w_o, w_gate, w_up and w_down if those are packed."""
     found = dict(entry.split("=") for entry in form.split(" "))
     names = found["weights"].split(",")
@@ -221,7 +223,7 @@ def packed_form(form: str, group: str, zeros: bool, h: int) -> str:
     names += [f"{name}{part}" for name in PACKED for part in parts]
     one = {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
     found["weights"] = ",".join([n for n in WEIGHTS if n in names and n not in one])
-    found |= {"packed": group, "h": str(h)} | ({"zeros": "yes"} if zeros else {})
+    found |= {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {})
     return " ".join([f"{name}={value}" for name, value in found.items()])
 
 
@@ -236,9 +238,11 @@ def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
 def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name, (n, k) in packed_sizes(form, d).items():
-        group = form.get("packed")
-        tiles, groups = -(-n // 16), 1 if group == "row" else k // group
-        shapes |= {name: (tiles * -(-k // 64) + 1, 512), f"{name}_scale": (tiles, groups, 16),
+        format, group = form.get("packed").split("-")
+        group = "32" if format == "mxfp4" else group
+        tiles, groups = -(-n // 16), 1 if group == "row" else k // int(group)
+        parts = -(-k // 64) * (2 if format in WIDE_SCALES else 1)
+        shapes |= {name: (tiles * parts + 1, 512), f"{name}_scale": (tiles, groups, 16),
                    f"{name}_zero": (tiles, groups, 16)}
     return shapes
 
@@ -270,8 +274,14 @@ def dtype_of(form: LayerForm, name: str, dtype: torch.dtype) -> torch.dtype:
     """The type of a weight of layers whose x has this one."""
     if name in FLOAT32:
         return torch.float32
-    return torch.uint8 if form.get("packed") and (
-        name in PACKED or name.endswith("_zero")) else dtype
+    if not form.get("packed"):
+        return dtype
+    if name in PACKED or name.endswith("_zero"):
+        return torch.uint8
+    format = form.get("packed").split("-")[0]
+    if name.endswith("_scale") and format != "int4":
+        return torch.float32 if format in WIDE_SCALES else torch.uint8
+    return dtype
 
 
 @functools.cache  # for good: captured graphs read them

@@ -121,10 +121,11 @@ def check_status(status: int) -> None:
 class Context:
     """A device: a CUDA ordinal, or the CPU for -1."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "fork")
 
     def __init__(self, device: int):
         self.handle = None
+        self.fork = _forks if device >= 0 else None
         if device >= 0:
             _load_nvrtc()
         handle = ctypes.c_void_p()
@@ -132,11 +133,12 @@ class Context:
         self.handle = handle
 
     def __del__(self):
-        if self.handle is not None and not sys.is_finalizing():
+        if self.handle is not None and self.fork in (None, _forks) and not sys.is_finalizing():
             _opened.fftune_context_destroy(self.handle)
 
 
 _contexts: dict[int, Context] = {}
+_forks = 0  # between the first process and this one: what CUDA made belongs to one process
 
 
 def context(device: int) -> Context:
@@ -154,14 +156,16 @@ class Plan:
     A plan may not be destroyed while it runs. On the CPU run() returns when it is done, and the
     caller holds the plan. On a GPU the plan notes the streams that it ran on (`runs_on`), and its
     handle is kept until their work of that time is done (`destroy_idle`). The end of the process
-    destroys no plan.
+    destroys no plan, nor does a forked child destroy its parent's plans on a GPU.
     """
 
-    __slots__ = ("handle", "device", "count", "addresses", "workspace_bytes", "stream", "streams")
+    __slots__ = ("handle", "device", "fork", "count", "addresses", "workspace_bytes", "stream",
+                 "streams")
 
     def __init__(self, device: int, problem: dict):
         self.handle = None
         self.device = device
+        self.fork = _forks if device >= 0 else None
         self.stream = None  # the last one that it ran on
         self.streams: dict[int, object] = {}  # all of them: the handle -> what the caller gave
         handle = ctypes.c_void_p()
@@ -185,7 +189,7 @@ class Plan:
         self.stream = stream
 
     def __del__(self):
-        if self.handle is None or sys.is_finalizing():
+        if self.handle is None or self.fork not in (None, _forks) or sys.is_finalizing():
             return
         if self.streams:
             _retired.append((self.handle, self.device, self.streams))
@@ -221,10 +225,14 @@ def destroy_idle(mark: Callable[[int, object], Callable[[], bool]]) -> None:
         _dying[:] = left
 
 
-def _forget_dying() -> None:
-    """In a forked child, where CUDA's streams and plans are not to be used."""
+def _forget_parent() -> None:
+    """In a forked child, where CUDA's streams, contexts and plans are not to be used."""
+    global _forks
+    _forks += 1
     _retired.clear()
     _dying.clear()
+    for device in [device for device in _contexts if device >= 0]:
+        del _contexts[device]
 
 
-os.register_at_fork(after_in_child=_forget_dying)
+os.register_at_fork(after_in_child=_forget_parent)

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 from . import ops
 from ._checks import flag, named
 from ._codes import codes_of_words, pairs_of_codes, words_of_codes
+from ._layer_form import WIDE_SCALES
 from ._library import Error
-from ._ops.packed import group_word
+from ._ops.packed import E2M1, FORMATS, group_word
 from .reference import ACTIVATIONS, quantise_weight
 from .reference import quantise as quantise_tensor
 
@@ -315,35 +316,47 @@ class MoE(nn.Module):
 
 
 class QuantLinear(nn.Module):
-    """A linear layer whose weight has 4 bits: ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``.
+    """A linear layer whose weight has 4 or 8 bits.
 
     Maps [..., in_features] to [..., out_features]. The weight is kept in the layout that kernels read.
-    State dicts have the tensors of compressed-tensors' pack-quantized format: weight_packed,
-    weight_scale, weight_shape and with `zeros` weight_zero_point.
+    State dicts have the tensors of compressed-tensors:
+
+    - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: those of pack-quantized, weight_packed,
+      weight_scale, weight_shape and with `zeros` weight_zero_point.
+    - mxfp4, ``e2m1 · 2 ** (scale - 127)``: weight_packed and weight_scale, of uint8.
+    - fp8, ``e4m3 · scale``, and int8, ``q · scale``: weight and weight_scale.
 
     Args:
         in_features, out_features: Size of the weight.
         bias: Whether there is a bias [out_features].
         group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. It divides
-            in_features.
-        zeros: Whether there are zero points.
-        device, dtype: Device and element type of the scales and the bias.
+            in_features. 32 for mxfp4.
+        zeros: Whether int4 has zero points.
+        format: "int4", "mxfp4", "fp8" or "int8".
+        device, dtype: Device and element type of the bias, and of int4's scales.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, group: int = 128,
-                 zeros: bool = False, device=None, dtype=None):
+                 zeros: bool = False, device=None, dtype=None, format: str = "int4"):
         super().__init__()
         _expect_sizes(in_features=in_features, out_features=out_features)
-        group_word("QuantLinear", group)
+        _expect_one_of("format", format, FORMATS)
+        group = 32 if format == "mxfp4" and group == 128 else group
+        group_word("QuantLinear", group, format)
         bias, self.zeros = flag("QuantLinear", "bias", bias), flag("QuantLinear", "zeros", zeros)
+        if zeros and format != "int4":
+            raise Error(f"QuantLinear: {format} has no zero points: leave out zeros")
         if group and in_features % group:
             raise Error(f"QuantLinear: groups of {group} do not divide in_features={in_features}: "
                         "give group=0, or another")
         self.in_features, self.out_features, self.group = in_features, out_features, group
+        self.format = format
         dtype = dtype or torch.get_default_dtype()
         groups = in_features // group if group else 1
-        codes = torch.zeros(out_features, -(-in_features // 2), dtype=torch.uint8, device=device)
-        scale = torch.zeros(out_features, groups, dtype=dtype, device=device)
+        width = in_features if format in WIDE_SCALES else -(-in_features // 2)
+        codes = torch.zeros(out_features, width, dtype=torch.uint8, device=device)
+        of_scale = {"int4": dtype, "mxfp4": torch.uint8}.get(format, torch.float32)
+        scale = torch.zeros(out_features, groups, dtype=of_scale, device=device)
         for name in ("packed", "scale", "zero"):
             self.register_buffer(name, None, persistent=False)
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if (
@@ -351,35 +364,34 @@ class QuantLinear(nn.Module):
         self._set(codes, scale, torch.zeros_like(scale, dtype=torch.uint8) if zeros else None)
 
     def _set(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
-        packed = ops.pack_weight(codes, scale, zero, k=self.in_features, group=self.group)
+        packed = ops.pack_weight(codes, scale, zero, k=self.in_features, group=self.group,
+                                 format=self.format)
         self.packed, self.scale, self.zero = packed[:3]
+
+    def _apply(self, fn, recurse=True):
+        scale = self.scale
+        super()._apply(fn, recurse)
+        if self.format in WIDE_SCALES and self.scale.dtype != torch.float32:
+            self.scale = scale.to(self.scale.device)  # module.to(dtype) is for the tokens' type
+        return self
 
     @property
     def packed_weight(self) -> ops.PackedWeight:
         return ops.PackedWeight(self.packed, self.scale, self.zero, self.out_features,
-                                self.in_features, self.group)
+                                self.in_features, self.group, self.format)
 
     @classmethod
     @torch.no_grad()
-    def from_linear(cls, linear: nn.Linear, group: int = 128, zeros: bool = False) -> "QuantLinear":
+    def from_linear(cls, linear: nn.Linear, group: int = 128, zeros: bool = False,
+                    format: str = "int4") -> "QuantLinear":
         """The layer with its weight rounded to the nearest codes."""
         w = linear.weight
         layer = cls(linear.in_features, linear.out_features, linear.bias is not None, group, zeros,
-                    w.device, w.dtype)
-        grouped = w.float().unflatten(1, (-1, group or w.shape[1]))
-        if zeros:
-            low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
-            scale = (high - low) / 15
-        else:
-            scale = grouped.abs().amax(-1) / 7
-        if not scale.isfinite().all():
+                    w.device, w.dtype, format)
+        if not w.isfinite().all():
             raise Error("QuantLinear: the weight is not finite")
-        scale = torch.where(scale > 0, scale, 1.0).to(w.dtype)
-        zero = (-low / scale.float()).round().clamp(0, 15) if zeros else None
-        offset = 8 if zero is None else zero.unsqueeze(-1)
-        q = (grouped / scale.float().unsqueeze(-1) + offset).round().clamp(0, 15).to(torch.uint8)
-        layer._set(pairs_of_codes(q.flatten(1)), scale,
-                   None if zero is None else zero.to(torch.uint8))
+        layer._set(*_ROUNDINGS[format](w.float().unflatten(1, (-1, layer.group or w.shape[1])), zeros,
+                                       w.dtype))
         if linear.bias is not None:
             layer.bias = linear.bias
         return layer.train(linear.training)
@@ -389,17 +401,25 @@ class QuantLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return (f"in_features={self.in_features}, out_features={self.out_features}, "
-                f"bias={self.bias is not None}, group={self.group}, zeros={self.zeros}")
+                f"bias={self.bias is not None}, group={self.group}, zeros={self.zeros}, "
+                f"format={self.format!r}")
 
     def _saved_names(self) -> tuple[str, ...]:
-        return ("weight_packed", "weight_scale", "weight_shape",
+        if self.format in WIDE_SCALES:
+            return "weight", "weight_scale"
+        return ("weight_packed", "weight_scale", *(("weight_shape",) if self.format == "int4" else ()),
                 *(("weight_zero_point",) if self.zeros else ()))
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         codes, scale, zero = self.packed_weight.unpack()
-        words = nn.functional.pad(codes, (0, -codes.shape[1] % 4)).view(torch.int32)
-        saved = [words, scale, torch.tensor([self.out_features, self.in_features])]
+        if self.format in WIDE_SCALES:
+            saved = [codes.view(_ELEMENTS[self.format]), scale]
+        elif self.format == "mxfp4":
+            saved = [codes, scale]
+        else:
+            words = nn.functional.pad(codes, (0, -codes.shape[1] % 4)).view(torch.int32)
+            saved = [words, scale, torch.tensor([self.out_features, self.in_features])]
         if zero is not None:
             saved.append(words_of_codes(zero, 0))
         for name, tensor in zip(self._saved_names(), saved):
@@ -420,43 +440,89 @@ class QuantLinear(nn.Module):
         except Error as error:
             error_msgs.append(str(error))
 
-    def _load(self, prefix, words, scale, shape, zero_words=None) -> None:
+    def _load(self, prefix, codes, scale, shape=None, zero_words=None) -> None:
         n, k = self.out_features, self.in_features
-        if shape.tolist() != [n, k]:
+        if shape is not None and shape.tolist() != [n, k]:
             raise Error(f"{prefix}weight_shape is {shape.tolist()}, not {[n, k]}")
         groups = k // self.group if self.group else 1
-        wanted = {"weight_packed": (words, (n, -(-k // 8))), "weight_scale": (scale, (n, groups))}
+        width, dtype = {"int4": (-(-k // 8), torch.int32), "mxfp4": (k // 2, torch.uint8)}.get(
+            self.format, (k, _ELEMENTS.get(self.format)))
+        wanted = {self._saved_names()[0]: (codes, (n, width)), "weight_scale": (scale, (n, groups))}
         if zero_words is not None:
             wanted["weight_zero_point"] = zero_words, (-(-n // 8), groups)
         for name, (tensor, right) in wanted.items():
             if tuple(tensor.shape) != right:
                 raise Error(f"{prefix}{name} is {[*tensor.shape]}, not {[*right]}")
-        if not scale.isfinite().all():
+        if codes.dtype != dtype:
+            raise Error(f"{prefix}{self._saved_names()[0]} is {codes.dtype}, not {dtype}")
+        if scale.is_floating_point() and not scale.isfinite().all():
             raise Error(f"{prefix}weight_scale is not finite")
         zero = None if zero_words is None else codes_of_words(zero_words, n, 0)
-        codes = words.contiguous().view(torch.uint8)[:, :-(-k // 2)].contiguous()
+        codes = codes.contiguous().view(torch.uint8)
+        if self.format == "int4":
+            codes = codes[:, :-(-k // 2)].contiguous()
         self._set(codes, scale.to(self.scale.dtype).contiguous(), zero)
+
+
+# Rounding of a weight [n, groups, elements of a group] to (codes, scale, zero) of pack_weight.
+
+def _to_int4(grouped: Tensor, zeros: bool, dtype: torch.dtype):
+    low = grouped.amin(-1).clamp(max=0)
+    scale = (grouped.amax(-1).clamp(min=0) - low) / 15 if zeros else grouped.abs().amax(-1) / 7
+    scale = torch.where(scale > 0, scale, 1.0).to(dtype)
+    zero = (-low / scale.float()).round().clamp(0, 15) if zeros else None
+    offset = 8 if zero is None else zero.unsqueeze(-1)
+    q = (grouped / scale.float().unsqueeze(-1) + offset).round().clamp(0, 15).to(torch.uint8)
+    return pairs_of_codes(q.flatten(1)), scale, None if zero is None else zero.to(torch.uint8)
+
+
+def _to_mxfp4(grouped: Tensor, zeros: bool, dtype: torch.dtype):
+    """The exponent of the largest element, less that of 4, as OCP MX has it."""
+    largest = grouped.abs().amax(-1)
+    exponent = (torch.frexp(largest).exponent - 3).clamp(-127, 127)
+    exponent = torch.where(largest > 0, exponent, 0)
+    scaled = torch.ldexp(grouped, -exponent.unsqueeze(-1))
+    middles = [(a + b) / 2 for a, b in zip(E2M1, E2M1[1:])]
+    magnitudes = torch.bucketize(scaled.abs(), torch.tensor(middles, device=grouped.device))
+    q = (magnitudes + 8 * (scaled < 0)).to(torch.uint8)
+    return pairs_of_codes(q.flatten(1)), (exponent + 127).to(torch.uint8), None
+
+
+def _to_8_bits(largest: int, element: torch.dtype):
+    def rounding(grouped: Tensor, zeros: bool, dtype: torch.dtype):
+        scale = grouped.abs().amax(-1) / largest
+        scale = torch.where(scale > 0, scale, 1.0)
+        q = (grouped / scale.unsqueeze(-1)).clamp(-largest, largest)
+        q = q.round() if element == torch.int8 else q
+        return q.to(element).flatten(1), scale, None
+    return rounding
+
+
+_ELEMENTS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+_ROUNDINGS = {"int4": _to_int4, "mxfp4": _to_mxfp4, "fp8": _to_8_bits(448, torch.float8_e4m3fn),
+              "int8": _to_8_bits(127, torch.int8)}
 
 
 def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: bool = False,
              skip: tuple[str, ...] = ("lm_head",)) -> nn.Module:
-    """Rounds the weight of each ``nn.Linear`` of a module to 4 bits, in place.
+    """Rounds the weight of each ``nn.Linear`` of a module to 4 or 8 bits, in place.
 
     Weights are rounded to the nearest code, without calibration.
 
     Args:
         module: The module; a single ``nn.Linear`` too.
-        format: "int4".
+        format: "int4", "mxfp4", "fp8" or "int8".
         group, zeros: As in ``QuantLinear``.
         skip: Layers that stay as they are, by the last part of their name.
 
     Returns:
         The module, or the ``QuantLinear`` in the place of an ``nn.Linear``.
     """
-    _expect_one_of("format", format, ("int4",))
-    group_word("quantise", group)
+    _expect_one_of("format", format, FORMATS)
+    group = 32 if format == "mxfp4" and group == 128 else group
+    group_word("quantise", group, format)
     if type(module) is nn.Linear:
-        return QuantLinear.from_linear(module, group, zeros)
+        return QuantLinear.from_linear(module, group, zeros, format)
     found = [(name, child) for name, child in module.named_modules()
              if type(child) is nn.Linear and name.rpartition(".")[2] not in skip]
     for name, child in found:
@@ -465,5 +531,5 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
                         f"{child.in_features} of {name}: give group=0, or skip it")
     for name, child in found:
         parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, QuantLinear.from_linear(child, group, zeros))
+        setattr(module.get_submodule(parent), own, QuantLinear.from_linear(child, group, zeros, format))
     return module

@@ -1,11 +1,13 @@
 """Every op in plain PyTorch. These run with FFTUNE_DISABLE=1, and tests compare with them. Functions
 take the arguments of the custom ops of the same names (fftune.ops)."""
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._codes import codes_of_pairs, pairs_of_codes
 from ._layer_form import PACKED, packed_sizes, parse, with_constants
 
 aten = torch.ops.aten
@@ -147,16 +149,24 @@ def linear_backward_into(dy, x, w, dw, dbias):
     return dx
 
 
-# packed weights of 4 bits: kernels/gemm/packed/layout.cuh has the layout
+# packed weights: kernels/gemm/packed/layout.cuh has the layout
 
-def _places(n: int, k: int, device) -> tuple[Tensor, Tensor]:
+_MAGIC = {"int4": 0x34576666, "mxfp4": 0x344D6666, "fp8": 0x38466666, "int8": 0x38496666}
+_BITS = {"int4": 4, "mxfp4": 4, "fp8": 8, "int8": 8}
+
+
+def _places(n: int, k: int, device, bits: int) -> tuple[Tensor, Tensor]:
     """The byte and the shift of each code [n, k] in the packed weight."""
     row = torch.arange(n, device=device).unsqueeze(1)
     column = torch.arange(k, device=device)
-    block = 1 + row // 16 * -(-k // 64) + column // 64
+    block = row // 16 * -(-k // 64) + column // 64
     lane, step = row % 16 // 2 * 4 + column % 8 // 2, column % 64 // 16
+    if bits == 8:
+        byte = row % 2 + column % 2 * 2 + column % 16 // 8 * 4
+        byte = (1 + block * 2 + step // 2) * 512 + lane * 16 + step % 2 * 8 + byte
+        return byte, torch.zeros_like(byte)
     nibble = row % 2 + column % 16 // 8 * 2 + column % 2 * 4
-    return block * 512 + lane * 16 + step * 4 + nibble // 2, nibble % 2 * 4
+    return (1 + block) * 512 + lane * 16 + step * 4 + nibble // 2, nibble % 2 * 4
 
 
 def _by_tiles(rows: Tensor) -> Tensor:
@@ -164,51 +174,117 @@ def _by_tiles(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, -len(rows) % 16)).unflatten(0, (-1, 16)).transpose(1, 2).contiguous()
 
 
-def _pack_weight(codes, scale, zero, k):
-    n = len(codes)
-    plain = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, :k].int()
-    w = torch.zeros((-(-n // 16) * -(-k // 64) + 1) * 512, dtype=torch.int32, device=codes.device)
-    byte, shift = _places(n, k, codes.device)
+def _by_rows(tiles: Tensor, n: int) -> Tensor:
+    return tiles.transpose(1, 2).flatten(0, 1)[:n].contiguous()
+
+
+def _packed_codes(format: str, codes: Tensor, k: int) -> Tensor:
+    n, bits = len(codes), _BITS[format]
+    plain = (codes if bits == 8 else codes_of_pairs(codes, k)).int()
+    parts = -(-n // 16) * -(-k // 64) * bits // 4
+    w = torch.zeros((parts + 1) * 512, dtype=torch.int32, device=codes.device)
+    byte, shift = _places(n, k, codes.device, bits)
     w.index_add_(0, byte.flatten(), (plain << shift.int()).flatten())
-    header = torch.tensor([0x34576666, 1, n, k], dtype=torch.int32).view(torch.uint8)
+    header = torch.tensor([_MAGIC[format], 1, n, k], dtype=torch.int32).view(torch.uint8)
     w[:16] = header.to(w)
+    return w.to(torch.uint8).view(-1, 512)
+
+
+def _plain_codes(format: str, w: Tensor, n: int, k: int) -> Tensor:
+    byte, shift = _places(n, k, w.device, _BITS[format])
+    codes = w.flatten()[byte] >> shift.to(torch.uint8)
+    return codes if _BITS[format] == 8 else pairs_of_codes(codes & 15)
+
+
+def _pack_weight(codes, scale, zero, k):
     no_zero = codes.new_empty(0)
-    return (w.to(torch.uint8).view(-1, 512), _by_tiles(scale),
+    return (_packed_codes("int4", codes, k), _by_tiles(scale),
             no_zero if zero is None else _by_tiles(zero))
 
 
 def _unpack_weight(w, scale, zero, n, k):
-    byte, shift = _places(n, k, w.device)
-    plain = F.pad(w.flatten()[byte] >> shift.to(torch.uint8) & 15, (0, k % 2)).unflatten(1, (-1, 2))
-    rows = [None if t is None else t.transpose(1, 2).flatten(0, 1)[:n].contiguous()
-            for t in (scale, zero)]
-    return plain[..., 0] | plain[..., 1] << 4, rows[0], w.new_empty(0) if zero is None else rows[1]
+    return (_plain_codes("int4", w, n, k), _by_rows(scale, n),
+            w.new_empty(0) if zero is None else _by_rows(zero, n))
+
+
+def _pack_other(format, codes, scale, k):
+    return _packed_codes(format, codes, k), _by_tiles(scale)
+
+
+def _unpack_other(format, w, scale, n, k):
+    return _plain_codes(format, w, n, k), _by_rows(scale, n)
 
 
 pack_weight_128 = pack_weight_64 = pack_weight_32 = pack_weight_row = _pack_weight
 unpack_weight_128 = unpack_weight_64 = unpack_weight_32 = unpack_weight_row = _unpack_weight
 
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
-def _dense(w, scale, zero, n, k, group, dtype):
+
+def _dense(format, w, scale, zero, n, k, group, dtype):
     """The weight [n, k] of a packed one."""
-    byte, shift = _places(n, k, w.device)
-    _, scale, zero = _unpack_weight(w, scale, zero, n, k)
-    groups = torch.arange(k, device=w.device) // (k if group == "row" else int(group))
-    offset = zero.float()[:, groups] if zero.numel() else 8.0
-    codes = (w.flatten()[byte] >> shift.to(torch.uint8) & 15).float()
-    return ((codes - offset) * scale.float()[:, groups]).to(dtype)
+    scale = _by_rows(scale, n)
+    group = 32 if format == "mxfp4" else k if group == "row" else int(group)
+    groups = torch.arange(k, device=w.device) // group
+    codes = _plain_codes(format, w, n, k)
+    if format == "fp8":
+        values = codes.view(torch.float8_e4m3fn).float()
+    elif format == "int8":
+        values = codes.view(torch.int8).float()
+    elif format == "mxfp4":
+        table = torch.tensor((*_E2M1, *(-value for value in _E2M1)), device=w.device)
+        values = table[codes_of_pairs(codes, k).long()]
+        scale = torch.where(scale == 255, torch.nan, torch.exp2(scale.float() - 127))
+    else:
+        offset = _by_rows(zero, n).float()[:, groups] if zero is not None else 8.0
+        values = codes_of_pairs(codes, k).float() - offset
+    return (values * scale.float()[:, groups]).to(dtype)
 
 
-def linear_packed(x, w, scale, zero, bias, residual, n, group):
-    return linear(x, _dense(w, scale, zero, n, x.shape[-1], group, x.dtype), bias, residual)
+def _linear_packed(format, x, w, scale, zero, bias, residual, n, group):
+    return linear(x, _dense(format, w, scale, zero, n, x.shape[-1], group, x.dtype), bias, residual)
 
 
-def ffn_packed(x, w_gate, w_up, w_down, gate_scale, up_scale, down_scale, gate_zero, up_zero,
-               down_zero, bias, residual, h, group, act):
+def _ffn_packed(format, x, w_gate, w_up, w_down, gate_scale, up_scale, down_scale, *others):
+    gate_zero, up_zero, down_zero = others[:3] if format == "int4" else (None,) * 3
+    bias, residual, h, group, act = others[-5:]
     d = x.shape[-1]
-    return ffn(x, _dense(w_gate, gate_scale, gate_zero, h, d, group, x.dtype),
-               _dense(w_up, up_scale, up_zero, h, d, group, x.dtype),
-               _dense(w_down, down_scale, down_zero, d, h, group, x.dtype), bias, residual, act)
+    return ffn(x, _dense(format, w_gate, gate_scale, gate_zero, h, d, group, x.dtype),
+               _dense(format, w_up, up_scale, up_zero, h, d, group, x.dtype),
+               _dense(format, w_down, down_scale, down_zero, d, h, group, x.dtype), bias, residual, act)
+
+
+def _with_dense(format, x, w, scale, *others):
+    """The arguments of qkv, or qkv_cached, for the dense weight."""
+    zero, others = (others[0], others[1:]) if format == "int4" else (None, others)
+    bias, q_norm, k_norm, positions, angles, *others = others
+    caches, (heads, kv_heads, dim, group, *options) = others[:-9], others[-9:]
+    w = _dense(format, w, scale, zero, (heads + 2 * kv_heads) * dim, x.shape[-1], group, x.dtype)
+    return (x, w, None, None, bias, None, None, q_norm, k_norm, positions, angles, *caches, heads,
+            kv_heads, *options)
+
+
+def _define_packed(format: str) -> None:
+    """The ops of a format, by their names."""
+    end = "" if format == "int4" else f"_{format}"
+
+    def linear_packed(x, w, scale, *others):
+        zero, others = (others[0], others[1:]) if format == "int4" else (None, others)
+        return _linear_packed(format, x, w, scale, zero, *others)
+
+    globals().update({
+        f"linear_packed{end}": linear_packed,
+        f"ffn_packed{end}": functools.partial(_ffn_packed, format),
+        f"qkv_packed{end}": lambda *a: qkv(*_with_dense(format, *a)),
+        f"qkv_packed_cached{end}": lambda *a: qkv_cached(*_with_dense(format, *a))})
+    if format != "int4":
+        for word in ("",) if format == "mxfp4" else ("_128", "_64", "_32", "_row"):
+            globals()[f"pack_weight{end}{word}"] = functools.partial(_pack_other, format)
+            globals()[f"unpack_weight{end}{word}"] = functools.partial(_unpack_other, format)
+
+
+for _format in _BITS:
+    _define_packed(_format)
 
 
 # two experts behind a mask
@@ -813,22 +889,6 @@ def qkv_cached(*arguments):
     return q
 
 
-def _with_dense(x, w, scale, zero, bias, q_norm, k_norm, positions, angles, *others):
-    """The arguments of qkv, or qkv_cached, for the dense weight."""
-    caches, (heads, kv_heads, dim, group, *options) = others[:-9], others[-9:]
-    w = _dense(w, scale, zero, (heads + 2 * kv_heads) * dim, x.shape[-1], group, x.dtype)
-    return (x, w, None, None, bias, None, None, q_norm, k_norm, positions, angles, *caches, heads,
-            kv_heads, *options)
-
-
-def qkv_packed(*arguments):
-    return qkv(*_with_dense(*arguments))
-
-
-def qkv_packed_cached(*arguments):
-    return qkv_cached(*_with_dense(*arguments))
-
-
 # layer
 
 def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
@@ -838,8 +898,9 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         for name in PACKED if found.get("packed") else ():
             n, k = packed_sizes(found, x.shape[-1])[name]
-            own[name] = _dense(*(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")), n, k,
-                               str(found.get("packed")), x.dtype)
+            format, group = found.get("packed").split("-")
+            own[name] = _dense(format, *(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")),
+                               n, k, group, x.dtype)
         if found.constants:
             own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],

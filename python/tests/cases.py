@@ -53,6 +53,66 @@ def _packed(random, n, k, zeros):
     return w, scale, zero if zeros else None
 
 
+def _packed_as(format, n, k):
+    """A packed weight of another format than int4, in groups of 32."""
+    bits8 = format in ("fp8", "int8")
+    codes = _codes(n, k if bits8 else k // 2)
+    if format == "fp8":
+        codes = codes & 191  # at most 1.875: tolerances are by the largest values
+    scale = torch.randint(118, 122, (n, k // 32), dtype=torch.uint8)
+    if bits8:
+        scale = torch.rand(n, k // 32) * {"fp8": 0.5, "int8": 0.01}[format]
+    name = f"pack_weight_{format}" + ("_32" if bits8 else "")
+    return getattr(reference, name)(codes, scale, k)
+
+
+def _linear_as(format, random, m, k=64, n=40):
+    return random(m, k), *_packed_as(format, n, k), random(n), random(m, n), n, _group_as(format)
+
+
+def _ffn_as(format, random, m, d=64, h=96):
+    weights = [_packed_as(format, n, k) for n, k in ((h, d), (h, d), (d, h))]
+    return (random(m, d), *[w[i] for i in range(2) for w in weights], random(d), random(m, d), h,
+            _group_as(format), "silu")
+
+
+def _qkv_as(format, random, tokens, **options):
+    a = _qkv(random, tokens, packed=True, d=64, **options)
+    return (a[0], *_packed_as(format, len(a[1]), 64), a[4], *a[7:-5], 16, _group_as(format), *a[-5:])
+
+
+def _group_as(format):
+    return "128" if format == "mxfp4" else "32"
+
+
+def _cases_as(format):
+    words = ("",) if format == "mxfp4" else ("_128", "_64", "_32", "_row")
+    counts = {"": 4, "_128": 1, "_64": 2, "_32": 4, "_row": 1}
+
+    def plain(word):
+        scale = (torch.randint(0, 256, (37, counts[word]), dtype=torch.uint8) if format == "mxfp4" else
+                 torch.rand(37, counts[word]))
+        return _codes(37, 64 if format == "mxfp4" else 128), scale, 128
+
+    for word in words:
+        yield Case(f"pack_weight_{format}{word}", f"pack_weight_{format}{word}",
+                   lambda r, word=word: plain(word), differentiable=False)
+        yield Case(f"unpack_weight_{format}{word}", f"unpack_weight_{format}{word}", lambda r, word=word: (
+            *getattr(reference, f"pack_weight_{format}{word}")(*plain(word)), 37, 128),
+            differentiable=False)
+    yield Case(f"linear_packed_{format}", f"linear_packed_{format}", lambda r: _linear_as(format, r, 3),
+               constants=(1, 2))
+    yield Case(f"linear_packed_{format}-many", f"linear_packed_{format}", lambda r: _linear_as(format, r, 70),
+               constants=(1, 2))
+    yield Case(f"ffn_packed_{format}", f"ffn_packed_{format}", lambda r: _ffn_as(format, r, 3),
+               constants=tuple(range(1, 7)))
+    yield Case(f"qkv_packed_{format}", f"qkv_packed_{format}", lambda r: _qkv_as(format, r, (2, 5)),
+               differentiable=False)
+    yield Case(f"qkv_packed_cached_{format}", f"qkv_packed_cached_{format}",
+               lambda r: _qkv_as(format, r, (6,), norm=True, rule="base", cache=True),
+               differentiable=False, updated=(8, 9))
+
+
 def _packed_ffn(random, m, zeros, d=64, h=96):
     weights = [_packed(random, n, k, zeros) for n, k in ((h, d), (h, d), (d, h))]
     extra = (random(d), random(m, d)) if zeros else (None, None)
@@ -262,6 +322,7 @@ CASES = [
          constants=tuple(range(1, 10))),
     Case("ffn_packed-zeros", "ffn_packed", lambda r: _packed_ffn(r, 70, True),
          constants=tuple(range(1, 10))),
+    *(case for format in ("mxfp4", "fp8", "int8") for case in _cases_as(format)),
     Case("masked_linear", "masked_linear",
          lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24), "")),
     Case("masked_linear-pattern", "masked_linear",

@@ -1,5 +1,5 @@
-"""Layers with weights of 4 bits that have the tensors and attributes of GPTQModel's, AutoAWQ's and
-compressed-tensors' to the bit, and compute by PyTorch."""
+"""Layers with weights of 4 and 8 bits that have the tensors and attributes of GPTQModel's, AutoAWQ's,
+compressed-tensors' and transformers' to the bit, and compute by PyTorch."""
 import json
 import types
 from pathlib import Path
@@ -82,7 +82,7 @@ class WQLinear_GEMM(nn.Module):
 
 def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4):
     """nn.Linear as compressed-tensors leaves it on loading."""
-    n, k = tensors["weight_shape"].tolist()
+    n, k = tensors["weight_shape"].tolist() if "weight_shape" in tensors else tensors["weight"].shape
     layer = nn.Linear(k, n, bias=False)
     del layer.weight
     for name, tensor in tensors.items():
@@ -93,6 +93,23 @@ def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4)
         output_activations=None)
     layer.quantization_status = "compressed"
     return layer
+
+
+class FP8Linear(nn.Linear):
+    """transformers', with activations that are not rounded."""
+
+    def __init__(self, weight, weight_scale_inv, bias=None, *, block_size):
+        super().__init__(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.block_size, self.activation_scheme = block_size, "dynamic"
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight_scale_inv = nn.Parameter(weight_scale_inv, requires_grad=False)
+        self.bias = bias
+
+    def forward(self, x):
+        rows, columns = self.block_size
+        scale = self.weight_scale_inv.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        n, k = self.weight.shape
+        return nn.functional.linear(x, (self.weight.float() * scale[:n, :k]).to(x.dtype), self.bias)
 
 
 def of_file(name, bias=None):
@@ -113,9 +130,12 @@ def of_file(name, bias=None):
     elif config["quant_method"] == "awq":
         layer = WQLinear_GEMM(tensors["qweight"], tensors["qzeros"], tensors["scales"], bias,
                               group_size=config["group_size"])
+    elif config["quant_method"] == "fp8":
+        layer = FP8Linear(tensors["weight"], tensors["weight_scale_inv"], bias, block_size=(128, 128))
     else:
         weights = next(iter(config["config_groups"].values()))["weights"]
-        layer = compressed(tensors, symmetric=weights["symmetric"], group_size=weights["group_size"])
+        layer = compressed(tensors, symmetric=weights["symmetric"], group_size=weights["group_size"],
+                           bits=weights["num_bits"])
     return layer, expected
 
 

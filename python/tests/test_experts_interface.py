@@ -10,8 +10,8 @@ import fftune
 from fftune import tuning
 from models import MIXTURES, inputs, make
 
-pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
-                                reason="transformers 4 has no interface of experts")
+pytestmark = pytest.mark.skipif(not hasattr(transformers.modeling_utils, "ALL_EXPERTS_FUNCTIONS"),
+                                reason="transformers before 5.8 takes no other experts")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_mixtures(name):
 
 
 def experts_in(model):
-    return next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
+    return next(m for m in model.modules() if "gate_up_proj" in m._parameters)
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -107,6 +107,23 @@ def test_transposed_weights_keep_their_values():
         model(**inputs("gpt-oss"))
     assert model.model.layers[0].mlp.experts.gate_up_proj is weight and torch.equal(weight, before)
     assert weight.transpose(1, 2).is_contiguous() and not weight.is_inference()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
+def test_releases_with_fewer_traits(name):
+    """transformers 5.8 to 5.17 set no has_post_expert_norm."""
+    model = make(name)
+    given = inputs(name)
+    model.set_experts_implementation("eager")
+    with torch.no_grad():
+        right = model(**given).logits
+    for layer in model.model.layers:
+        for trait in ("has_gate", "has_post_expert_norm", "is_concatenated"):
+            layer.mlp.experts.__dict__.pop(trait, None)
+    model.set_experts_implementation("fftune")
+    with torch.no_grad():
+        ours, called = ops_of(lambda: model(**given).logits)
+    assert set(called) == {"moe-ffn"} and close(ours, right, 1e-5)
 
 
 class _Clamped(torch.nn.Module):

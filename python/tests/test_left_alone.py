@@ -123,10 +123,18 @@ def test_attention_that_is_not_known_keeps_its_masks(kind, settings):
     assert "layers of" not in words_of(report.replaced)
     with torch.no_grad():
         assert close(ours(ids()).logits, model(ids()).logits)
-    assert close(static_logits(ours), static_logits(model))
+    try:
+        right = static_logits(model)
+    except RuntimeError:
+        # Bloom's attention in transformers 5.17 takes no static cache.
+        assert transformers.__version__ < "5.20" and kind == "BloomConfig"
+        right = None
+    if right is not None:
+        assert close(static_logits(ours), right)
     fftune.unpatch(ours)
     assert ours.config._attn_implementation == model.config._attn_implementation
-    assert torch.equal(static_logits(ours), static_logits(model))
+    if right is not None:
+        assert torch.equal(static_logits(ours), right)
 
 
 @pytest.mark.parametrize("kind, settings", [

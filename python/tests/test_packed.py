@@ -1,4 +1,4 @@
-"""Packed weights of 4 bits: the layer, its state dict, and rounding to nearest."""
+"""Packed weights of 4 and 8 bits: the layer, its state dict, and rounding to nearest."""
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,61 @@ def test_a_quantised_layer_is_near_the_dense_one_and_exact_for_its_own_weight(gr
     assert close(layer(x), x @ dense.T + linear.bias)
     limit = 0.5 * layer.packed_weight.unpack()[1].max() * (1 + 1e-5)
     assert (dense - linear.weight).abs().max() <= limit * (2 if zeros else 1)
+
+
+# Half a step of the largest codes, beside the largest element of a group.
+STEPS = {"mxfp4": 1 / 4, "fp8": 1 / 28, "int8": 1 / 254}
+
+
+@pytest.mark.parametrize("format, group", [("mxfp4", 128)] + [
+    (format, group) for format in ("fp8", "int8") for group in (128, 64, 32, 0)])
+def test_a_layer_of_another_format_is_near_the_dense_one_and_comes_back(format, group):
+    linear = nn.Linear(256, 72)
+    layer = QuantLinear.from_linear(linear, group, format=format)
+    x = torch.randn(5, 3, 256)
+    dense = layer.packed_weight.dense()
+    assert close(layer(x), x @ dense.T + linear.bias)
+    largest = linear.weight.detach().unflatten(1, (-1, layer.group or 256)).abs().amax(-1, True)
+    off = (dense - linear.weight).detach().unflatten(1, (-1, layer.group or 256)).abs()
+    assert bool((off <= largest * STEPS[format] * (1 + 1e-5)).all())
+    again = QuantLinear.from_linear(nn.Linear(256, 72), group, format=format)
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again.packed_weight.dense(), dense)
+    # Its own values are rounded to themselves, and another type of tokens leaves the weight alone.
+    linear.weight = nn.Parameter(dense)
+    assert close(QuantLinear.from_linear(linear, group, format=format).packed_weight.dense(), dense, 1e-6)
+    half = layer.to(torch.bfloat16)
+    assert torch.equal(half.packed_weight.dense(), dense) and half(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("format, name", (("mxfp4", "ct_mxfp4"), ("fp8", "ct_fp8_channel"),
+                                          ("int8", "ct_int8_channel")))
+def test_tensors_of_other_formats_decode_as_they_should(format, name):
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = safetensors.load_file(FILES / f"{name}.safetensors")
+    expected = tensors.pop("expected")
+    layer = QuantLinear(expected.shape[1], expected.shape[0], False, 32 if format == "mxfp4" else 0,
+                        format=format)
+    layer.load_state_dict({key.rpartition(".")[2]: tensor for key, tensor in tensors.items()})
+    assert torch.equal(layer.packed_weight.dense(), expected)
+
+
+def test_weights_of_other_formats_that_cannot_be_are_refused_in_one_line():
+    for words, make in (
+            ("int8 has no zero points", lambda: QuantLinear(64, 16, zeros=True, format="int8", group=0)),
+            ("mxfp4 has groups of 32", lambda: QuantLinear(64, 16, format="mxfp4", group=64)),
+            ("format is 'fp4'", lambda: QuantLinear(64, 16, format="fp4")),
+            ("codes have NaN", lambda: fftune.ops.pack_weight(
+                torch.full((16, 64), float("nan")).to(torch.float8_e4m3fn), torch.ones(16, 1), group=0,
+                format="fp8")),
+            ("zero is", lambda: fftune.ops.pack_weight(
+                torch.zeros(16, 64, dtype=torch.int8), torch.ones(16, 1), torch.zeros(16, 1), group=0,
+                format="int8"))):
+        with pytest.raises(fftune.Error, match=words):
+            make()
+    layer = QuantLinear(64, 16, bias=False, group=64, format="fp8")
+    with pytest.raises(RuntimeError, match="weight is torch.int8, not torch.float8_e4m3fn"):
+        layer.load_state_dict({**layer.state_dict(), "weight": torch.zeros(16, 64, dtype=torch.int8)})
 
 
 def test_a_weight_of_codes_is_rounded_to_itself():
@@ -92,7 +147,7 @@ def test_quantise_replaces_the_linear_layers_of_a_module():
         quantise(nn.Sequential(nn.Linear(96, 8)), group=64)
     with pytest.raises(fftune.Error, match="group is 100: give 128, 64, 32, or 0"):
         quantise(nn.Linear(96, 8), group=100)
-    with pytest.raises(fftune.Error, match="format is 'int3': give one of int4"):
+    with pytest.raises(fftune.Error, match="format is 'int3': give one of int4, mxfp4"):
         quantise(nn.Linear(96, 8), "int3")
 
 
@@ -155,9 +210,9 @@ def test_heads_of_a_packed_weight_and_their_gradients(zeros):
         fftune.ops.qkv(x, packed, 4, 2, bias=(bias, bias, bias))
 
 
-def a_layer(group=32, zeros=False, dim=16):
+def a_layer(group=32, zeros=False, dim=16, format="int4"):
     def pack(n, k):
-        return QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros).packed_weight
+        return QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros, format).packed_weight
 
     return {"attn_norm": torch.rand(64) + 0.5, "w_qkv": pack(8 * dim, 64), "w_o": pack(64, 4 * dim),
             "ffn_norm": torch.rand(64) + 0.5, "w_gate": pack(96, 64), "w_up": pack(96, 64),
@@ -165,9 +220,11 @@ def a_layer(group=32, zeros=False, dim=16):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("group, zeros", ((32, False), (32, True), (0, True)))
-def test_layers_with_packed_weights(group, zeros, monkeypatch):
-    weights = [a_layer(group, zeros) for _ in range(2)]
+@pytest.mark.parametrize("group, zeros, format", (
+    (32, False, "int4"), (32, True, "int4"), (0, True, "int4"), (32, False, "mxfp4"), (32, False, "fp8"),
+    (0, False, "int8")))
+def test_layers_with_packed_weights(group, zeros, format, monkeypatch):
+    weights = [a_layer(group, zeros, format=format) for _ in range(2)]
     x, lengths = torch.randn(2, 3, 64), torch.tensor([7, 5], dtype=torch.int32)
     angles = torch.rand(20, 16)
     results = []

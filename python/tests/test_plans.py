@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ def fork(work, seconds: int = 30) -> int:
             signal.alarm(seconds)
             work()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return os.waitpid(child, 0)[1]
@@ -90,6 +93,42 @@ class FakeLibrary:
         self.destroyed.append(handle)
 
 
+def fake_plan(handle, *streams):
+    """A plan on a GPU that ran on these streams."""
+    made = object.__new__(_library.Plan)
+    made.handle, made.device, made.fork = handle, 0, _library._forks
+    made.stream, made.streams = None, {}
+    for stream in streams:
+        made.runs_on(stream, f"stream {stream}")
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_leaves_plans_and_contexts_on_a_gpu_to_its_parent(monkeypatch):
+    library = FakeLibrary()
+    library.fftune_context_destroy = library.fftune_plan_destroy
+    monkeypatch.setattr(_library, "_opened", library)
+    owner = object.__new__(_library.Context)
+    owner.handle, owner.fork = 1, _library._forks
+    monkeypatch.setitem(_library._contexts, 0, owner)
+    plans = [fake_plan(2), fake_plan(3, 7)]
+    del owner
+
+    def work():
+        plans.clear()
+        gc.collect()
+        _library.destroy_idle(lambda device, stream: pytest.fail("the child asks for a stream"))
+        assert not _library._contexts.get(0) and not library.destroyed
+    assert fork(work) == 0
+    assert _library._contexts[0].handle == 1
+    plans.clear()
+    assert library.destroyed == [2] and len(_library._retired) == 1
+    _library._retired.clear()
+    del _library._contexts[0]
+    assert library.destroyed == [2, 1]
+    monkeypatch.undo()
+
+
 def test_plans_of_a_stream_wait_for_its_work(monkeypatch):
     """With streams that say when their work is done, as events on a GPU do."""
     library, done = FakeLibrary(), set()
@@ -102,24 +141,17 @@ def test_plans_of_a_stream_wait_for_its_work(monkeypatch):
         marks.append((device, owner))
         return lambda: owner in done
 
-    def plan(handle, *streams):
-        made = object.__new__(_library.Plan)
-        made.handle, made.device, made.stream, made.streams = handle, 0, None, {}
-        for stream in streams:
-            made.runs_on(stream, f"stream {stream}")
-        return made
-
-    plan(1)  # never ran: nothing to wait for
+    fake_plan(1)  # never ran: nothing to wait for
     assert library.destroyed == [1]
-    held = plan(2, 7)
+    held = fake_plan(2, 7)
     del held
-    both = plan(3, 7, 8)
+    both = fake_plan(3, 7, 8)
     del both
     gc.collect()
     assert library.destroyed == [1]
     _library.destroy_idle(mark)
     assert sorted(marks) == [(0, "stream 7"), (0, "stream 8")]  # once for each stream
-    kept = plan(4, 7)
+    kept = fake_plan(4, 7)
     done.add("stream 7")
     _library.destroy_idle(mark)
     assert library.destroyed == [1]

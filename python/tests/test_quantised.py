@@ -1,4 +1,5 @@
-"""patch() of layers with weights of 4 bits, as GPTQModel, AutoAWQ and compressed-tensors have them."""
+"""patch() of layers with weights of 4 and 8 bits, as GPTQModel, AutoAWQ, compressed-tensors and
+transformers have them."""
 import copy
 
 import pytest
@@ -16,7 +17,8 @@ GROUPS = {"gptq_v1_sym_g128": 128, "gptq_v1_sym_g128_desc_act": 128, "gptq_v1_sy
           "gptq_v1_sym_g32_desc_act": 32, "gptq_v1_sym_channel": 0, "gptq_v1_asym_g64": 64,
           "gptq_v1_asym_zero0": 64, "gptq_v2_asym_g64": 64, "awq_gemm_g128": 128, "awq_gemm_g32": 32,
           "ct_int4_sym_g128": 128, "ct_int4_sym_g64_g_idx": 64, "ct_int4_sym_channel_k100": 0,
-          "ct_int4_asym_g128": 128, "ct_int4_asym_g32_n20": 32}
+          "ct_int4_asym_g128": 128, "ct_int4_asym_g32_n20": 32, "ct_int8_pack_sym_g128": 128,
+          "ct_int8_channel": 0, "fp8_block_deepseek_v3": 128, "fp8_block_ue8m0": 128}
 DEVICES = [("cpu", torch.float32), ("cpu", torch.bfloat16)] + [
     pytest.param("cuda", dtype, marks=pytest.mark.skipif(not torch.cuda.is_available(),
                                                          reason="no GPU"))
@@ -143,8 +145,32 @@ def test_compressed_layers_without_a_certain_format_are_left_alone():
     layer = compressed(tensors, symmetric=True, group_size=32)
     layer.quantization_status = "frozen"
     assert "without a scheme" in left(layer)
+    layer = compressed(tensors, symmetric=True, group_size=32, bits=3)
+    assert left(layer) == "its weights are int3, for which there is no kernel"
+    layer = compressed(tensors, symmetric=False, group_size=32, bits=8)
+    assert left(layer) == "its weights are int8 with zero points, for which there is no kernel"
     layer = compressed(tensors, symmetric=True, group_size=32, bits=8)
-    assert "its weights are int8" in left(layer)
+    assert left(layer) == "weight_packed is [64, 16], not [64, 32]"
+
+
+def test_layers_of_fp8_that_are_no_such_are_left_alone_with_the_reason():
+    layer, _ = of_file("fp8_block_deepseek_v3")
+    layer.weight_scale_inv.data = layer.weight_scale_inv.data[:, :1]
+    assert "weight_scale_inv is" in left(layer) and "not of blocks of 128 by 128" in left(layer)
+    layer, _ = of_file("fp8_block_deepseek_v3")
+    layer.weight_scale_inv.data[0, 0] = float("nan")
+    assert left(layer) == "its scales are not finite"
+    layer, _ = of_file("fp8_block_deepseek_v3")
+    layer.weight.data.view(torch.uint8)[3, 5] = 0x7F
+    assert left(layer) == "its weight has NaN"
+
+
+def test_one_scale_of_a_whole_weight_of_fp8():
+    layer, expected = of_file("fp8_block_deepseek_v3")
+    layer.block_size, layer.weight_scale_inv = None, nn.Parameter(torch.tensor(0.25))
+    right = layer.weight.float() * 0.25
+    fftune.patch(layer)
+    assert packed_of(layer).group == 0 and torch.equal(packed_of(layer).dense(), right)
 
 
 def with_hook(*layers):
@@ -167,7 +193,7 @@ def test_compressed_tensors_does_not_make_replaced_layers_dense():
     assert made == [] and not hasattr(layer, "quantization_scheme")
     fftune.unpatch(model)
     assert layer.quantization_status == "compressed" and len(model._forward_pre_hooks) == 1
-    other = compressed(tensors_of(128, 64), symmetric=True, group_size=32, bits=8)
+    other = compressed(tensors_of(128, 64), symmetric=True, group_size=32, bits=3)
     model, made = with_hook(layer, other)
     report = fftune.patch(model)
     assert not report.replaced and len(report.left) == 2

@@ -249,10 +249,14 @@ def check(cls, config) -> bool:
 def test_all_routers_of_transformers():
     replaced = {cls.__name__ for cls in routers() if check(cls, settings())
                 | check(cls, settings(norm_topk_prob=False))}
-    assert len(replaced) >= 40
-    assert {"DeepseekV3TopkRouter", "DeepseekV2TopkRouter", "MixtralTopKRouter", "Qwen3MoeTopKRouter",
-            "GptOssTopKRouter", "GraniteMoeTopKRouter", "LagunaTopKRouter", "FlintTopKRouter",
-            "Mistral4TopkRouter", "ExaoneMoeTopkRouter", "Glm4MoeTopkRouter"} <= replaced
+    there = {cls.__name__ for cls in routers()}
+    if transformers.__version__ < "5.20":
+        there.discard("GraniteMoeTopKRouter")  # gave ids, weights and logits in another order
+    assert len(replaced) >= (40 if transformers.__version__ >= "5.20" else 39)
+    assert there & {"DeepseekV3TopkRouter", "DeepseekV2TopkRouter", "MixtralTopKRouter",
+                    "Qwen3MoeTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter",
+                    "LagunaTopKRouter", "FlintTopKRouter", "Mistral4TopkRouter",
+                    "ExaoneMoeTopkRouter", "Glm4MoeTopkRouter"} <= replaced
     # They mask with 0, weigh by other scores, or choose by other ones.
     assert not replaced & {"AXK2TopkRouter", "PhimoeTopKRouter", "Kolibri1TopKRouter",
                            "InklingTopkRouter", "Lfm2MoeTopKRouter", "Llama4Router"}

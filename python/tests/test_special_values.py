@@ -18,8 +18,9 @@ NUMBERS = {"nan": (math.nan,), "inf": (math.inf, -math.inf)}
 SUBSTITUTES = ((0.9, -0.4), (-0.7, 1.1), (2.3, -1.9))
 # gate and up of these are in other orders than the reference's.
 FIRST_ONLY = ("masked_ffn_preact", "moe_ffn_preact")
-# Scales, which kernels may multiply a sum by, or each of its terms: infinite or NaN.
-FACTORS = {"linear_packed": (2,)}
+# Scales, by op: kernels may multiply a sum by them, or each of its terms: infinite or NaN.
+FACTORS = {"linear_packed": (2,), "ffn_packed": (4, 5, 6), "qkv_packed": (2,),
+           "qkv_packed_cached": (2,)}
 # Arguments that the reference does not read, or reads other elements of than the kernels.
 UNREAD = {"moe_ffn_backward": (1, 4, 5, 6, 7), "moe_ffn_backward-oai": (1, 4, 5, 6, 9),
           "qkv-table": (10,), "qkv_packed-table": (8,),
@@ -70,7 +71,7 @@ def compare(case, dtype, place, numbers, device):
         assert torch.equal(got.isfinite(), finite), where
         # A gradient may multiply an infinity by a sum or by each of its terms: infinite or NaN.
         if not case.op.endswith(("_backward", "_into")) \
-                and place not in FACTORS.get(case.name, ()):
+                and place not in FACTORS.get(case.op, ()):
             assert torch.equal(got.nan_to_num(7, 8, 9)[~finite],
                                expected.nan_to_num(7, 8, 9)[~finite]), where
         tolerance = 1e-4 if dtype == torch.float32 else 0.1
@@ -88,6 +89,8 @@ def test_special_values(case, dtype, numbers, device):
             continue
         if place in UNREAD.get(case.name, ()):
             continue
+        if case.op == "qkv_packed_cached" and place in FACTORS[case.op] and numbers == "inf":
+            continue  # a head's norm makes 0 of numbers beside an infinity, and NaN beside a NaN
         torch.manual_seed(0)
         compare(case, dtype, place, NUMBERS[numbers], device)
 

@@ -21,6 +21,12 @@ CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
           "0.33.0": lambda: torch.randn(BLOCKS, BLOCK, 2, 32).bfloat16().transpose(1, 2)}
 
 
+@pytest.fixture
+def prompts(vllm, monkeypatch):
+    """Before stand_in: the plugin serves batches with prompts."""
+    monkeypatch.setenv("FFTUNE_VLLM", "layers,prompts")
+
+
 @pytest.fixture(params=CACHES)
 def stand_in(vllm, monkeypatch, request):
     """The stand-in's module of llama, with the plugin loaded, and caches of that version."""
@@ -81,12 +87,15 @@ def caches(model):
     return torch.stack([layer.self_attn.attn.kv_cache for layer in model.layers])
 
 
-def warm(model):
+def warm(model, *batch):
     """The model after the call that compares with vLLM's own result."""
-    metadata, positions = batch_of(model)
+    metadata, positions = batch_of(model, *batch)
     step(model, metadata, positions)
     model.calls = 0
     return model
+
+
+MIXED = (5, 40, 33, 17), 0, [5, 1, 20, 1]  # a prompt, a chunk of one, and two that decode
 
 
 def wide(model):
@@ -137,6 +146,45 @@ def test_numbers(stand_in, kind):
     model = warm(model_of(stand_in, kind))
     expect_right(model, *batch_of(model))
     expect_right(model, *batch_of(model, (48,)))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_prompts(prompts, stand_in, caplog, kind):
+    with caplog.at_level(logging.INFO):
+        model = warm(warm(model_of(stand_in, kind)), *MIXED)
+    assert [line for line in lines_of(caplog) if line.endswith("batches with prompts")]
+    expect_right(model, *batch_of(model, *MIXED))
+    expect_right(model, *batch_of(model, (48,), queries=[48]))
+    expect_right(model, *batch_of(model))
+
+
+def test_prompts_with_tokens_behind(prompts, stand_in):
+    model = warm(model_of(stand_in), *MIXED)
+    metadata, positions = batch_of(model, *MIXED)
+    more = torch.cat((positions, torch.zeros(5, dtype=torch.int64)))
+    got = step(model, metadata, more)
+    assert model.calls == 0 and got.shape == (32, 64)
+    assert torch.equal(got[:27], step(model, metadata, positions)) and got[27:].eq(0).all()
+
+
+def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog):
+    """The test of pure decoding does not see this error; the one of prompts does."""
+    ops = importlib.import_module("fftune.ops")
+    own = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda *a, **o: own(*a, **{**o, "causal": False}))
+    with caplog.at_level(logging.INFO):
+        model = warm(warm(model_of(stand_in)), *MIXED)
+    assert re.search("stay vLLM's: results differ", lines_of(caplog)[-1])
+    metadata, positions = batch_of(model)
+    step(model, metadata, positions)
+    assert model.calls == 1
+
+
+def test_prompts_on_request_alone(stand_in):
+    model = warm(model_of(stand_in))
+    metadata, positions = batch_of(model, *MIXED)
+    step(model, metadata, positions)
+    assert model.calls == 1
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3_moe"])

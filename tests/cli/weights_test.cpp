@@ -169,9 +169,9 @@ TEST_CASE("wrong saved values are one line") {
         {"check --weights model --op qkv --device cpu", "has no model.layers.0.self_attn.q_proj"},
         {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
         {"bench ffn --weights int5 --d 16 --h 24 --device cpu",
-         "'int5' is neither one of dense, int4, mxfp4 nor the path of a saved model"},
+         "'int5' is neither one of dense, int4, mxfp4, fp8, int8 nor the path of a saved model"},
         {"ffn --weights no/model --device cpu",
-         "'no/model' is neither one of dense, int4, mxfp4 nor"},
+         "'no/model' is neither one of dense, int4, mxfp4, fp8, int8 nor"},
         {"rmsnorm --weights no --device cpu", "'no' is neither one of same, f32 nor"},
         {"ffn --weights model --saved-weights cut.safetensors --device cpu", "two saved models"},
         {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
@@ -190,7 +190,7 @@ TEST_CASE("bench times a layer of packed weights, and says so of a size that it 
   const Sandbox sandbox;
   const std::string sizes =
       "bench layer --d 128 --h 128 --heads 2 --dim 64 --device cpu --budget 0.05s --samples 3 ";
-  for (const std::string weights : {"int4", "mxfp4"}) {
+  for (const std::string weights : {"int4", "mxfp4", "fp8", "int8"}) {
     const Finished done =
         sandbox.fftune(sizes + "--batch 1 --cache 16 --layers 2 --json --weights " + weights);
     INFO(done.err);

@@ -2,6 +2,7 @@
 // dtype and form. Small sizes, so that it also runs under compute-sanitizer.
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "families/small_problems.hpp"
@@ -11,6 +12,7 @@
 #include "support/catch.hpp"
 #include "support/each_op.hpp"
 #include "support/verify_variants.hpp"
+#include "verify/host_threads.hpp"
 #include "verify/verifier.hpp"
 
 using namespace fftune;
@@ -29,26 +31,46 @@ std::vector<Config> few_configs(const Family& family, const Problem& problem,
   return configs;
 }
 
-void verify_few(Backend& backend, const Op& op, const Family& family, const Problem& problem) {
+/// A family's problem and the configurations that are tried on it.
+struct Few {
+  const Family* family;
+  Problem problem;
+  std::vector<Config> configs;
+  std::vector<CompileResult> compiled = {};
+};
+
+/// Compiles on all cores, which is nearly all of the time that small problems take on a GPU; then
+/// verifies one after the other.
+void verify_few(Backend& backend, const Op& op, std::vector<Few> all, HostThreads& threads) {
   const DeviceFacts& facts = backend.facts();
-  const std::size_t first = first_stage(op, family, problem);
-  Verifier verifier(backend, op, problem, 1);
-  for (const auto& config : few_configs(family, problem, facts)) {
-    CAPTURE(problem.text(), Variant{std::string(family.name()), config}.id());
-    const auto compiled = backend.compile(family.program(problem, facts, config));
-    CAPTURE(compiled.report.failure);
-    REQUIRE(compiled.executable);
-    const auto result = verifier.verify(first, family.stages().size(), {compiled.executable});
-    CAPTURE(result.failure, result.error, result.tolerance);
-    CHECK(result.passed);
+  threads.run(static_cast<int>(all.size()), threads.max_threads(), [&](int i) {
+    Few& few = all[static_cast<std::size_t>(i)];
+    for (const Config& config : few.configs)
+      few.compiled.push_back(backend.compile(few.family->program(few.problem, facts, config)));
+  });
+  for (const Few& few : all) {
+    const std::size_t first = first_stage(op, *few.family, few.problem);
+    Verifier verifier(backend, op, few.problem, 1);
+    for (std::size_t i = 0; i < few.configs.size(); ++i) {
+      CAPTURE(few.problem.text(), Variant{std::string(few.family->name()), few.configs[i]}.id());
+      CAPTURE(few.compiled[i].report.failure);
+      REQUIRE(few.compiled[i].executable);
+      const auto result =
+          verifier.verify(first, few.family->stages().size(), {few.compiled[i].executable});
+      CAPTURE(result.failure, result.error, result.tolerance);
+      CHECK(result.passed);
+    }
   }
 }
 
 /// Verifies a few variants of every family of the op for this device; returns how many families
 /// there were.
 int verify_families(Backend& backend, const Op& op) {
+  constexpr std::size_t at_once = 32;
   const DeviceFacts& facts = backend.facts();
   const bool nested = is_nested(op);
+  HostThreads threads;
+  std::vector<Few> waiting;
   int families = 0;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind) continue;
@@ -60,7 +82,9 @@ int verify_families(Backend& backend, const Op& op) {
           const auto problem = small_problem(op, *family, pass, dtype, form, facts);
           if (!problem) continue;
           served = true;
-          verify_few(backend, op, *family, *problem);
+          waiting.push_back({family, *problem, few_configs(*family, *problem, facts)});
+          if (waiting.size() == at_once)
+            verify_few(backend, op, std::exchange(waiting, {}), threads);
         }
     if (!served) {
       WARN(family->name() << " serves no small problem on " << facts.name);
@@ -68,6 +92,7 @@ int verify_families(Backend& backend, const Op& op) {
     }
     ++families;
   }
+  verify_few(backend, op, std::move(waiting), threads);
   return families;
 }
 

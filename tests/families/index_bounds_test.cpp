@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "support/each_op.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
@@ -302,7 +303,7 @@ TEST_CASE("every index that an op takes is among the forms with hostile ones") {
         for (const TensorSpec& spec : tensors) {
           CAPTURE(spec.name);
           // Codes, zero points and scales of packed weights are numbers.
-          const bool packed = problem.has("weights", "int4") || problem.has("weights", "mxfp4");
+          const bool packed = packed_format(problem).packed;
           if (packed && spec.dtype == DType::u8) continue;
           if (is_index(spec))
             CHECK(tried[std::string(op->name())].contains(pass + " " + spec.name));

@@ -1,4 +1,4 @@
-// ffn with packed weights of 4 bits: every family against the float64 reference.
+// ffn with packed weights: every family against the float64 reference.
 #include <random>
 #include <string>
 #include <vector>
@@ -21,17 +21,23 @@ Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, 
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};
 }
 
-void verify_formats_on_gpu(DType dtype) {
+/// Each size with every `stride`-th format, so that they take turns.
+void verify_formats_on_gpu(DType dtype, std::size_t stride) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
+  std::vector<Options> formats{{{"weights", "mxfp4"}},
+                               {{"weights", "fp8"}, {"group", "128"}},
+                               {{"weights", "int8"}, {"group", "row"}}};
+  for (const char* group : {"128", "32", "row"})
+    for (const char* zeros : {"no", "yes"}) formats.push_back({{"group", group}, {"zeros", zeros}});
   std::vector<Problem> problems;
+  std::size_t turn = 0;
   for (const auto& [m, d, h] :
        {std::tuple{1, 256, 640}, {16, 128, 384}, {50, 384, 256}, {130, 256, 384}})
-    for (const char* group : {"128", "32", "row"})
-      for (const char* zeros : {"no", "yes"})
-        problems.push_back(problem_of(m, d, h, dtype, {{"group", group}, {"zeros", zeros}}));
-  verify_families(*backend, ffn_op(), problems, random, 3);
+    for (const Options& format : formats)
+      if (turn++ % stride == 0) problems.push_back(problem_of(m, d, h, dtype, format));
+  verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);
 }
 
 std::vector<std::string> families_of(std::int64_t m, const Options& options, const char* arch) {
@@ -101,8 +107,11 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
                                     {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}})},
                         random, 1);
       }
-  verify_families(*backend, ffn_op(), {problem_of(5, 64, 96, DType::f32, {{"weights", "mxfp4"}})},
-                  random, 1);
+  for (const char* weights : {"mxfp4", "fp8", "int8"}) {
+    Options options{{"weights", weights}};
+    if (weights != std::string("mxfp4")) options["group"] = "32";
+    verify_families(*backend, ffn_op(), {problem_of(5, 64, 96, DType::f32, options)}, random, 1);
+  }
   verify_families(
       *backend, ffn_op(),
       {problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}})},
@@ -110,11 +119,11 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
 }
 
 TEST_CASE("ffn with packed weights is right on a GPU in every format in bf16", "[gpu]") {
-  verify_formats_on_gpu(DType::bf16);
+  verify_formats_on_gpu(DType::bf16, 2);
 }
 
 TEST_CASE("ffn with packed weights is right on a GPU in every format in fp16", "[gpu]") {
-  verify_formats_on_gpu(DType::fp16);
+  verify_formats_on_gpu(DType::fp16, 4);
 }
 
 TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the sizes of a model",
@@ -130,5 +139,5 @@ TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the siz
     problems.push_back(problem_of(m, 416, 288, DType::bf16, {{"weights", "mxfp4"}}));
   for (const std::int64_t m : {1, 64})
     problems.push_back(problem_of(m, 4096, 14336, DType::bf16, {}));
-  verify_families(*backend, ffn_op(), problems, random, 2);
+  verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);
 }

@@ -1,4 +1,4 @@
-// Layers with packed weights of 4 bits: buffers, families, and plans against the float64
+// Layers with packed weights: buffers, families, and plans against the float64
 // reference.
 #include <algorithm>
 #include <random>
@@ -41,15 +41,14 @@ std::vector<Options> forms() {
           {{"group", "32"}, {"zeros", "yes"}, {"qk-norm", "yes"}, {"post-norms", "yes"}},
           {{"group", "32"}, {"block", "parallel"}, {"norm", "layer"}, {"ffn-bias", "yes"}},
           {{"weights", "mxfp4"}, {"qkv-bias", "yes"}},
+          {{"weights", "fp8"}, {"group", "32"}, {"out-bias", "yes"}},
+          {{"weights", "int8"}, {"group", "row"}, {"qk-norm", "yes"}},
           {{"group", "32"}, {"residual-scale", "yes"}, {"rotation", "interleaved"}}};
 }
 
-void verify_layers(Backend& backend, DType dtype, const Sizes& sizes, const Options& options,
-                   int more) {
-  std::mt19937_64 random(1);
+/// Plans of one layer and of three.
+void verify_plans(Backend& backend, DType dtype, const Sizes& sizes, const Options& options) {
   const DeviceKind kind = backend.facts().kind;
-  const Problem problem = packed_layer(kind, dtype, sizes, options);
-  CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
   for (const std::int64_t layers : {0, 3}) {
     Sizes all = sizes;
     if (layers > 0) all["layers"] = layers;
@@ -129,19 +128,37 @@ TEST_CASE("packed weights that layers cannot have are refused in one line") {
 
 TEST_CASE("layers with packed weights are right on the CPU") {
   const auto backend = open_cpu();
+  std::mt19937_64 random(1);
   for (const Options& options : forms())
     for (const Sizes& sizes : {llama({{"batch", 2}, {"cache", 20}}),
-                               llama({{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})})
-      verify_layers(*backend, sizes.contains("s") ? DType::bf16 : DType::f32, sizes, options, 1);
+                               llama({{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})}) {
+      const DType dtype = sizes.contains("s") ? DType::bf16 : DType::f32;
+      const Problem problem = packed_layer(DeviceKind::cpu, dtype, sizes, options);
+      CHECK(verify_variants(*backend, layer_op(), problem, random, 1) > 0);
+      verify_plans(*backend, dtype, sizes, options);
+    }
 }
 
 TEST_CASE("layers with packed weights are right on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const Options& options : forms())
-    for (const Sizes& sizes :
-         {llama({{"batch", 1}, {"cache", 33}}), llama({{"batch", 20}, {"cache", 20}}),
-          llama({{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})})
-      for (const DType dtype : {DType::bf16, DType::fp16})
-        verify_layers(*backend, dtype, sizes, options, 2);
+  std::mt19937_64 random(1);
+  // Forms, sizes and types take turns: a kernel takes seconds to compile.
+  const auto all = forms();
+  const Sizes sizes[] = {llama({{"batch", 1}, {"cache", 33}}),
+                         llama({{"batch", 20}, {"cache", 20}}),
+                         llama({{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})};
+  const auto each = [&](const auto& body) {
+    for (std::size_t i = 0; i < all.size(); ++i)
+      for (std::size_t j = i % 2; j < std::size(sizes); j += 2)
+        body((i + j) / 2 % 2 == 0 ? DType::bf16 : DType::fp16, sizes[j], all[i]);
+  };
+  std::vector<Problem> problems;
+  each([&](DType dtype, const Sizes& of, const Options& options) {
+    problems.push_back(packed_layer(DeviceKind::cuda, dtype, of, options));
+  });
+  verify_families(*backend, layer_op(), problems, random, 0, reads_packed_weights);
+  each([&](DType dtype, const Sizes& of, const Options& options) {
+    verify_plans(*backend, dtype, of, options);
+  });
 }

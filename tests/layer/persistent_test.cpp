@@ -19,6 +19,7 @@ using namespace fftune::test;
 namespace {
 
 constexpr const char* persistent = "persistent";
+constexpr const char* with_experts = "persistent_experts";
 
 Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   Sizes sizes{{"batch", 1},    {"d", 512},  {"h", 1056},   {"heads", 16},
@@ -27,10 +28,12 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   return layer_problem(DeviceKind::cuda, dtype, std::move(sizes), std::move(options));
 }
 
+const Family& family_for(const Problem& problem) {
+  return family_of(layer_op(), layer::has_experts(problem) ? with_experts : persistent);
+}
+
 std::string refusal_of(const Problem& problem, const char* arch = "sm_90a") {
-  return family_of(layer_op(), persistent)
-      .refusal(problem, facts_of_architecture(arch))
-      .value_or("");
+  return family_for(problem).refusal(problem, facts_of_architecture(arch)).value_or("");
 }
 
 /// Every size and option that the kernel has a case for.
@@ -58,14 +61,49 @@ std::vector<Use> uses() {
       {DType::fp16,
        {{"batch", 8}, {"cache", 5000}, {"page", 64}, {"pages", 40}, {"kv-heads", 4}, {"dim", 128}},
        {{"lengths", "ragged"}}},
-      {DType::bf16, {{"cache", 77}, {"page", 256}}, {{"qkv-weights", "packed"}}}};
+      {DType::bf16, {{"cache", 77}, {"page", 256}}, {{"qkv-weights", "packed"}}},
+      // Several tokens of a sequence.
+      {DType::bf16, {{"s", 5}, {"cache", 333}}, {}},
+      {DType::fp16, {{"s", 2}, {"batch", 3}, {"cache", 40}}, {{"lengths", "ragged"}}},
+      {DType::bf16, {{"s", 8}, {"cache", 2500}, {"kv-heads", 4}}, {{"qkv-bias", "yes"}}},
+      {DType::bf16, {{"s", 8}, {"cache", 8}, {"kv-heads", 4}}, {{"rotation", "none"}}},
+      {DType::fp16,
+       {{"s", 4}, {"batch", 2}, {"cache", 1000}, {"page", 16}, {"dim", 128}, {"kv-heads", 4}},
+       {{"lengths", "ragged"}, {"qk-norm", "yes"}}},
+      {DType::bf16,
+       {{"s", 3}, {"batch", 2}, {"cache", 200}, {"page", 64}, {"kv-heads", 2}},
+       {{"lengths", "ragged"}, {"angles", "table"}}}};
+}
+/// And with experts.
+std::vector<Use> uses_of_experts() {
+  const auto use = [](DType dtype, Sizes sizes, Options options) {
+    sizes.insert({{"h", 160}, {"experts", 20}, {"top-k", 8}});
+    options.insert({"ffn", "moe"});
+    return Use{dtype, std::move(sizes), std::move(options)};
+  };
+  return {use(DType::bf16, {{"h", 768}, {"experts", 12}},
+              {{"renormalise", "yes"}, {"gate-up", "halves"}}),
+          use(DType::bf16, {{"experts", 128}, {"dim", 128}, {"kv-heads", 4}},
+              {{"renormalise", "yes"}, {"gate-up", "halves"}, {"qk-norm", "yes"}}),
+          use(DType::fp16, {{"batch", 3}, {"h", 416}, {"experts", 6}, {"top-k", 2}, {"shared", 1}},
+              {{"lengths", "ragged"}, {"order", "after"}, {"routing", "zipf:1"}}),
+          use(DType::bf16, {{"batch", 2}, {"s", 2}, {"experts", 150}, {"top-k", 5}},
+              {{"score", "sigmoid"},
+               {"choice-bias", "yes"},
+               {"logits", "f32"},
+               {"route-scale", "2.5"},
+               {"renormalise", "yes"},
+               {"lengths", "ragged"}}),
+          use(DType::bf16, {{"batch", 8}, {"cache", 300}, {"page", 16}},
+              {{"router-bias", "yes"}, {"act", "gelu"}, {"qkv-weights", "packed"}})};
 }
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;
   sizes["layers"] = layers;
   const Problem problem = problem_of(use.dtype, sizes, use.options);
-  const Plan plan(backend, layer_op(), problem, {{persistent, config}});
+  const Plan plan(backend, layer_op(), problem,
+                  {{std::string(family_for(problem).name()), config}});
   CAPTURE(problem.text(), config.text());
   // One launch of up to 28 layers.
   CHECK(plan.executables().size() == 1);
@@ -75,11 +113,36 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
   CHECK(result.passed);
 }
 
+/// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
+/// heads are shared out among blocks.
+void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(11 + first);
+  for (std::size_t i = first; i < last; ++i) {
+    const Problem problem = problem_of(all[i].dtype, all[i].sizes, all[i].options);
+    const Family& family = family_for(problem);
+    if (const auto reason = family.refusal(problem, backend->facts())) return;
+    const auto feasible = family.space(problem, backend->facts()).feasible();
+    verify_layers(*backend, all[i], 1, family.default_config(problem, backend->facts()));
+    verify_layers(*backend, all[i], 5, feasible[random() % feasible.size()]);
+    Config shared = family.default_config(problem, backend->facts());
+    for (const int groups : {2, 4}) {
+      Config more = shared;
+      more.set("head_groups", groups);
+      if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
+    }
+    verify_layers(*backend, all[i], 2, shared);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
-  for (const Use& use : uses())
+  auto all = uses();
+  for (Use& use : uses_of_experts()) all.push_back(std::move(use));
+  for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
 
   const auto refuses = [](const Problem& problem, const char* reason, const char* arch = "sm_90a") {
@@ -89,7 +152,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}), "compute capability 9.0", "sm_80");
   refuses(problem_of(DType::f32, {}), "bf16 and fp16");
   refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
-  refuses(problem_of(DType::bf16, {{"s", 2}}), "s=2");
+  refuses(problem_of(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
+  refuses(problem_of(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"window", 50}}), "window=50");
   refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
   refuses(problem_of(DType::bf16, {{"rotary", 32}}), "whole heads");
@@ -104,6 +168,17 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
   refuses(problem_of(DType::bf16, {}, {{"out-bias", "yes"}}), "out-bias=yes");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
+  const auto mixture = [](Sizes sizes, Options options = {}) {
+    sizes.insert({{"experts", 16}, {"top-k", 8}});
+    options.insert({"ffn", "moe"});
+    return problem_of(DType::bf16, std::move(sizes), std::move(options));
+  };
+  refuses(mixture({{"groups", 4}, {"top-groups", 2}}), "groups=4");
+  refuses(mixture({{"shared-h", 64}}), "shared-h=64");
+  refuses(mixture({{"experts", 300}}), "experts=300");
+  refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
+  refuses(mixture({{"h", 96}}), "96 rows");
+  refuses(mixture({}, {{"gate-up", "interleaved"}}), "interleaved");
 }
 
 TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
@@ -137,6 +212,19 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
   const Choice choice = choice_of(4);
   CHECK(choice.recipe.size() > 1);
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
+}
+
+TEST_CASE("one launch for all layers serves one token with experts") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto family_of_first = [&](std::int64_t batch) {
+    const Problem problem = problem_of(
+        DType::bf16,
+        {{"batch", batch}, {"d", 2048}, {"h", 768}, {"experts", 128}, {"top-k", 8}, {"layers", 3}},
+        {{"ffn", "moe"}});
+    return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
+  };
+  CHECK(family_of_first(1) == with_experts);
+  CHECK(family_of_first(2) != with_experts);
 }
 
 TEST_CASE(
@@ -195,18 +283,29 @@ TEST_CASE(
   CHECK(many.reason.find("times as long as the default") != std::string::npos);
 }
 
-TEST_CASE("persistent layers against the reference", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  const Family& family = family_of(layer_op(), persistent);
-  std::mt19937_64 random(11);
-  for (const Use& use : uses()) {
-    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
-    if (const auto reason = family.refusal(problem, backend->facts())) return;
-    const auto feasible = family.space(problem, backend->facts()).feasible();
-    verify_layers(*backend, use, 1, family.default_config(problem, backend->facts()));
-    verify_layers(*backend, use, 5, feasible[random() % feasible.size()]);
-  }
+// Each takes a part of the uses, because the compilation of a kernel takes seconds.
+TEST_CASE("persistent layers of one token of each sequence against the reference", "[gpu]") {
+  verify_uses(uses(), 0, 5);
+}
+
+TEST_CASE("persistent layers with packed weights and pages against the reference", "[gpu]") {
+  verify_uses(uses(), 5, 10);
+}
+
+TEST_CASE("persistent layers of several tokens of a sequence against the reference", "[gpu]") {
+  verify_uses(uses(), 10, 13);
+}
+
+TEST_CASE("persistent layers of several tokens over pages against the reference", "[gpu]") {
+  verify_uses(uses(), 13, uses().size());
+}
+
+TEST_CASE("persistent layers with experts against the reference", "[gpu]") {
+  verify_uses(uses_of_experts(), 0, 2);
+}
+
+TEST_CASE("persistent layers with experts of several tokens against the reference", "[gpu]") {
+  verify_uses(uses_of_experts(), 2, uses_of_experts().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {

@@ -1,4 +1,4 @@
-// Packed weights of 4 bits: layout, options, and every family against the float64 reference.
+// Packed weights: layout, options, and every family against the float64 reference.
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -41,23 +41,37 @@ std::vector<Options> formats_of(std::int64_t k) {
       if (group == std::string("row") || k % std::stoi(group) == 0)
         formats.push_back({{"group", group}, {"zeros", zeros}});
   if (k % 32 == 0) formats.push_back({{"weights", "mxfp4"}});
+  for (const char* weights : {"fp8", "int8"})
+    for (const char* group : {"128", "32", "row"})
+      if (group == std::string("row") || k % std::stoi(group) == 0)
+        formats.push_back({{"weights", weights}, {"group", group}});
   return formats;
 }
 
-void verify_formats_on_gpu(DType dtype) {
+/// Each size with every `stride`-th of its formats, so that they take turns: a kernel takes seconds
+/// to compile.
+std::vector<Problem> spread(const std::vector<Sizes>& all, std::size_t stride, DType dtype) {
+  std::vector<Problem> problems;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto formats = formats_of(all[i].k);
+    for (std::size_t j = i % stride; j < formats.size(); j += stride)
+      problems.push_back(problem_of(all[i], dtype, formats[j]));
+  }
+  return problems;
+}
+
+void verify_formats_on_gpu(DType dtype, std::size_t stride) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  std::vector<Problem> problems;
-  for (const Sizes sizes : {Sizes{1, 256, 72},
-                            {5, 384, 200},
-                            {16, 512, 136},
-                            {23, 1024, 264},
-                            {64, 640, 328},
-                            {130, 256, 96}})
-    for (const Options& options : formats_of(sizes.k))
-      problems.push_back(problem_of(sizes, dtype, options));
-  verify_families(*backend, linear_op(), problems, random, 4);
+  const auto problems = spread({{1, 256, 72},
+                                {5, 384, 200},
+                                {16, 512, 136},
+                                {23, 1024, 264},
+                                {64, 640, 328},
+                                {130, 256, 96}},
+                               stride, dtype);
+  verify_families(*backend, linear_op(), problems, random, 1, reads_packed_weights);
 }
 
 std::string complaint(const Sizes& sizes, const Options& options) {
@@ -74,25 +88,32 @@ std::string complaint(const Sizes& sizes, const Options& options) {
 
 }  // namespace
 
-TEST_CASE("every code of a packed weight has a nibble of its own, behind the header") {
-  for (const auto& [n, k] : {std::pair<int, int>{1, 1}, {16, 64}, {40, 200}}) {
-    std::set<std::pair<long long, int>> places;
-    for (int row = 0; row < n; ++row)
-      for (int i = 0; i < k; ++i) {
-        const auto [byte, shift] = packed_place_of(row, i, k);
-        REQUIRE(byte >= packed_block_bytes);
-        REQUIRE(byte < packed_blocks(n, k) * packed_block_bytes);
-        places.emplace(byte, shift);
-      }
-    CHECK(places.size() == static_cast<std::size_t>(n * k));
-  }
+TEST_CASE("every code of a packed weight has bits of its own, behind the header") {
+  for (const packed_code code : {packed_code::int4, packed_code::fp8})
+    for (const auto& [n, k] : {std::pair<int, int>{1, 1}, {16, 64}, {40, 200}}) {
+      std::set<std::pair<long long, int>> places;
+      for (int row = 0; row < n; ++row)
+        for (int i = 0; i < k; ++i) {
+          const auto [byte, shift] = packed_place_of(row, i, k, code);
+          REQUIRE(byte >= packed_part_bytes);
+          REQUIRE(byte < packed_all_parts(n, k, code) * packed_part_bytes);
+          places.emplace(byte, shift);
+        }
+      CHECK(places.size() == static_cast<std::size_t>(n * k));
+    }
   // The second row and the tenth k of a block: lane 0, the third register's upper half; k 63 of row
   // 15 is the last nibble.
-  CHECK(packed_place_of(1, 9, 64).byte == 512 + 3);
-  CHECK(packed_place_of(1, 9, 64).shift == 4);
-  CHECK(packed_place_of(15, 63, 64).byte == 2 * 512 - 1);
-  CHECK(packed_place_of(15, 63, 64).shift == 4);
-  CHECK(packed_place_of(16, 64, 128).byte == 512 * (1 + 3));
+  constexpr packed_code int4 = packed_code::int4, fp8 = packed_code::fp8;
+  CHECK(packed_place_of(1, 9, 64, int4).byte == 512 + 3);
+  CHECK(packed_place_of(1, 9, 64, int4).shift == 4);
+  CHECK(packed_place_of(15, 63, 64, int4).byte == 2 * 512 - 1);
+  CHECK(packed_place_of(15, 63, 64, int4).shift == 4);
+  CHECK(packed_place_of(16, 64, 128, int4).byte == 512 * (1 + 3));
+  // The last byte of the second word; k 63 of row 15 is the last byte of the second part.
+  CHECK(packed_place_of(1, 9, 64, fp8).byte == 512 + 7);
+  CHECK(packed_place_of(1, 9, 64, fp8).shift == 0);
+  CHECK(packed_place_of(15, 63, 64, fp8).byte == 3 * 512 - 1);
+  CHECK(packed_place_of(16, 64, 128, fp8).byte == 512 * (1 + 6));
 }
 
 TEST_CASE("the reference expands packed weights, by hand") {
@@ -134,6 +155,25 @@ TEST_CASE("the reference expands mxfp4, by hand") {
   CHECK(std::isnan(e8m0_value(255)));
 }
 
+TEST_CASE("the reference expands weights of 8 bits, by hand") {
+  // [2, 2] in groups of a row, with the scales 2 and 0.5.
+  for (const auto& [weights, codes, values] :
+       {std::tuple{"fp8", std::array{0x38, 0x01, 0xfe, 0x80},
+                   std::array{2.0, 2.0 / 512, -224.0, 0.0}},
+        std::tuple{"int8", std::array{1, 127, 128, 255}, std::array{2.0, 254.0, -64.0, -0.5}}}) {
+    const Problem problem =
+        problem_of({1, 2, 2}, DType::f32, {{"weights", weights}, {"group", "row"}});
+    ReferenceTensors tensors{
+        {"x", {1, 1}}, {"w", std::vector<double>(1536)}, {"w_scale", std::vector<double>(16)}};
+    // Lane 0: k 0 of both rows, then k 1.
+    tensors["w"][512] = codes[0], tensors["w"][514] = codes[1];
+    tensors["w"][513] = codes[2], tensors["w"][515] = codes[3];
+    tensors["w_scale"][0] = 2, tensors["w_scale"][1] = 0.5;
+    tensors = run_reference(linear_op(), problem, tensors);
+    CHECK(tensors.at("w_dense") == std::vector<double>(values.begin(), values.end()));
+  }
+}
+
 TEST_CASE("linear with packed weights has their tensors, and a stage that expands them") {
   const auto problem = canonical(
       linear_op(), problem_of({5, 192, 40}, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
@@ -154,15 +194,19 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
   CHECK(complaint({1, 192, 8}, {{"weights", "int4"}}) ==
         "linear: groups of 128 do not divide k=192: give group=row or another size");
   CHECK(complaint({1, 128, 8}, {{"group", "64"}}) ==
-        "linear: group is of integers of 4 bits: give weights=int4 too");
+        "linear: group is of weights with scales of groups: give weights=int4, fp8 or int8 too");
   CHECK(complaint({1, 128, 8}, {{"zeros", "yes"}}) ==
         "linear: zeros is of integers of 4 bits: give weights=int4 too");
   CHECK(complaint({1, 100, 8}, {{"weights", "int4"}, {"group", "row"}}) == "");
 
   CHECK(complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"group", "64"}}) ==
-        "linear: group is of integers of 4 bits: give weights=int4 too");
+        "linear: group is of weights with scales of groups: give weights=int4, fp8 or int8 too");
   CHECK(complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"zeros", "yes"}}) ==
         "linear: zeros is of integers of 4 bits: give weights=int4 too");
+  CHECK(complaint({1, 128, 8}, {{"weights", "int8"}, {"zeros", "yes"}}) ==
+        "linear: zeros is of integers of 4 bits: give weights=int4 too");
+  CHECK(complaint({1, 192, 8}, {{"weights", "fp8"}}) ==
+        "linear: groups of 128 do not divide k=192: give group=row or another size");
   CHECK(complaint({1, 80, 8}, {{"weights", "mxfp4"}}) ==
         "linear: groups of 32 do not divide k=80: mxfp4 has no others");
 
@@ -174,7 +218,7 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 128) ==
         "the packed weight is [16, 64], not [16, 128]");
   CHECK(packed_header_error(header.data(), packed_code::mxfp4, 16, 64) ==
-        "the weight is packed in another format than weights= says");
+        "the weight is packed as int4, not mxfp4: give weights=int4");
   header[1] += 1;
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
         "the weight is packed in layout 2, and this library reads 1: pack it again");
@@ -283,11 +327,11 @@ TEST_CASE("linear's baseline with packed weights writes the same") {
 }
 
 TEST_CASE("linear with packed weights is right on a GPU in every format in bf16", "[gpu]") {
-  verify_formats_on_gpu(DType::bf16);
+  verify_formats_on_gpu(DType::bf16, 2);
 }
 
 TEST_CASE("linear with packed weights is right on a GPU in every format in fp16", "[gpu]") {
-  verify_formats_on_gpu(DType::fp16);
+  verify_formats_on_gpu(DType::fp16, 3);
 }
 
 TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with every option",
@@ -300,13 +344,15 @@ TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with ev
   for (const Sizes sizes : {Sizes{1, 8, 8}, {9, 72, 24}, {33, 200, 40}, {64, 1000, 48}})
     for (const Options& options : formats_of(sizes.k))
       problems.push_back(problem_of(sizes, DType::bf16, options));
+  verify_families(*backend, linear_op(), problems, random, 1, reads_packed_weights);
+  problems.clear();
   for (const Sizes sizes : {Sizes{3, 96, 40}, {64, 1056, 264}})
     for (const char* more : {"no", "yes"})
       problems.push_back(
           problem_of(sizes, DType::bf16,
                      {{"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}}));
   problems.push_back(problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}));
-  verify_families(*backend, linear_op(), problems, random, 3);
+  verify_families(*backend, linear_op(), problems, random, 1);
   problems.clear();
   for (const Options& options : formats_of(96))
     problems.push_back(problem_of({7, 96, 33}, DType::f32, options));
@@ -321,7 +367,9 @@ TEST_CASE("linear with packed weights is right on a GPU at the sizes of models",
   for (const auto& [k, n] : {std::pair{4096, 6144}, {14336, 4096}, {2048, 16384}})
     for (const std::int64_t m : {1, 16, 64})
       problems.push_back(problem_of({m, k, n}, DType::bf16, {}));
-  verify_families(*backend, linear_op(), problems, random, 6);
+  problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "mxfp4"}}));
+  problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "fp8"}}));
+  verify_families(*backend, linear_op(), problems, random, 3, reads_packed_weights);
 }
 
 TEST_CASE("packed weights that wgmma expands are right on a GPU for any number of tokens",
@@ -332,21 +380,21 @@ TEST_CASE("packed weights that wgmma expands are right on a GPU for any number o
   std::mt19937_64 random(5);
   std::vector<Problem> problems;
   // Tokens and rows that fill no tile, k that ends within a stage, and a share of k for every CTA.
-  for (const Sizes sizes : {Sizes{7, 4096, 328},
-                            {31, 2048, 1000},
-                            {65, 1152, 456},
-                            {129, 640, 712},
-                            {200, 2560, 4104},
-                            {257, 4096, 1032},
-                            {515, 384, 136}})
-    for (Options options : formats_of(sizes.k)) {
-      if (sizes.m % 2 == 0) options["residual"] = "yes";
-      const Problem problem =
-          canonical(linear_op(), problem_of(sizes, DType::bf16, options), DeviceKind::cuda);
-      if (!family.refusal(problem, backend->facts())) problems.push_back(problem);
-    }
-  REQUIRE(problems.size() >= 7);
-  verify_families(*backend, linear_op(), problems, random, 8);
+  for (Problem& problem : spread({{7, 4096, 328},
+                                  {31, 2048, 1000},
+                                  {65, 1152, 456},
+                                  {129, 640, 712},
+                                  {200, 2560, 4104},
+                                  {257, 4096, 1032},
+                                  {515, 384, 136}},
+                                 3, DType::bf16)) {
+    if (problem.size("m") % 2 == 0) problem.options["residual"] = "yes";
+    problem = canonical(linear_op(), problem, DeviceKind::cuda);
+    if (!family.refusal(problem, backend->facts())) problems.push_back(std::move(problem));
+  }
+  if (problems.empty()) FFTUNE_SKIP("the device has no wgmma");
+  verify_families(*backend, linear_op(), problems, random, 3,
+                  [](const Family& of) { return of.name() == "packed_sm90"; });
 }
 
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {

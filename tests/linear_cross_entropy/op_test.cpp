@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "core/error.hpp"
 #include "cpu/open.hpp"
+#include "device/facts.hpp"
 #include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
 #include "support/fuzz.hpp"
 #include "support/op_reference.hpp"
@@ -142,6 +144,52 @@ TEST_CASE("linear-cross-entropy keeps to its workspace and makes no logits besid
   }
 }
 
+TEST_CASE("a cluster of blocks holds a row of linear-cross-entropy that one block cannot hold") {
+  const auto cluster = [](const char* arch, std::int64_t vocab, Options options) {
+    const DeviceFacts facts = products_of_architecture(arch).front();
+    const Problem problem =
+        problem_of(DeviceKind::cuda, "fwd", {64, 64, vocab}, DType::bf16, std::move(options));
+    for (const Family* family : op().families())
+      if (!family->is_fallback() && !family->refusal(problem, facts)) {
+        const Config config = family->default_config(problem, facts);
+        CHECK(family->space(problem, facts).violations(config).empty());
+        return config.at("cluster");
+      }
+    return std::int64_t{0};
+  };
+  const Options gradients{{"gradients", "yes"}};
+  CHECK(cluster("sm_90a", 32000, gradients) == 1);
+  CHECK(cluster("sm_90a", 50304, gradients) == 2);
+  CHECK(cluster("sm_90a", 128256, gradients) == 4);
+  CHECK(cluster("sm_90a", 262144, gradients) == 8);
+  CHECK(cluster("sm_90a", 524288, gradients) == 1);  // read twice
+  CHECK(cluster("sm_90a", 128256, {}) == 1);         // read once, as it has no gradient
+  CHECK(cluster("sm_80", 128256, gradients) == 1);
+}
+
+TEST_CASE("GEMMs of large chunks of linear-cross-entropy have the tiles that were fastest") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  const auto tiles = [&](std::int64_t m, const char* workspace) {
+    const Problem problem = problem_of(DeviceKind::cuda, "fwd", {m, 2048, 128256}, DType::bf16,
+                                       {{"gradients", "yes"}, {"workspace", workspace}});
+    const Family& family = *op().families()[1];
+    std::set<std::string> found;
+    for (const KernelSource& kernel :
+         family.program(problem, facts, family.default_config(problem, facts)).kernels)
+      if (const auto at = kernel.expression.find(".bm = "); at != std::string::npos)
+        found.insert(kernel.expression.substr(at, kernel.expression.find(", .mma", at) - at));
+    return found;
+  };
+  const auto of = [](const char* bm, const char* bn, const char* schedule) {
+    return std::string(".bm = ") + bm + ", .bn = " + bn +
+           ", .schedule = fftune::sm90_schedule::" + schedule;
+  };
+  const std::string wide = of("128", "256", "cooperative");
+  CHECK(tiles(4096, "1024") == std::set{of("128", "192", "pingpong"), wide,  // logits and dx
+                                        of("256", "128", "cooperative")});   // dw
+  CHECK(!tiles(64, "1024").contains(of("128", "192", "pingpong")));          // by the cost model
+}
+
 TEST_CASE("options of gradients are refused where there are none") {
   CHECK_THROWS_WITH(problem_of(DeviceKind::cpu, "fwd", {2, 2, 2}, DType::f32, {{"frozen", "yes"}}),
                     "linear-cross-entropy: frozen=yes is of gradients: give gradients=yes");
@@ -187,6 +235,26 @@ TEST_CASE("linear-cross-entropy is right on a GPU in several chunks of whole til
       const Problem problem = problem_of(DeviceKind::cuda, pass, sizes, DType::bf16, options);
       REQUIRE(verify_variants(*backend, op(), problem, random, 1) > 0);
     }
+}
+
+TEST_CASE("rows of linear-cross-entropy that clusters share are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(6);
+  const Options plain{{"gradients", "yes"}, {"reduction", "mean"}};
+  Options every = plain;
+  every.insert({{"class-weights", "yes"},
+                {"label-smoothing", "0.1"},
+                {"softcap", "5"},
+                {"entropy", "yes"},
+                {"logprobs", "yes"}});
+  for (const auto& [vocab, options] :
+       {std::pair{std::int64_t{32768}, every}, std::pair{std::int64_t{40008}, every},
+        std::pair{std::int64_t{128256}, plain}, std::pair{std::int64_t{262144}, plain}}) {
+    const Problem problem =
+        problem_of(DeviceKind::cuda, "fwd", {9, 64, vocab}, DType::bf16, options);
+    REQUIRE(verify_variants(*backend, op(), problem, random, 1) > 0);
+  }
 }
 
 TEST_CASE("on a GPU too, gradients of linear-cross-entropy accumulate in place", "[gpu]") {

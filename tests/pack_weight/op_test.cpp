@@ -21,8 +21,10 @@ Problem problem_of(std::int64_t n, std::int64_t k, DType dtype, const std::strin
       "fwd",
       dtype,
       {{"n", n}, {"k", k}},
-      group == "mxfp4"
-          ? std::map<std::string, std::string>{{"weights", "mxfp4"}, {"direction", direction}}
+      group == "mxfp4" || group == "fp8" || group == "int8"
+          ? std::map<std::string, std::string>{{"weights", group},
+                                               {"group", group == "mxfp4" ? "128" : "32"},
+                                               {"direction", direction}}
           : std::map<std::string, std::string>{
                 {"weights", "int4"}, {"group", group}, {"zeros", zeros}, {"direction", direction}}};
 }
@@ -31,7 +33,7 @@ void verify_both_ways(Backend& backend) {
   std::mt19937_64 random(1);
   for (const DType dtype : pack_weight_op().dtypes(backend.facts().kind))
     for (const auto& [n, k] : {std::pair{1, 1}, {5, 7}, {40, 96}, {130, 416}})
-      for (const char* group : {"row", "32", "mxfp4"})
+      for (const char* group : {"row", "32", "mxfp4", "fp8", "int8"})
         for (const char* zeros : {"no", "yes"})
           for (const char* direction : {"pack", "unpack"}) {
             if (group != std::string("row") && k % 32 != 0) continue;

@@ -27,6 +27,15 @@ inline std::unique_ptr<Backend> open_first_cuda() {
   return open_device(cuda->spec, *builtin_catalog().sources, environment);
 }
 
+/// Whether a test is for a family.
+using Chosen = bool (*)(const Family&);
+inline bool every_family(const Family&) {
+  return true;
+}
+inline bool reads_packed_weights(const Family& family) {
+  return family.name().find("packed") != std::string_view::npos;
+}
+
 /// A variant to verify.
 struct DrawnVariant {
   const Family* family;
@@ -43,14 +52,16 @@ inline std::size_t first_stage_of(const Family& family, const std::vector<StageS
   return static_cast<std::size_t>(first - stages.begin());
 }
 
-/// The default and `more` feasible configurations of every family that serves the problem on the
-/// stages that it covers.
+/// The default and `more` feasible configurations of every chosen family that serves the problem on
+/// the stages that it covers.
 template <typename Random>
 std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
-                                        const Problem& problem, Random& random, int more) {
+                                        const Problem& problem, Random& random, int more,
+                                        Chosen chosen = every_family) {
   std::vector<DrawnVariant> variants;
   for (const Family* family : op.families()) {
-    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
+    if (family->device_kind() != facts.kind || !chosen(*family) || family->refusal(problem, facts))
+      continue;
     const std::size_t first_stage = first_stage_of(*family, op.stages(problem));
     const Space space = family->space(problem, facts);
     variants.push_back(
@@ -122,13 +133,13 @@ inline void verify_recipe(Backend& backend, const Op& op, const Problem& problem
   REQUIRE(result.passed);
 }
 
-/// On each problem: the default and `more` feasible configurations of every family on the stages
-/// that it covers; the default recipe and the fallback on all stages. Those of several problems are
-/// compiled together, on all cores: one after the other, that is nearly all of the time that small
-/// problems take on a GPU.
+/// On each problem: the default and `more` feasible configurations of every chosen family on the
+/// stages that it covers; the default recipe and the fallback on all stages. Those of several
+/// problems are compiled together, on all cores: one after the other, that is nearly all of the
+/// time that small problems take on a GPU.
 template <typename Random>
 void verify_families(Backend& backend, const Op& op, const std::vector<Problem>& problems,
-                     Random& random, int more) {
+                     Random& random, int more, Chosen chosen = every_family) {
   struct Run {
     Problem problem;
     std::vector<DrawnVariant> variants;  // one after the other
@@ -141,7 +152,7 @@ void verify_families(Backend& backend, const Op& op, const std::vector<Problem>&
     std::vector<Run> runs;
     for (std::size_t i = first; i < std::min(first + at_once, problems.size()); ++i) {
       const Problem problem = canonical(op, problems[i], facts.kind);
-      const auto variants = draw_variants(facts, op, problem, random, more);
+      const auto variants = draw_variants(facts, op, problem, random, more, chosen);
       CAPTURE(problem.text());
       REQUIRE_FALSE(variants.empty());
       for (const DrawnVariant& variant : variants) runs.push_back({problem, {variant}});

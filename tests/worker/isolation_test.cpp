@@ -1,12 +1,16 @@
 // Whatever a variant does costs that variant alone.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <string>
+#include <thread>
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/tuner.hpp"
@@ -89,6 +93,32 @@ TEST_CASE("a sweep of 200 variants, 40 of which misbehave, names each and picks 
     if (misbehaves(place)) CHECK(outcome.reason.find(word_for(way)) != std::string::npos);
     if (misbehaves(place) && way != "liar") CHECK_FALSE(outcome.reason.empty());
   }
+}
+
+TEST_CASE("a search that is interrupted waits for no reference") {
+  const std::string way = "slow_reference";
+  const MisbehavingOp op(way);
+  const Catalog catalog{{&op}, &no_sources};
+  std::atomic<bool> cancel{false};
+  const auto backend = open_quick_cpu();
+  std::unique_ptr<Evaluator> evaluator;
+  if (GENERATE(true, false))
+    evaluator = std::make_unique<WorkerEvaluator>(worker(way), impatient(), &cancel);
+  else
+    evaluator = std::make_unique<LocalEvaluator>(*backend, catalog, 1, -1, &cancel);
+  auto options = patient();
+  options.cancel = &cancel;
+  const std::jthread user([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    cancel = true;
+  });
+  const auto began = std::chrono::steady_clock::now();
+  const auto result = tune(catalog, *evaluator, misbehaving_problem(), options);
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
+  CHECK(result.cancelled);
+  CHECK(result.stopped == "interrupted");
+  CHECK_FALSE(result.record);
+  for (const auto& outcome : result.outcomes) CHECK(outcome.kind == OutcomeKind::not_tried);
 }
 
 TEST_CASE("all the ways in one sweep") {

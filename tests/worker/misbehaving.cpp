@@ -139,6 +139,14 @@ const std::vector<std::string>& ways() {
   return all;
 }
 
+void MisbehavingOp::reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                              Parallel& parallel) const {
+  if (slow_reference_)
+    parallel.run(10000, parallel.max_threads(),
+                 [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+  ToyOp::reference(problem, stage, tensors, parallel);
+}
+
 Space MisbehavingFamily::space(const Problem&, const DeviceFacts&) const {
   std::vector<std::int64_t> values;
   const int count = way_ == "crowd" ? crowd_variants : misbehaving_variants;

@@ -46,12 +46,17 @@ class MisbehavingFamily final : public WholeToyFamily {
   std::string way_;
 };
 
+/// In the way "slow_reference" nothing misbehaves, but a reference takes minutes.
 class MisbehavingOp final : public ToyOp {
  public:
-  explicit MisbehavingOp(const std::string& way) : family_(way), kernels_(way) {}
+  explicit MisbehavingOp(const std::string& way)
+      : slow_reference_(way == "slow_reference"), family_(way), kernels_(way) {}
   std::vector<const Family*> families() const override { return {&family_, &kernels_}; }
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override;
 
  private:
+  bool slow_reference_;
   MisbehavingFamily family_;
   MisbehavingKernels kernels_;
 };

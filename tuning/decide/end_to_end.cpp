@@ -93,6 +93,7 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
     contender.verified = session.evaluator().verify(contender.candidate);
     session.progress().done++;
     session.tell();
+    if (contender.verified.cancelled) break;
     const bool other_bits = !required.empty() && contender.verified.bits != required;
     if (contender.verified.passed && !other_bits) {
       contenders.push_back(std::move(contender));

@@ -58,6 +58,7 @@ struct Verified {
   bool wrote_beyond = false;  // it wrote outside of its tensors
   bool fatal = false;         // the process that ran it died, or its device context was lost
   bool killed = false;        // as in Compiled
+  bool cancelled = false;     // not verified: the user ended the search first
   /// Hash of the outputs of its stages, on inputs that depend on the problem and the seed alone:
   /// equal for candidates that agree in every bit. Empty if it did not pass.
   std::string bits{};

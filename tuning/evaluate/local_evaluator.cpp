@@ -66,8 +66,8 @@ Compiled summary_of(const std::vector<CompileResult>& results) {
 }  // namespace
 
 LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data,
-                               int references)
-    : state_(std::make_unique<State>(backend, catalog, std::move(data))) {
+                               int references, const std::atomic<bool>* cancel)
+    : state_(std::make_unique<State>(backend, catalog, std::move(data), cancel)) {
   if (references >= 0) state_->references.emplace(references);
 }
 
@@ -169,6 +169,7 @@ Verified LocalEvaluator::verify(const Candidate& candidate) {
     verified.passed = false;
     verified.failure = failure->text;
     verified.device_fault = failure->device_fault;
+    verified.cancelled = failure->cancelled;
   }
   return verified;
 }

@@ -1,6 +1,7 @@
 // The evaluator of a device that this process has opened.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,8 +19,10 @@ namespace fftune {
 class LocalEvaluator : public Evaluator {
  public:
   /// Both must outlive it. `data` is what the tensors hold. `references` is the descriptor
-  /// of a ReferenceFile that goes from one process to the next; -1: there is none.
-  LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data, int references = -1);
+  /// of a ReferenceFile that goes from one process to the next; -1: there is none. Once `cancel` is
+  /// set, no reference is computed any more: what needs one is not verified.
+  LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data, int references = -1,
+                 const std::atomic<bool>* cancel = nullptr);
   ~LocalEvaluator() override;
 
   const DeviceFacts& facts() const override;

@@ -31,8 +31,8 @@ void LocalEvaluator::State::make_verifier(const Problem& before) {
     return;
   }
   verifier.reset();
-  verifier =
-      std::make_unique<Verifier>(backend, *op, one, data, references ? &*references : nullptr);
+  verifier = std::make_unique<Verifier>(backend, *op, one, data,
+                                        references ? &*references : nullptr, cancel);
 }
 
 void LocalEvaluator::State::find_if_lost() {
@@ -164,7 +164,7 @@ void LocalEvaluator::State::compute_intermediates() {
                             backend.stream());
       backend.synchronize();
     });
-    if (!failure || !lost.empty()) return;
+    if (!failure || failure->cancelled || !lost.empty()) return;
   }
 }
 

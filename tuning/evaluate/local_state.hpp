@@ -2,6 +2,7 @@
 // problem.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/measure/buffer_sets.hpp"
 #include "tuning/measure/runner.hpp"
+#include "verify/host_threads.hpp"
 #include "verify/verifier.hpp"
 
 namespace fftune {
@@ -26,10 +28,11 @@ struct LocalEvaluator::State {
   struct Failure {
     std::string text;
     bool device_fault = false;
+    bool cancelled = false;
   };
 
-  State(Backend& device, const Catalog& all, InputData inputs)
-      : backend(device), catalog(all), data(std::move(inputs)) {}
+  State(Backend& device, const Catalog& all, InputData inputs, const std::atomic<bool>* flag)
+      : backend(device), catalog(all), data(std::move(inputs)), cancel(flag) {}
 
   void release();
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
@@ -42,6 +45,8 @@ struct LocalEvaluator::State {
     try {
       body();
       return {};
+    } catch (const Cancelled& cancelled) {
+      return Failure{cancelled.what(), false, true};
     } catch (const Error& error) {
       const bool fault = error.kind() == ErrorKind::device_fault;
       if (fault) find_if_lost();
@@ -79,6 +84,7 @@ struct LocalEvaluator::State {
   Backend& backend;
   const Catalog& catalog;
   InputData data;
+  const std::atomic<bool>* cancel;
   std::optional<ReferenceFile> references;
   std::string lost;
   LaunchObserver launching;

@@ -3,16 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/lookup.hpp"
 
 namespace fftune {
 namespace {
 
-constexpr std::array<std::pair<OutcomeKind, std::string_view>, 11> names{{
+const Lookup<OutcomeKind, std::string_view> names = {
     {OutcomeKind::measured, "measured"},
     {OutcomeKind::compile_failed, "compile_failed"},
     {OutcomeKind::spilled, "spilled"},
@@ -24,19 +24,16 @@ constexpr std::array<std::pair<OutcomeKind, std::string_view>, 11> names{{
     {OutcomeKind::other_bits, "other_bits"},
     {OutcomeKind::quarantined, "quarantined"},
     {OutcomeKind::not_tried, "not_tried"},
-}};
+};
 
 }  // namespace
 
 std::string_view outcome_kind_name(OutcomeKind kind) {
-  for (const auto& [known, name] : names)
-    if (known == kind) return name;
-  throw Error(ErrorKind::internal, "an outcome without a name");
+  return value_of(kind, names);
 }
 
 OutcomeKind parse_outcome_kind(std::string_view name) {
-  for (const auto& [kind, known] : names)
-    if (known == name) return kind;
+  if (const auto kind = find_key(name, names)) return *kind;
   throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a kind of outcome", name));
 }
 
@@ -61,23 +58,14 @@ std::string failure_text(const Outcome& outcome) {
 }
 
 std::string_view phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::setup:
-      return "setup";
-    case Phase::compile:
-      return "compile";
-    case Phase::screen:
-      return "screen";
-    case Phase::semifinals:
-      return "semifinals";
-    case Phase::finals:
-      return "finals";
-    case Phase::combine:
-      return "combine";
-    case Phase::done:
-      return "done";
-  }
-  return "";
+  using enum Phase;
+  return value_of<Phase, std::string_view>(phase, {{setup, "setup"},
+                                                   {compile, "compile"},
+                                                   {screen, "screen"},
+                                                   {semifinals, "semifinals"},
+                                                   {finals, "finals"},
+                                                   {combine, "combine"},
+                                                   {done, "done"}});
 }
 
 }  // namespace fftune

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/lookup.hpp"
 #include "store/preset_file.hpp"
 
 namespace fftune {
@@ -45,13 +46,11 @@ std::size_t size_of(const json& message, const char* name) {
   return message.at(name).get<std::size_t>();
 }
 
-constexpr std::array<std::pair<ErrorKind, std::string_view>, 5> error_kinds{{
-    {ErrorKind::invalid_input, "invalid_input"},
-    {ErrorKind::unavailable, "unavailable"},
-    {ErrorKind::device_fault, "device_fault"},
-    {ErrorKind::io, "io"},
+const Lookup<ErrorKind, std::string_view> error_kinds = {
+    {ErrorKind::invalid_input, "invalid_input"}, {ErrorKind::unavailable, "unavailable"},
+    {ErrorKind::device_fault, "device_fault"},   {ErrorKind::io, "io"},
     {ErrorKind::internal, "internal"},
-}};
+};
 
 }  // namespace
 
@@ -206,7 +205,8 @@ json message_of(const Verified& verified) {
           {"bits", verified.bits},
           {"failure", verified.failure},
           {"fatal", verified.fatal},
-          {"killed", verified.killed}};
+          {"killed", verified.killed},
+          {"cancelled", verified.cancelled}};
 }
 
 Verified read_verified(const json& message) {
@@ -220,6 +220,7 @@ Verified read_verified(const json& message) {
   message.at("failure").get_to(verified.failure);
   message.at("fatal").get_to(verified.fatal);
   message.at("killed").get_to(verified.killed);
+  message.at("cancelled").get_to(verified.cancelled);
   require(verified.passed == verified.failure.empty(), "a verdict with its reason");
   require(!verified.passed || verified.error <= verified.tolerance, "the error of what passed");
   return verified;
@@ -248,14 +249,11 @@ Timing read_timing(const json& message) {
 }
 
 std::string_view error_kind_name(ErrorKind kind) {
-  for (const auto& [known, name] : error_kinds)
-    if (known == kind) return name;
-  return "internal";
+  return value_of(kind, error_kinds);
 }
 
 ErrorKind parse_error_kind(std::string_view name) {
-  for (const auto& [kind, known] : error_kinds)
-    if (known == name) return kind;
+  if (const auto kind = find_key(name, error_kinds)) return *kind;
   throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a kind of error", name));
 }
 

@@ -188,6 +188,7 @@ bool Group::ready(std::size_t index) {
 }
 
 bool Group::take_verified(std::size_t index, const Verified& verified) {
+  if (verified.cancelled) return false;  // not tried
   auto& entry = entries_[index];
   entry.verified = true;
   entry.outcome.error = verified.error;

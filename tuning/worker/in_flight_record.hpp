@@ -1,6 +1,6 @@
 // The in-flight record: which candidate a worker runs at this moment, in memory that it shares with
 // its supervisor. A message would wake the supervisor in the middle of a measurement; this is a few
-// stores.
+// stores. The other way it tells a worker in the middle of a reference that the search is over.
 #pragma once
 
 #include <atomic>
@@ -32,6 +32,10 @@ class InFlightRecord {
   void launch(std::size_t candidate, double expected_seconds);
   void land();
 
+  /// The supervisor's wish that no reference be computed any more, which is not taken back.
+  void cancel() { page_->cancelled = true; }
+  const std::atomic<bool>& cancelled() const { return page_->cancelled; }
+
   /// The latest launch, if it has not landed. The record may hold any bytes if the worker has
   /// written over it: check the place against the request.
   std::optional<Launch> current() const;
@@ -44,6 +48,7 @@ class InFlightRecord {
     std::atomic<std::uint64_t> candidate;
     std::atomic<double> expected_seconds;
     std::atomic<bool> flying;
+    std::atomic<bool> cancelled;
   };
   static_assert(std::atomic<double>::is_always_lock_free, "shared by two processes");
 

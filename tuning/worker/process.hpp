@@ -33,6 +33,7 @@ class WorkerProcess {
   /// Whether it closed its end, as an ended process has.
   bool closed() const { return channel_->closed(); }
   const InFlightRecord& in_flight() const { return in_flight_; }
+  void cancel() { in_flight_.cancel(); }
 
   /// Kills it, if it has not ended, and says how it ended, with the last line that it printed:
   /// "killed by SIGSEGV (Segmentation fault)", "exited with code 3: out of luck".

@@ -86,7 +86,8 @@ int serve_worker(const Catalog& catalog, InputData data,
     return 0;
   }
   channel.send(line_of(hello(*backend)));
-  LocalEvaluator evaluator(*backend, catalog, data, worker_reference_descriptor);
+  LocalEvaluator evaluator(*backend, catalog, data, worker_reference_descriptor,
+                           &in_flight.cancelled());
   Service service(channel, in_flight, evaluator);
   serve_calls(channel, [&](const json& call) {
     try {

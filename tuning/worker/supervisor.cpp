@@ -30,8 +30,9 @@ double since(Clock::time_point begin) {
 
 }  // namespace
 
-Supervisor::Supervisor(WorkerCommand command, const Watchdog& watchdog)
-    : command_(std::move(command)), watchdog_(watchdog) {
+Supervisor::Supervisor(WorkerCommand command, const Watchdog& watchdog,
+                       const std::atomic<bool>* cancel)
+    : command_(std::move(command)), watchdog_(watchdog), cancel_(cancel) {
   if (!start())
     throw Error(ErrorKind::unavailable,
                 fmt::format("the worker process did not open its device: {}", last_cause_));
@@ -158,6 +159,7 @@ std::optional<Supervisor::Trouble> Supervisor::await(const std::string& call,
   std::uint64_t launches = 0;
   for (;;) {
     const auto began = Clock::now();
+    if (cancel_ != nullptr && *cancel_) worker_->cancel();
     const auto line = worker_->receive(tick_seconds);
     const auto launch = worker_->in_flight().current();
     if (line) {

@@ -8,6 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -120,8 +121,8 @@ class Supervisor {
   using Take = std::function<void(const nlohmann::json&)>;
 
   /// Starts a worker. Throws the worker's error in opening its device, and Error(unavailable) if
-  /// there is no worker.
-  Supervisor(WorkerCommand command, const Watchdog& watchdog);
+  /// there is no worker. Once `cancel` is set, the worker computes no reference any more.
+  Supervisor(WorkerCommand command, const Watchdog& watchdog, const std::atomic<bool>* cancel);
 
   const DeviceFacts& facts() const { return facts_; }
   const std::string& lost() const { return lost_; }
@@ -161,6 +162,7 @@ class Supervisor {
 
   WorkerCommand command_;
   Watchdog watchdog_;
+  const std::atomic<bool>* cancel_;
   MemoryFile references_{"fftune references"};  // what one worker computed, for the next
   std::optional<WorkerProcess> worker_;
   DeviceFacts facts_;

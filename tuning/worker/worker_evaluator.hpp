@@ -18,8 +18,9 @@ namespace fftune {
 class WorkerEvaluator : public Evaluator {
  public:
   /// Throws the errors of opening the device in the worker.
-  explicit WorkerEvaluator(WorkerCommand command, const Watchdog& watchdog = {})
-      : supervisor_(std::move(command), watchdog) {}
+  explicit WorkerEvaluator(WorkerCommand command, const Watchdog& watchdog = {},
+                           const std::atomic<bool>* cancel = nullptr)
+      : supervisor_(std::move(command), watchdog, cancel) {}
 
   const DeviceFacts& facts() const override { return supervisor_.facts(); }
   Limits limits(DType dtype) override;

@@ -68,7 +68,7 @@ class Against {
   /// Prints nothing if nothing was added.
   void print(const Output& output) const;
 
-  bool any_slower() const { return counts_.slower > 0; }
+  bool any_slower() const { return counts_.of(Comparison::slower) > 0; }
 
  private:
   Problem compared(const Problem& problem) const;

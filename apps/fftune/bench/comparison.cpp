@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/lookup.hpp"
+
 namespace fftune::tool {
 
 namespace {
@@ -26,52 +28,24 @@ Comparison compare(const Measured& before, const Measured& after) {
 }
 
 std::string_view comparison_name(Comparison comparison) {
-  switch (comparison) {
-    case Comparison::faster:
-      return "FASTER";
-    case Comparison::slower:
-      return "SLOWER";
-    case Comparison::same:
-      return "SAME";
-    case Comparison::undecided:
-      break;
-  }
-  return "UNDECIDED";
+  using enum Comparison;
+  return value_of<Comparison, std::string_view>(
+      comparison,
+      {{faster, "FASTER"}, {slower, "SLOWER"}, {same, "SAME"}, {undecided, "UNDECIDED"}});
 }
 
 Style comparison_style(Comparison comparison) {
-  switch (comparison) {
-    case Comparison::faster:
-      return Style::good;
-    case Comparison::slower:
-      return Style::bad;
-    case Comparison::same:
-      return Style::plain;
-    case Comparison::undecided:
-      break;
-  }
-  return Style::caution;
-}
-
-void ComparisonCounts::add(Comparison comparison) {
-  switch (comparison) {
-    case Comparison::faster:
-      ++faster;
-      return;
-    case Comparison::slower:
-      ++slower;
-      return;
-    case Comparison::same:
-      ++same;
-      return;
-    case Comparison::undecided:
-      ++undecided;
-  }
+  using enum Comparison;
+  return value_of<Comparison, Style>(comparison, {{faster, Style::good},
+                                                  {slower, Style::bad},
+                                                  {same, Style::plain},
+                                                  {undecided, Style::caution}});
 }
 
 std::string ComparisonCounts::text() const {
-  return fmt::format("{} FASTER, {} SLOWER, {} SAME, {} UNDECIDED", faster, slower, same,
-                     undecided);
+  using enum Comparison;
+  return fmt::format("{} FASTER, {} SLOWER, {} SAME, {} UNDECIDED", of(faster), of(slower),
+                     of(same), of(undecided));
 }
 
 }  // namespace fftune::tool

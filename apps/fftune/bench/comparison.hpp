@@ -2,6 +2,7 @@
 // `bench --against` and in `presets diff`.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -32,12 +33,12 @@ std::string_view comparison_name(Comparison comparison);
 Style comparison_style(Comparison comparison);
 
 struct ComparisonCounts {
-  std::size_t faster = 0;
-  std::size_t slower = 0;
-  std::size_t same = 0;
-  std::size_t undecided = 0;
+  std::array<std::size_t, 4> counts{};  // in the order of the enumeration
 
-  void add(Comparison comparison);
+  std::size_t of(Comparison comparison) const {
+    return counts[static_cast<std::size_t>(comparison)];
+  }
+  void add(Comparison comparison) { ++counts[static_cast<std::size_t>(comparison)]; }
   /// "2 FASTER, 1 SLOWER, 10 SAME, 0 UNDECIDED".
   std::string text() const;
 };

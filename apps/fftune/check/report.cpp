@@ -8,6 +8,7 @@
 
 #include "apps/fftune/check/check.hpp"
 #include "apps/fftune/terminal/text.hpp"
+#include "core/lookup.hpp"
 
 namespace fftune::tool {
 
@@ -86,30 +87,14 @@ void print_each(const CheckOutcomes& outcomes, const Output& output) {
 }  // namespace
 
 std::string state_name(CheckState state) {
-  switch (state) {
-    case CheckState::passed:
-      return "passed";
-    case CheckState::failed:
-      return "FAILED";
-    case CheckState::skipped:
-      return "skipped";
-    case CheckState::not_run:
-      break;
-  }
-  return "not run";
+  using enum CheckState;
+  return value_of<CheckState, std::string>(
+      state, {{passed, "passed"}, {failed, "FAILED"}, {skipped, "skipped"}, {not_run, "not run"}});
 }
 
 Style state_style(CheckState state) {
-  switch (state) {
-    case CheckState::passed:
-      return Style::good;
-    case CheckState::failed:
-      return Style::bad;
-    case CheckState::skipped:
-    case CheckState::not_run:
-      break;
-  }
-  return Style::caution;
+  if (state == CheckState::passed) return Style::good;
+  return state == CheckState::failed ? Style::bad : Style::caution;
 }
 
 CheckCounts print_checks(const std::vector<CheckedRecord>& records, const CheckOutcomes& outcomes,

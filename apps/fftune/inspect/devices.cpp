@@ -17,6 +17,7 @@
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/text.hpp"
+#include "core/lookup.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/device_sources.hpp"
 #include "runtime/devices.hpp"
@@ -30,17 +31,12 @@ struct Options {
 };
 
 std::string match_text(DeviceMatch match) {
-  switch (match) {
-    case DeviceMatch::exact:
-      return "this device";
-    case DeviceMatch::alias:
-      return "an alias of this device";
-    case DeviceMatch::same_arch_and_size:
-      return "same architecture and size";
-    case DeviceMatch::same_arch:
-      break;
-  }
-  return "same architecture";
+  using enum DeviceMatch;
+  return value_of<DeviceMatch, std::string>(match,
+                                            {{exact, "this device"},
+                                             {alias, "an alias of this device"},
+                                             {same_arch_and_size, "same architecture and size"},
+                                             {same_arch, "same architecture"}});
 }
 
 // File and relation -> how many of all presets' problems it would serve here.

@@ -206,16 +206,18 @@ class Formulas {
       }
     return "";
   }
-  /// Tiles of 16 rows of a packed matrix, and its blocks of rows and columns behind a header.
+  /// Tiles of 16 rows of a packed matrix, and the parts of its blocks behind a header: one or two.
   std::string blocks(const Values& extents) const {
     for (const Term& rows : rows_of_matrices()) {
       const Values tiles = each([&](std::size_t row) { return quotient(rows.values[row], 16); });
       if (extents == tiles) return fmt::format("ceil({} / 16)", rows.text);
       for (const Term& columns : sizes())
-        if (extents == each([&](std::size_t row) {
-              return tiles[row] * quotient(columns.values[row], 64) + 1;
-            }))
-          return fmt::format("ceil({} / 16) * ceil({} / 64) + 1", rows.text, columns.text);
+        for (const auto& [parts, text] : {std::pair{1, ""}, std::pair{2, "2 * "}})
+          if (extents == each([&, parts = parts](std::size_t row) {
+                return parts * tiles[row] * quotient(columns.values[row], 64) + 1;
+              }))
+            return fmt::format("{}ceil({} / 16) * ceil({} / 64) + 1", text, rows.text,
+                               columns.text);
     }
     return "";
   }

@@ -138,13 +138,14 @@ int run(const Options& options, const Session& session) {
                             options.out));
   const std::string name = device_named(options.device, session.environment);
   StatusLine status(progress_mode(options.progress, session.output));
-  SweepDevice device({name}, {.seed = tuning.seed}, options.in_process, session);
+  const Interrupt interrupt;
+  tuning.cancel = &interrupt.requested();
+  SweepDevice device({name}, {.seed = tuning.seed, .cancel = tuning.cancel}, options.in_process,
+                     session);
   const DeviceFacts& facts = device.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   Quarantine quarantine(session.environment.state_folder, facts);
   tuning.quarantine = &quarantine;
-  const Interrupt interrupt;
-  tuning.cancel = &interrupt.requested();
 
   Recorder recorder(session.catalog, options.out, preset, options.strict,
                     lock_wait(&interrupt.requested()));

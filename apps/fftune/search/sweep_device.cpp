@@ -33,7 +33,7 @@ std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData
                         std::to_string(data.seed)};
   if (data.saved != nullptr)
     for (std::string& word : data.saved->words()) command.push_back(std::move(word));
-  return std::make_unique<WorkerEvaluator>(std::move(command));
+  return std::make_unique<WorkerEvaluator>(std::move(command), Watchdog{}, data.cancel);
 }
 
 SweepDevice::SweepDevice(const std::vector<std::string>& names, const SweepData& data,
@@ -41,8 +41,8 @@ SweepDevice::SweepDevice(const std::vector<std::string>& names, const SweepData&
                          std::vector<MultiDeviceEvaluator::Device> others) {
   if (in_process) {
     backend_ = open_named(names.front(), session);
-    evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog,
-                                                  InputData(data.seed, data.saved));
+    evaluator_ = std::make_unique<LocalEvaluator>(
+        *backend_, session.catalog, InputData(data.seed, data.saved), -1, data.cancel);
   } else if (names.size() == 1 && others.empty()) {
     evaluator_ = start_worker(names.front(), data);
   } else {

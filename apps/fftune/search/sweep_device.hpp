@@ -2,6 +2,7 @@
 // of other MPI ranks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -17,10 +18,11 @@
 
 namespace fftune::tool {
 
-/// The contents of the sweep's tensors.
+/// The contents of the sweep's tensors, and what ends the computation of their references.
 struct SweepData {
   std::uint64_t seed = 0;
-  const SavedInputs* saved = nullptr;  // null: random values alone
+  const SavedInputs* saved = nullptr;         // null: random values alone
+  const std::atomic<bool>* cancel = nullptr;  // the user's wish to end the search
 };
 
 /// Throws the errors of opening the device in the worker.

@@ -114,8 +114,8 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
             const std::vector<Problem>& problems, const SearchOptions& options, TuneOptions tuning,
             const SavedInputs* saved, StatusLine& status, const Session& session,
             std::vector<MultiDeviceEvaluator::Device> others) {
-  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved}, options.in_process, session,
-                     std::move(others));
+  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved, .cancel = tuning.cancel},
+                     options.in_process, session, std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -154,7 +154,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       recorder.write(*result.record);
-    else if (!result.stopped.empty())
+    else if (!result.stopped.empty() && !result.cancelled)
       logging::error("{}: {}", result.problem.text(), result.stopped);
     done.results.push_back(result);
   });
@@ -205,8 +205,9 @@ int run(const Op& op, Options& options, const Session& session) {
   const auto saved = saved_inputs(op, options.problem, options.weights);
   const SavedInputs* const values = saved.get();
   return search(
-      [&](DeviceKind kind) {
-        return std::vector{SearchedOp{&op, saved_problems(op, options.problem, values, kind)}};
+      [&](const std::string& device) {
+        return std::vector{
+            SearchedOp{&op, saved_problems(op, options.problem, values, kind_of_device(device))}};
       },
       options.search, values, session);
 }
@@ -220,7 +221,7 @@ std::string strategy_help() {
 
 }  // namespace
 
-int search(const std::function<std::vector<SearchedOp>(DeviceKind)>& searched,
+int search(const std::function<std::vector<SearchedOp>(const std::string&)>& searched,
            const SearchOptions& options, const SavedInputs* saved, const Session& session) {
   TuneOptions tuning = tune_options(options);
   StatusLine status(progress_mode(options.progress, session.output));
@@ -233,7 +234,7 @@ int search(const std::function<std::vector<SearchedOp>(DeviceKind)>& searched,
                   fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
                               "give one",
                               fmt::join(devices, ",")));
-    plans.emplace_back(devices, searched(kind_of_device(devices.front())));
+    plans.emplace_back(devices, searched(devices.front()));
   }
 
   std::vector<MultiDeviceEvaluator::Device> others;

@@ -7,7 +7,6 @@
 
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/saved/saved_inputs.hpp"
-#include "device/facts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune::tool {
@@ -41,9 +40,10 @@ struct SearchedOp {
   std::vector<Problem> problems;  // canonical
 };
 
-/// Searches the ops' problems for each kind of device, prints the results and writes the records.
-/// --budget is divided by the number of problems. Returns the exit code; throws Error.
-int search(const std::function<std::vector<SearchedOp>(DeviceKind)>& searched,
+/// Searches the ops' problems, prints the results and writes the records. `searched` gives them for
+/// a device by name, once for devices of one model. --budget is divided by the number of problems.
+/// Returns the exit code; throws Error.
+int search(const std::function<std::vector<SearchedOp>(const std::string&)>& searched,
            const SearchOptions& options, const SavedInputs* saved, const Session& session);
 
 }  // namespace fftune::tool

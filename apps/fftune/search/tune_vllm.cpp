@@ -93,8 +93,8 @@ int run(const Options& options, const Session& session) {
     return found;
   };
   if (options.list) return list(problems(DeviceKind::cuda), session);
-  return search([&](DeviceKind kind) { return problems(kind).ops; }, options.search, nullptr,
-                session);
+  return search([&](const std::string& device) { return problems(kind_of_device(device)).ops; },
+                options.search, nullptr, session);
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ struct packed_config {
   }
   /// Registers of a thread: codes and scales in flight, accumulators, operands.
   constexpr int registers(int operands, packed_form form) const {
-    const int of_tile = 4 * unroll + (form.zeros ? 2 : 1) * scales_of_run(form);
+    const int of_scale = form.scale_bytes() == 4 || form.zeros ? 2 : 1;
+    const int of_tile = 4 * unroll * form.parts() + of_scale * scales_of_run(form);
     const int sets = form.group == 0 || scales_operands(form) ? 1 : 2;
     return operands * tiles * (of_tile + 4 * sets * n_fragments()) + 4 * n_fragments() + 8;
   }

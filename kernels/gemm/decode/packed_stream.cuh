@@ -1,6 +1,6 @@
 // A stream of packed weights (gemm/packed/layout.cuh) as the operand A of mma.sync m16n8k16. Up to
-// 64 tokens are B. A block of 16 rows and 64 elements of k is one 16-byte load of each lane, and a
-// word of it expands straight into the registers of one MMA.
+// 64 tokens are B. A block of 16 rows and 64 elements of k is one or two 16-byte loads of each
+// lane, and a word or two of them expand straight into the registers of one MMA.
 //
 //   packed_stream   a warp's loads in flight, scales and MMAs
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace fftune {
 
-// 16, 4 or 2 bytes. If not `valid`, the result is zero and no memory is accessed. Volatile, with
+// 16, 8, 4 or 2 bytes. If not `valid`, the result is zero and no memory is accessed. Volatile, with
 // memory clobbered: loads stay where they are written, ahead of the MMAs.
 template <class Value>
 __device__ __forceinline__ Value load_packed(const void* address, bool valid) {
@@ -25,6 +25,11 @@ __device__ __forceinline__ Value load_packed(const void* address, bool valid) {
         : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3])
         : "l"(address), "r"(valid ? 1u : 0u)
         : "memory");
+  } else if constexpr (sizeof(Value) == 8) {
+    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b64 %0, [%1];}"
+                 : "+l"(value)
+                 : "l"(address), "r"(valid ? 1u : 0u)
+                 : "memory");
   } else if constexpr (sizeof(Value) == 4) {
     asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b32 %0, [%1];}"
                  : "+r"(value)
@@ -41,7 +46,7 @@ __device__ __forceinline__ Value load_packed(const void* address, bool valid) {
 
 template <class T, packed_form format, packed_config config, int operands>
 struct packed_stream {
-  static constexpr int tiles = config.tiles, unroll = config.unroll;
+  static constexpr int tiles = config.tiles, unroll = config.unroll, parts = format.parts();
   static constexpr int n_fragments = config.n_fragments();
   static constexpr bool scales_operands = config.scales_operands(format);
   static constexpr bool by_row = format.group == 0;
@@ -51,7 +56,9 @@ struct packed_stream {
   static constexpr int scales_of_block = unroll < scales_of_run ? scales_of_run / unroll : 1;
   using codes = packed_codes<T, format.code>;
   // For both rows.
-  using both_scales = typename choose_type<format.scale_bytes() == 1, u16, u32>::type;
+  using two_scales = typename codes::two_scales;
+  using both_scales = typename choose_type<format.scale_bytes() == 1, u16, two_scales>::type;
+  using step_codes = typename codes::step_codes;
   using accumulators = float[operands][tiles][n_fragments][4];
 
   // Addresses of this lane: of its first block, and of the scales and zero points of its two rows.
@@ -61,8 +68,8 @@ struct packed_stream {
   accumulators sum = {};
 
   // The run in flight.
-  vector16 words[operands][tiles][unroll];
-  u32 scale[operands][tiles][scales_of_run];  // of both rows
+  vector16 words[operands][tiles][unroll * parts];
+  two_scales scale[operands][tiles][scales_of_run];  // of both rows
   u32 zero[operands][tiles][scales_of_run];
 
   // Loads block `i` of the run that begins with block `first`; elements of k from `end` on are
@@ -73,8 +80,13 @@ struct packed_stream {
     for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
-        words[operand][tile][i] = load_packed<vector16>(
-            blocks[operand][tile] + static_cast<i64>(first + i) * packed_block_bytes, valid);
+#pragma unroll
+        for (int part = 0; part < parts; ++part) {
+          words[operand][tile][i * parts + part] = load_packed<vector16>(
+              blocks[operand][tile] +
+                  (static_cast<i64>(first + i) * parts + part) * packed_part_bytes,
+              valid);
+        }
       }
     }
   }
@@ -143,10 +155,12 @@ struct packed_stream {
         for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
           for (int tile = 0; tile < tiles; ++tile) {
+            // Of a block's four k16 steps: half of its one part, or one of its two.
+            const int first = (half * 2) % (4 / parts);
+            const u32* const own = words[operand][tile][i * parts + half * parts / 2].word;
             multiply_half(separate_sums ? part[operand][tile] : sum[operand][tile], b,
-                          words[operand][tile][i].word[half * 2],
-                          words[operand][tile][i].word[half * 2 + 1], scale[operand][tile][place],
-                          zero[operand][tile][place]);
+                          step_codes::of(own, first), step_codes::of(own, first + 1),
+                          scale[operand][tile][place], zero[operand][tile][place]);
           }
         }
         const bool ends = half == 1 ? (i + 1) % blocks_of_scale == 0 : scales_of_block == 2;
@@ -199,8 +213,10 @@ struct packed_stream {
 
   // Two k16 steps of one tile with all tokens.
   static __device__ __forceinline__ void multiply_half(float (&into)[n_fragments][4],
-                                                       const u32 (&b)[n_fragments][4], u32 first,
-                                                       u32 second, u32 scale, u32 zero) {
+                                                       const u32 (&b)[n_fragments][4],
+                                                       const step_codes& first,
+                                                       const step_codes& second, two_scales scale,
+                                                       u32 zero) {
     const u32 of_first = format.zeros ? zero & 15 : 8,
               of_second = format.zeros ? zero >> 8 & 15 : 8;
     // Registers 0 and 2 are of the first row, 1 and 3 of the second.
@@ -208,7 +224,7 @@ struct packed_stream {
     const u32 second_offset = codes::template offset<1>(of_second);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const u32 word = step == 0 ? first : second;
+      const step_codes& word = step == 0 ? first : second;
       u32 a[4] = {codes::template pair<0>(word, first_offset),
                   codes::template pair<1>(word, second_offset),
                   codes::template pair<2>(word, first_offset),

@@ -32,14 +32,31 @@ __device__ __forceinline__ u32 multiply_pairs(u32 left, u32 right) {
   return result;
 }
 
-// A word's codes as pairs of T, exactly, and these scaled; the scales of two rows.
+// The codes of a lane in a k16 step, and these as pairs of T, exactly, times 1 / unit; the scales
+// of two rows, times unit.
 template <class T, packed_code code>
 struct packed_codes;
+
+// Codes of 4 bits: a word. `words`: the 16 bytes of a part.
+struct packed_word {
+  u32 word;
+  static __device__ __forceinline__ packed_word of(const u32* words, int step) {
+    return {words[step]};
+  }
+};
+// Codes of 8 bits: a word with k and k + 1, and one with k + 8 and k + 9.
+struct packed_words {
+  u32 word[2];
+  static __device__ __forceinline__ packed_words of(const u32* words, int step) {
+    return {{words[step * 2], words[step * 2 + 1]}};
+  }
+};
 
 // The two rows' scales where they have type T.
 template <class T>
 struct packed_scales {
   using scale = T;
+  using two_scales = u32;
   static __device__ __forceinline__ void values(u32 scales, float& first, float& second) {
     unpack<T>(scales, first, second);
   }
@@ -49,11 +66,27 @@ struct packed_scales {
   }
 };
 
+// And where they are f32.
+template <class T, int unit>
+struct packed_wide_scales {
+  using scale = float;
+  using two_scales = u64;
+  static __device__ __forceinline__ void values(u64 scales, float& first, float& second) {
+    first = __uint_as_float(static_cast<u32>(scales)) * unit;
+    second = __uint_as_float(static_cast<u32>(scales >> 32)) * unit;
+  }
+  static __device__ __forceinline__ u32 twice(u64 scales, int row) {
+    const float value = __uint_as_float(static_cast<u32>(scales >> 32 * row)) * unit;
+    return pack<T>(value, value);
+  }
+};
+
 // Integers of 4 bits. The bits of a code below those of a constant make the constant plus the code,
 // exactly, and subtracting the constant and the zero point is exact too. Multiplying first would
 // round the zero point times the scale, so that q = z would not be zero.
 template <>
 struct packed_codes<bf16, packed_code::int4> : packed_scales<bf16> {
+  using step_codes = packed_word;
   // The addend of both codes of a pair: -(128 + zero point).
   template <int i>
   static __device__ __forceinline__ u32 offset(u32 zero) {
@@ -61,7 +94,8 @@ struct packed_codes<bf16, packed_code::int4> : packed_scales<bf16> {
   }
   // Register `i` of the operand.
   template <int i>
-  static __device__ __forceinline__ u32 pair(u32 word, u32 offset) {
+  static __device__ __forceinline__ u32 pair(const packed_word& own, u32 offset) {
+    const u32 word = own.word;
     const u32 codes = masked_or<0x000f000f>(word >> 4 * i, 0x43004300);
     u32 result;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(0x3f803f80u), "r"(offset));
@@ -71,6 +105,7 @@ struct packed_codes<bf16, packed_code::int4> : packed_scales<bf16> {
 
 template <>
 struct packed_codes<fp16, packed_code::int4> : packed_scales<fp16> {
+  using step_codes = packed_word;
   // Four bits further up a code counts 16, and (1024 + 16 q) / 16 is 64 + q: 64 and the zero point
   // are subtracted then.
   template <int i>
@@ -78,7 +113,8 @@ struct packed_codes<fp16, packed_code::int4> : packed_scales<fp16> {
     return (i % 2 == 0 ? 0xe400u | zero : 0xd400u | zero << 4) * 0x10001u;
   }
   template <int i>
-  static __device__ __forceinline__ u32 pair(u32 word, u32 offset) {
+  static __device__ __forceinline__ u32 pair(const packed_word& own, u32 offset) {
+    const u32 word = own.word;
     u32 result;
     if constexpr (i % 2 == 0) {
       const u32 codes = masked_or<0x000f000f>(word >> 4 * i, 0x64006400);
@@ -104,27 +140,91 @@ __device__ __forceinline__ float e8m0_value(u32 byte) {
 template <class T>
 struct packed_codes<T, packed_code::mxfp4> {
   static constexpr bool wide = is_same<T, bf16>;
+  using step_codes = packed_word;
   using scale = u8;
+  using two_scales = u32;
 
   template <int i>
   static __device__ __forceinline__ u32 offset(u32) {
     return 0;
   }
   template <int i>
-  static __device__ __forceinline__ u32 pair(u32 word, u32) {
+  static __device__ __forceinline__ u32 pair(const packed_word& own, u32) {
+    const u32 word = own.word;
     constexpr int shift = (wide ? 6 : 9) - 4 * i;
     const u32 moved = shift >= 0 ? word << (shift & 31) : word >> (-shift & 31);
     const u32 bits =
         masked_or<(wide ? 0x01c001c0 : 0x0e000e00)>(moved, word << (12 - 4 * i) & 0x80008000);
     return multiply_pairs<T>(bits, wide ? 0x7e807e80 : 0x74007400);
   }
+  // Both scales as bf16: the byte is the exponent. 0 is the subnormal 2^-127, and 255 NaN.
+  static __device__ __forceinline__ u32 both(u32 scales) {
+    const u32 exponents = __byte_perm(scales, 0, 0x4140) << 7;
+    const u32 numbers = __vmaxu2(exponents, 0x00400040);
+    return numbers | ((numbers + 0x00800080) >> 15 & 0x00010001);
+  }
   static __device__ __forceinline__ void values(u32 scales, float& first, float& second) {
-    first = e8m0_value(scales & 255);
-    second = e8m0_value(scales >> 8 & 255);
+    const u32 numbers = both(scales);
+    first = __uint_as_float(numbers << 16);
+    second = __uint_as_float(numbers & 0xffff0000);
   }
   static __device__ __forceinline__ u32 twice(u32 scales, int row) {
-    const float value = e8m0_value(scales >> 8 * row & 255);
-    return pack<T>(value, value);
+    if constexpr (wide) {
+      return __byte_perm(both(scales), 0, row == 0 ? 0x1010 : 0x3232);
+    } else {
+      const float value = e8m0_value(scales >> 8 * row & 255);
+      return pack<T>(value, value);
+    }
+  }
+};
+
+// e4m3: the sign in place, and the seven other bits at the end of T's exponent and the beginning of
+// its mantissa. That is the number times 2^-120 (bf16) or 2^-8 (fp16), which is the unit there.
+template <class T>
+struct packed_codes<T, packed_code::fp8> : packed_wide_scales<T, is_same<T, bf16> ? 1 : 256> {
+  static constexpr bool wide = is_same<T, bf16>;
+  using step_codes = packed_words;
+
+  template <int i>
+  static __device__ __forceinline__ u32 offset(u32) {
+    return 0;
+  }
+  template <int i>
+  static __device__ __forceinline__ u32 pair(const packed_words& own, u32) {
+    constexpr int shift = (wide ? 4 : 7) - i % 2 * 8;
+    constexpr u32 mask = wide ? 0x07f007f0 : 0x3f803f80;
+    const u32 word = own.word[i / 2];
+    const u32 moved = shift >= 0 ? word << (shift & 31) : word >> (-shift & 31);
+    const u32 bits = masked_or<mask>(moved, word << (8 - i % 2 * 8) & 0x80008000);
+    return wide ? multiply_pairs<T>(bits, 0x7b807b80) : bits;
+  }
+};
+
+// Integers of 8 bits, less 128 for their sign. bf16: the seven low bits below those of 128, from
+// which 128 or 256 are subtracted. fp16: q + 128 below the bits of 1024, and that times 1 / 128.
+template <class T>
+struct packed_codes<T, packed_code::int8> : packed_wide_scales<T, is_same<T, bf16> ? 1 : 128> {
+  using step_codes = packed_words;
+
+  template <int i>
+  static __device__ __forceinline__ u32 offset(u32) {
+    return 0;
+  }
+  template <int i>
+  static __device__ __forceinline__ u32 pair(const packed_words& own, u32) {
+    const u32 word = own.word[i / 2] >> i % 2 * 8;
+    u32 result;
+    if constexpr (is_same<T, bf16>) {
+      const u32 low = masked_or<0x007f007f>(word, 0x43004300);
+      const u32 addend = masked_or<0x00800080>(word, 0xc300c300);
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(0x3f803f80u), "r"(addend));
+    } else {
+      const u32 bits = (word & 0x00ff00ff) ^ 0x64806480;
+      asm("fma.rn.f16x2 %0, %1, %2, %3;"
+          : "=r"(result)
+          : "r"(bits), "r"(0x20002000u), "r"(0xc880c880u));
+    }
+    return result;
   }
 };
 

@@ -1,4 +1,4 @@
-// Packed weights of 4 bits to dense ones on the CPU: tiles of 16 rows on all threads.
+// Packed weights to dense ones on the CPU: tiles of 16 rows on all threads.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -20,16 +20,17 @@ struct Packed {
   const std::uint8_t* zeros;
   std::byte* dense;
   std::int64_t n, k, group, groups;
-  DType dtype;
+  DType dtype, scale_type;
   packed_code code;
 };
 
-const std::array<float, 16> e2m1 = [] {
-  std::array<float, 16> values{};
-  for (int code = 0; code < 16; ++code)
-    values[static_cast<std::size_t>(code)] = static_cast<float>(e2m1_value(code));
+/// The values of codes before zero points are subtracted, and before scales.
+std::array<float, 256> values_of(packed_code code) {
+  std::array<float, 256> values{};
+  for (int bits = 0; bits < 1 << packed_bits(code); ++bits)
+    values[static_cast<std::size_t>(bits)] = static_cast<float>(code_value(code, bits, 0));
   return values;
-}();
+}
 
 /// A tile of 16 rows: its words one after the other, then whole rows.
 void expand_tile(const Packed& weight, std::int64_t tile) {
@@ -39,30 +40,38 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
   std::vector<float> scales(static_cast<std::size_t>(weight.groups * packed_rows));
   std::vector<float> values(static_cast<std::size_t>(packed_rows * width));
   const std::size_t first = static_cast<std::size_t>(tile) * scales.size();
-  const bool mxfp4 = weight.code == packed_code::mxfp4;
-  if (mxfp4)
+  const int bits = packed_bits(weight.code);
+  if (weight.code == packed_code::mxfp4)
     for (std::size_t i = 0; i < scales.size(); ++i)
       scales[i] = static_cast<float>(e8m0_value(std::to_integer<int>(weight.scales[first + i])));
   else
-    decode(weight.dtype, weight.scales + first * bytes, std::span(scales));
+    decode(weight.scale_type, weight.scales + first * dtype_bytes(weight.scale_type),
+           std::span(scales));
   const std::uint8_t* const zeros = weight.zeros == nullptr ? nullptr : weight.zeros + first;
-  const std::uint8_t* code =
-      weight.codes + (1 + tile * packed_k_blocks(k)) * std::int64_t{packed_block_bytes};
-  for (std::int64_t block = 0; block < width; block += packed_k)
+  const float no_zero = weight.code == packed_code::int4 ? 8 : 0;
+  const auto table = values_of(weight.code);
+  const auto put = [&](std::int64_t row, std::int64_t column, int code) {
+    const auto place =
+        static_cast<std::size_t>(std::min(column, k - 1) / weight.group * packed_rows + row);
+    const float zero = zeros != nullptr ? static_cast<float>(zeros[place]) : no_zero;
+    values[static_cast<std::size_t>(row * width + column)] =
+        (table[static_cast<std::size_t>(code)] - zero) * scales[place];
+  };
+  const std::uint8_t* byte =
+      weight.codes +
+      (1 + tile * packed_k_blocks(k) * packed_parts(weight.code)) * std::int64_t{packed_part_bytes};
+  const int steps = 4 / packed_parts(weight.code);  // of a part
+  for (std::int64_t block = 0; block < width; block += 16 * steps)
     for (int lane = 0; lane < 32; ++lane)
-      for (int step = 0; step < 4; ++step)
-        for (int nibble = 0; nibble < 8; nibble += 2, ++code) {
-          const int row = lane / 4 * 2;
-          const std::int64_t column =
-              block + step * 16 + lane % 4 * 2 + nibble / 2 % 2 * 8 + nibble / 4;
-          const auto place =
-              static_cast<std::size_t>(std::min(column, k - 1) / weight.group * packed_rows + row);
-          for (std::size_t i = 0; i < 2; ++i)
-            values[static_cast<std::size_t>((row + std::int64_t(i)) * width + column)] =
-                (mxfp4
-                     ? e2m1[*code >> 4 * i & 15]
-                     : static_cast<float>((*code >> 4 * i & 15) - (zeros ? zeros[place + i] : 8))) *
-                scales[place + i];
+      for (int step = 0; step < steps; ++step)
+        for (int i = 0; i < 8; i += 8 / bits, ++byte) {
+          const std::int64_t row = lane / 4 * 2, column = block + step * 16 + lane % 4 * 2;
+          if (bits == 4) {
+            put(row, column + i / 2 % 2 * 8 + i / 4, *byte & 15);
+            put(row + 1, column + i / 2 % 2 * 8 + i / 4, *byte >> 4);
+          } else {
+            put(row + i % 2, column + i / 2 % 2 + i / 4 * 8, *byte);
+          }
         }
   for (std::int64_t row = 0; row < count; ++row)
     encode(weight.dtype,
@@ -86,6 +95,7 @@ Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFac
                        .group = weight.format.group == 0 ? weight.k : weight.format.group,
                        .groups = weight.format.groups(weight.k),
                        .dtype = weight.dtype,
+                       .scale_type = weight.format.scale_type(weight.dtype),
                        .code = weight.format.code};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       Packed packed = sizes;

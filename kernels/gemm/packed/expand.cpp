@@ -15,7 +15,7 @@ Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFac
   const TensorPlaces places(stage.op().tensors(problem));
   Program program;
   for (const PackedWeight& weight : stage.weights(problem)) {
-    const std::int64_t blocks = packed_blocks(weight.n, weight.k) - 1;
+    const std::int64_t blocks = packed_tiles(weight.n) * packed_k_blocks(weight.k);
     KernelLaunch& launch = append_kernel(
         program, file,
         fmt::format("expand_weight<{}, {}>", element_type(weight.dtype),

@@ -1,4 +1,4 @@
-// Packed weights of 4 bits (layout.cuh) to a dense weight [n, k].
+// Packed weights (layout.cuh) to a dense weight [n, k].
 //
 // A warp expands a block of 16 rows and 64 elements of k: each lane has 32 codes of two rows, which
 // go through shared memory, so that rows are written whole.
@@ -10,6 +10,29 @@ namespace fftune {
 
 constexpr int expand_warps = 4;
 
+// The value of a code before its scale.
+template <packed_code code>
+__device__ __forceinline__ float code_value(u32 own) {
+  if constexpr (code == packed_code::mxfp4) {
+    return __uint_as_float((own & 8) << 28 | (own & 7) << 22) * 0x1p126f;
+  } else if constexpr (code == packed_code::fp8) {
+    return __uint_as_float((own & 128) << 24 | (own & 127) << 20) * 0x1p120f;
+  } else {
+    static_assert(code == packed_code::int8);
+    return static_cast<float>(static_cast<int>(own << 24) >> 24);
+  }
+}
+template <class T, packed_code code>
+__device__ __forceinline__ float scale_value(const void* scales, i64 place) {
+  if constexpr (code == packed_code::mxfp4) {
+    return e8m0_value(static_cast<const u8*>(scales)[place]);
+  } else if constexpr (packed_scale_bytes(code) == 4) {
+    return static_cast<const float*>(scales)[place];
+  } else {
+    return to_float(static_cast<const T*>(scales)[place]);
+  }
+}
+
 // Grid: ceil(blocks / expand_warps). Block: 32 * expand_warps. `group`: elements of k that share a
 // scale; zeros: null, or a zero point for each scale. A header that is not of this layout makes
 // the weight NaN.
@@ -19,7 +42,7 @@ __global__ void __launch_bounds__(32 * expand_warps)
                   i64 group) {
   __shared__ __align__(16) T tile[expand_warps][packed_rows][packed_k];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const i64 k_blocks = packed_k_blocks(k), blocks = packed_blocks(n, k) - 1;
+  const i64 k_blocks = packed_k_blocks(k), blocks = packed_tiles(n) * k_blocks;
   const i64 block = static_cast<i64>(blockIdx.x) * expand_warps + warp;
   wait_and_launch_dependents();
   if (block >= blocks) return;
@@ -28,27 +51,28 @@ __global__ void __launch_bounds__(32 * expand_warps)
 
   const vector16 header = load_cached(codes);
   const bool known = is_packed(header, code, n, k);
-  const vector16 words = load_streaming(codes + (1 + block) * packed_block_bytes + lane * 16);
+  constexpr int parts = packed_parts(code), bits = packed_bits(code);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const u32 word = words.word[step];
+  for (int part = 0; part < parts; ++part) {
+    const vector16 words =
+        load_streaming(codes + (1 + block * parts + part) * packed_part_bytes + lane * 16);
 #pragma unroll
-    for (int nibble = 0; nibble < 8; ++nibble) {
-      const int row = lane / 4 * 2 + nibble % 2;
-      const int column = step * 16 + lane % 4 * 2 + nibble / 2 % 2 * 8 + nibble / 4;
+    for (int i = 0; i < 128 / bits; ++i) {
+      const int step = i / 8 + part * 2;
+      const int row = lane / 4 * 2 + i % 2;
+      const int within = bits == 4 ? i / 2 % 2 * 8 + i / 4 % 2 : i / 2 % 2 + i / 4 % 2 * 8;
+      const int column = step * 16 + lane % 4 * 2 + within;
       const i64 at = first_k + column < k ? first_k + column : k - 1;
       const i64 place = packed_scale_place(first_row + row, at / group, groups);
-      const u32 of_code = word >> 4 * nibble & 15;
+      const u32 own = words.word[i * bits / 32] >> i * bits % 32 & ((1u << bits) - 1);
+      const float scale = scale_value<T, code>(scales, place);
       float value;
-      if constexpr (code == packed_code::mxfp4) {
-        value = __uint_as_float((of_code & 8) << 28 | (of_code & 7) << 22) * 0x1p126f *
-                e8m0_value(static_cast<const u8*>(scales)[place]);
+      if constexpr (code == packed_code::int4) {
+        value = static_cast<float>(static_cast<int>(own) - (zeros != nullptr ? zeros[place] : 8));
       } else {
-        const int zero = zeros != nullptr ? zeros[place] : 8;
-        value = static_cast<float>(static_cast<int>(of_code) - zero) *
-                to_float(static_cast<const T*>(scales)[place]);
+        value = code_value<code>(own);
       }
-      tile[warp][row][column] = from_float<T>(known ? value : __uint_as_float(0x7fffffff));
+      tile[warp][row][column] = from_float<T>(known ? value * scale : __uint_as_float(0x7fffffff));
     }
   }
   __syncwarp();

@@ -14,6 +14,9 @@
 namespace fftune {
 namespace {
 
+constexpr packed_code packed_codes[] = {packed_code::int4, packed_code::mxfp4, packed_code::fp8,
+                                        packed_code::int8};
+
 using Header = std::array<std::uint32_t, 4>;
 
 Header header_of(packed_code code, std::int64_t n, std::int64_t k) {
@@ -21,10 +24,19 @@ Header header_of(packed_code code, std::int64_t n, std::int64_t k) {
           static_cast<std::uint32_t>(k)};
 }
 
-/// The deviation of q - z, or e2m1, over codes and zero points drawn evenly.
+/// The deviation of values without scales, over codes and zero points drawn evenly.
 double code_deviation(const PackedFormat& format) {
-  if (format.code == packed_code::mxfp4) return 2.93;
-  return format.zeros ? 6.52 : 4.61;
+  switch (format.code) {
+    case packed_code::int4:
+      return format.zeros ? 6.52 : 4.61;
+    case packed_code::mxfp4:
+      return 2.93;
+    case packed_code::fp8:
+      return 114;
+    case packed_code::int8:
+      return 73.9;
+  }
+  return 1;
 }
 
 /// An e8m0 scale near 2^exponent.
@@ -44,9 +56,11 @@ std::vector<OptionField> packed_options() {
   return {
       rare_option("weights",
                   "format of the weights: those of x, or packed: integers of 4 bits with scales, "
-                  "or e2m1 with e8m0 scales of 32 (OCP MX)",
-                  {"dense", "int4", "mxfp4"}, "fwd"),
-      rare_option("group", "weights=int4: elements of a row of the weight that share a scale",
+                  "e2m1 with e8m0 scales of 32 (OCP MX), or e4m3 or integers of 8 bits with f32 "
+                  "scales",
+                  {"dense", "int4", "mxfp4", "fp8", "int8"}, "fwd"),
+      rare_option("group",
+                  "weights=int4, fp8 or int8: elements of a row of the weight that share a scale",
                   {"128", "64", "32", "row"}, "fwd"),
       rare_option("zeros", "weights=int4: whether each group has a zero point, instead of 8",
                   {"no", "yes"}, "fwd")};
@@ -54,11 +68,13 @@ std::vector<OptionField> packed_options() {
 
 PackedFormat packed_format(const Problem& problem) {
   PackedFormat format;
-  const bool mxfp4 = problem.has("weights", "mxfp4");
-  format.packed = mxfp4 || problem.has("weights", "int4");
+  for (const packed_code code : packed_codes)
+    if (problem.has("weights", code_name(code))) {
+      format.packed = true;
+      format.code = code;
+    }
   if (!format.packed) return format;
-  if (mxfp4) {
-    format.code = packed_code::mxfp4;
+  if (format.code == packed_code::mxfp4) {
     format.group = 32;
     return format;
   }
@@ -100,16 +116,51 @@ ExpandFamily::ExpandFamily(const ExpandStage& stage, const char* name, std::stri
 
 std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&) {
   if (packed_format(problem).packed) return std::nullopt;
-  return "it is for packed weights: weights=int4 or mxfp4";
+  return "it is for packed weights: weights=int4, mxfp4, fp8 or int8";
 }
 
-std::string_view device_name(packed_code code) {
-  return code == packed_code::mxfp4 ? "fftune::packed_code::mxfp4" : "fftune::packed_code::int4";
+std::string_view code_name(packed_code code) {
+  switch (code) {
+    case packed_code::int4:
+      return "int4";
+    case packed_code::mxfp4:
+      return "mxfp4";
+    case packed_code::fp8:
+      return "fp8";
+    case packed_code::int8:
+      return "int8";
+  }
+  return "";
+}
+
+std::string device_name(packed_code code) {
+  return fmt::format("fftune::packed_code::{}", code_name(code));
 }
 
 double e2m1_value(int code) {
   constexpr double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return (code & 8) != 0 ? -magnitudes[code & 7] : magnitudes[code & 7];
+}
+
+double e4m3_value(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return (code & 128) != 0 ? -magnitude : magnitude;
+}
+
+double code_value(packed_code code, int bits, int zero) {
+  switch (code) {
+    case packed_code::int4:
+      return bits - zero;
+    case packed_code::mxfp4:
+      return e2m1_value(bits);
+    case packed_code::fp8:
+      return e4m3_value(bits);
+    case packed_code::int8:
+      return bits < 128 ? bits : bits - 256;
+  }
+  return 0;
 }
 
 double e8m0_value(int byte) {
@@ -118,10 +169,11 @@ double e8m0_value(int byte) {
 
 std::string packed_contradiction(const Problem& problem, std::string_view name, std::int64_t k) {
   const PackedFormat format = packed_format(problem);
-  if (!format.packed || format.code != packed_code::int4) {
+  if (problem.has("zeros", "yes") && !problem.has("weights", "int4"))
+    return "zeros is of integers of 4 bits: give weights=int4 too";
+  if (!format.packed || format.code == packed_code::mxfp4) {
     if (problem.options.contains("group") && !problem.has("group", "128"))
-      return "group is of integers of 4 bits: give weights=int4 too";
-    if (problem.has("zeros", "yes")) return "zeros is of integers of 4 bits: give weights=int4 too";
+      return "group is of weights with scales of groups: give weights=int4, fp8 or int8 too";
     if (format.packed && k % format.group != 0)
       return fmt::format("groups of {} do not divide {}={}: mxfp4 has no others", format.group,
                          name, k);
@@ -137,8 +189,10 @@ std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviat
   const std::int64_t n = weight.n, k = weight.k;
   const std::int64_t tiles = packed_tiles(n), groups = weight.format.groups(k);
   const double scale = deviation / code_deviation(weight.format);
-  TensorSpec codes{
-      std::string(weight.codes), DType::u8, {packed_blocks(n, k), packed_block_bytes}, Role::input};
+  TensorSpec codes{std::string(weight.codes),
+                   DType::u8,
+                   {packed_all_parts(n, k, weight.format.code), packed_part_bytes},
+                   Role::input};
   codes.draw = [=, code = weight.format.code](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); i += 8) {
       const std::uint64_t bits = mix(seed + golden * (i + 1));
@@ -146,14 +200,14 @@ std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviat
     }
     std::array<std::uint8_t, sizeof(Header)> header;
     write_packed_header(header.data(), code, n, k);
-    std::fill_n(values.begin(), packed_block_bytes, 0.0);
+    std::fill_n(values.begin(), packed_part_bytes, 0.0);
     std::copy(header.begin(), header.end(), values.begin());
   };
   if (weight.format.code == packed_code::mxfp4)
     return {codes, e8m0_scales(weight.scales, {tiles, groups, packed_rows}, std::log2(scale))};
   std::vector<TensorSpec> tensors{codes,
                                   {std::string(weight.scales),
-                                   weight.dtype,
+                                   weight.format.scale_type(weight.dtype),
                                    {tiles, groups, packed_rows},
                                    Role::input,
                                    scale / 4,
@@ -201,14 +255,17 @@ void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors
     auto dense = large_vector<double>(static_cast<std::size_t>(weight.n) * width, parallel);
     for_each_row(static_cast<std::size_t>(weight.n), width, parallel, [&](std::size_t row) {
       for (std::int64_t i = 0; i < k; ++i) {
-        const auto [byte, shift] = packed_place_of(static_cast<std::int64_t>(row), i, k);
-        const int code = static_cast<int>(codes[byte]) >> shift & 15;
+        const auto [byte, shift] =
+            packed_place_of(static_cast<std::int64_t>(row), i, k, weight.format.code);
+        const int bits =
+            static_cast<int>(codes[byte]) >> shift & ((1 << packed_bits(weight.format.code)) - 1);
         const std::int64_t place =
             packed_scale_place(static_cast<std::int64_t>(row), i / group, groups);
         dense[row * width + static_cast<std::size_t>(i)] =
-            weight.format.code == packed_code::mxfp4
-                ? e2m1_value(code) * e8m0_value(static_cast<int>(scales[place]))
-                : (code - (zeros != nullptr ? zeros[place] : 8)) * scales[place];
+            code_value(weight.format.code, bits,
+                       zeros != nullptr ? static_cast<int>(zeros[place]) : 8) *
+            (weight.format.code == packed_code::mxfp4 ? e8m0_value(static_cast<int>(scales[place]))
+                                                      : scales[place]);
       }
     });
     tensors[std::string(weight.dense)] = std::move(dense);
@@ -220,9 +277,10 @@ std::string packed_header_error(const void* header, packed_code code, std::int64
   Header given;
   std::memcpy(given.data(), header, sizeof(given));
   if (given == header_of(code, n, k)) return "";
-  if (given[0] != packed_magic(code) &&
-      (given[0] == packed_magic(packed_code::int4) || given[0] == packed_magic(packed_code::mxfp4)))
-    return "the weight is packed in another format than weights= says";
+  for (const packed_code other : packed_codes)
+    if (other != code && given[0] == packed_magic(other))
+      return fmt::format("the weight is packed as {}, not {}: give weights={}", code_name(other),
+                         code_name(code), code_name(other));
   if (given[0] != packed_magic(code))
     return "these bytes are no packed weight: pack it with pack-weight first";
   if (given[1] != packed_version)

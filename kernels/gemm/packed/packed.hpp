@@ -1,8 +1,10 @@
-// Packed weights of 4 bits (layout.cuh): the options of ops that have them, their tensors, and the
-// stage that expands them to dense ones for products of many tokens.
+// Packed weights of 4 and 8 bits (layout.cuh): the options of ops that have them, their tensors,
+// and the stage that expands them to dense ones for products of many tokens.
 //
 //   int4   w = (q - z) * s, with a scale s, and a zero point z or 8, for each row and group of k
 //   mxfp4  w = e2m1 * 2^(s - 127), with a byte s for each row and 32 of k
+//   fp8    w = e4m3 * s, with an f32 scale s for each row and group of k
+//   int8   w = q * s, likewise
 #pragma once
 
 #include <cstdint>
@@ -24,11 +26,16 @@ std::vector<OptionField> packed_options();
 PackedFormat packed_format(const Problem& problem);
 /// Why a family of packed weights refuses a problem with dense ones; nothing if they are packed.
 std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&);
+/// "int4"
+std::string_view code_name(packed_code code);
 /// "fftune::packed_code::int4"
-std::string_view device_name(packed_code code);
-/// Values of the format mxfp4: of an e2m1 code, and of an e8m0 scale.
+std::string device_name(packed_code code);
+/// Values of codes of floating point, and of an e8m0 scale.
 double e2m1_value(int code);
+double e4m3_value(int code);
 double e8m0_value(int byte);
+/// The value of a code before its scale; `zero`: its zero point, with int4 alone.
+double code_value(packed_code code, int bits, int zero = 8);
 /// Op::contradiction() of the options, for a weight that has `k` input features, which `name` says.
 std::string packed_contradiction(const Problem& problem, std::string_view name, std::int64_t k);
 

@@ -18,7 +18,10 @@ struct PackedFormat {
 
   std::int64_t groups(std::int64_t k) const { return group == 0 ? 1 : (k + group - 1) / group; }
   /// The type of scales, for a dense weight of `dtype`.
-  DType scale_type(DType dtype) const { return code == packed_code::mxfp4 ? DType::u8 : dtype; }
+  DType scale_type(DType dtype) const {
+    if (packed_bits(code) == 8) return DType::f32;
+    return code == packed_code::mxfp4 ? DType::u8 : dtype;
+  }
 };
 
 /// One packed weight [n, k], by the names of the op's tensors.

@@ -47,7 +47,8 @@ std::vector<std::int64_t> token_choices(std::int64_t m) {
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem& gemm = chain.front();
-  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4 or mxfp4";
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4, mxfp4, fp8 or int8";
+  if (gemm.groups.any()) return "it has no groups of rows";
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
@@ -164,7 +165,8 @@ double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts
   const double alone = of_warpgroup * (separate ? tensor + issue : std::max(tensor, issue));
   const double warpgroups = tile.k_groups * resident;  // that work on the same rows' stages
   const double loads =
-      tile.k_blocks + operands * (tile.k_blocks / tile.box_blocks() + (format.group == 0 ? 0
+      tile.k_blocks +
+      operands * (tile.stage_parts(format) / tile.box_parts(format) + (format.group == 0 ? 0
                                                                        : format.zeros    ? 2
                                                                                          : 1));
   const double stage =
@@ -227,11 +229,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
         .matrix = tensor_of(places, weight.codes),
         .dtype = DType::f32,  // words, whose bits are copied
         .rows = row_tiles,
-        .columns = packed_k_blocks(weight.k) * packed_block_bytes / 4,
+        .columns = packed_k_blocks(weight.k) * format.parts() * packed_part_bytes / 4,
         .box_rows = static_cast<std::uint32_t>(tile.row_tiles()),
-        .box_columns = static_cast<std::uint32_t>(tile.box_blocks() * packed_block_bytes / 4),
+        .box_columns = static_cast<std::uint32_t>(tile.box_parts(format) * packed_part_bytes / 4),
         .swizzled = false,
-        .offset = packed_block_bytes};
+        .offset = packed_part_bytes};
     map(offsetof(sm90_packed_params, codes), i, of_rows);
     if (format.group == 0) continue;
     of_rows.columns = weight.format.groups(weight.k) * packed_rows;

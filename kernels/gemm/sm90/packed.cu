@@ -1,12 +1,12 @@
-// The sm_90a kernel for packed weights: C = epilogue(A B^T) for a B of 4-bit codes with scales
-// (gemm/packed/layout.cuh), which are expanded in registers. wgmma takes its operand A from
+// The sm_90a kernel for packed weights: C = epilogue(A B^T) for a B of packed codes with
+// scales (gemm/packed/layout.cuh), which are expanded in registers. wgmma takes its operand A from
 // registers, so the operands are swapped: weights are the 64 rows of the MMA, tokens its columns.
 //
 //   warps            MMA warpgroups, [k group][row group]: a row group has `tiles` tiles of 64 rows
 //                    of each B, a k group every k_groups-th stage. Then a producer warpgroup, whose
 //                    first thread loads by TMA.
 //   shared memory    stages of   tokens  [k_blocks][tokens][128 bytes], 128-byte swizzle
-//                                codes   [operand][box][16 rows][1 or 2 blocks of 512 bytes]
+//                                codes   [operand][box][16 rows][1 or 2 parts of 512 bytes]
 //                                scales  [operand][16 rows][groups][16], then zero points
 //                    and their barriers; later the accumulators of k groups and of split-K
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
@@ -37,18 +37,22 @@ class packed_sm90_kernel {
   using T = element_type<form.ab>;
   using codes = packed_codes<T, format.code>;
   using scale = typename codes::scale;
+  using two_scales = typename codes::two_scales;
+  using step_codes = typename codes::step_codes;
   static constexpr int operands = form.b_operands(), tiles = config.tiles;
   static constexpr int units = config.units(operands), n_fragments = config.tokens / 8;
   static constexpr int row_groups = config.row_groups, k_groups = config.k_groups;
   static constexpr int k_blocks = config.k_blocks, groups = config.groups(format);
-  static constexpr int row_tiles = config.row_tiles(), box_blocks = config.box_blocks();
+  static constexpr int row_tiles = config.row_tiles(), parts = format.parts();
+  static constexpr int stage_parts = config.stage_parts(format);
+  static constexpr int box_parts = config.box_parts(format);
   static constexpr int values = config.tokens / 2;  // accumulators of a thread and tile
   static constexpr bool by_row = format.group == 0;
   static constexpr bool scales_operands = config.scales_operands(operands, format);
   static constexpr bool separate_sums = !by_row && !scales_operands;
   // Where the parts of a stage begin.
   static constexpr int codes_at = config.token_bytes();
-  static constexpr int scales_at = codes_at + config.code_bytes(operands);
+  static constexpr int scales_at = codes_at + config.code_bytes(operands, format);
   static constexpr int zeros_at = scales_at + config.scale_bytes(operands, format);
   static constexpr int stage_bytes = config.stage_bytes(operands, format);
   static constexpr int stages = config.stages(operands, format);
@@ -87,11 +91,12 @@ class packed_sm90_kernel {
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
-      for (int box = 0; box < k_blocks / box_blocks; ++box) {
+      for (int box = 0; box < stage_parts / box_parts; ++box) {
         tma_load(buffer + codes_at +
-                     (operand * k_blocks + box * box_blocks) * row_tiles * packed_block_bytes,
-                 p.codes[operand], full, (block + box * box_blocks) * (packed_block_bytes / 4),
-                 own.first_tile, own.policy);
+                     (operand * stage_parts + box * box_parts) * row_tiles * packed_part_bytes,
+                 p.codes[operand], full,
+                 (block * parts + box * box_parts) * (packed_part_bytes / 4), own.first_tile,
+                 own.policy);
       }
       if constexpr (!by_row) {
         const int column = block * packed_k / format.group * packed_rows;
@@ -148,9 +153,10 @@ class packed_sm90_kernel {
 
   // Scales of this lane's two rows, and the addends of their codes.
   struct row_terms {
-    u32 scales, offsets[2];
+    two_scales scales;
+    u32 offsets[2];
 
-    __device__ __forceinline__ void set(u32 of_rows, u32 zero_points) {
+    __device__ __forceinline__ void set(two_scales of_rows, u32 zero_points) {
       scales = of_rows;
       offsets[0] = codes::template offset<0>(format.zeros ? zero_points & 15 : 8);
       offsets[1] = codes::template offset<1>(format.zeros ? zero_points >> 8 & 15 : 8);
@@ -163,9 +169,13 @@ class packed_sm90_kernel {
     const auto bytes_of_rows = [&](u32 from) {  // of two rows, a byte each
       return load_shared_word(from + lane / 8 * 4) >> lane / 4 % 2 * 16;
     };
-    u32 scales, zeros = 0;
+    two_scales scales;
+    u32 zeros = 0;
     if constexpr (sizeof(scale) == 1) {
       scales = bytes_of_rows(buffer + scales_at + at);
+    } else if constexpr (sizeof(scale) == 4) {
+      const float2 both = load_shared_pair(buffer + scales_at + at * 4 + lane / 4 * 8);
+      scales = static_cast<u64>(__float_as_uint(both.y)) << 32 | __float_as_uint(both.x);
     } else {
       scales = load_shared_word(buffer + scales_at + at * sizeof(scale) + lane / 4 * 4);
     }
@@ -186,15 +196,16 @@ class packed_sm90_kernel {
           static_cast<i64>(smaller(own.first_tile + place.tile(unit % tiles), last_tile)) *
               packed_rows +
           place.lane / 4 * 2;
-      const T* const scales = static_cast<const T*>(p.scales[operand]) + at;  // int4 alone
+      const scale* const scales = static_cast<const scale*>(p.scales[operand]) + at;
       u32 zeros = 0;
       if constexpr (format.zeros) zeros = *reinterpret_cast<const u16*>(p.zeros[operand] + at);
-      terms[unit].set(*reinterpret_cast<const u32*>(scales), zeros);
+      terms[unit].set(*reinterpret_cast<const two_scales*>(scales), zeros);
     }
   }
 
   // The operand of a k16 step. Registers 0 and 2 are of the first row, 1 and 3 of the second.
-  static __device__ __forceinline__ void expand(u32 (&a)[4], u32 word, const row_terms& terms) {
+  static __device__ __forceinline__ void expand(u32 (&a)[4], const step_codes& word,
+                                                const row_terms& terms) {
     a[0] = codes::template pair<0>(word, terms.offsets[0]);
     a[1] = codes::template pair<1>(word, terms.offsets[1]);
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
@@ -208,7 +219,8 @@ class packed_sm90_kernel {
     }
   }
   static __device__ __forceinline__ void add_scaled(float (&sum)[values],
-                                                    const float (&part)[values], u32 scales) {
+                                                    const float (&part)[values],
+                                                    two_scales scales) {
     float first, second;
     codes::values(scales, first, second);
 #pragma unroll
@@ -225,16 +237,17 @@ class packed_sm90_kernel {
                                                   const warp_place& place) {
     constexpr int steps = k_blocks * 4, runs = by_row ? 1 : groups, batches = steps / runs / 2;
     const u64 tokens = wgmma_descriptor(buffer);
-    float4 words[units][k_blocks];
+    vector16 words[units][stage_parts];
 #pragma unroll
     for (int unit = 0; unit < units; ++unit) {
 #pragma unroll
-      for (int i = 0; i < k_blocks; ++i) {
-        const int box = unit / tiles * (k_blocks / box_blocks) + i / box_blocks;
-        const int block =
-            (box * row_tiles + place.tile(unit % tiles)) * box_blocks + i % box_blocks;
-        words[unit][i] =
-            load_shared(buffer + codes_at + block * packed_block_bytes + place.lane * 16);
+      for (int i = 0; i < stage_parts; ++i) {
+        const int box = unit / tiles * (stage_parts / box_parts) + i / box_parts;
+        const int part = (box * row_tiles + place.tile(unit % tiles)) * box_parts + i % box_parts;
+        const float4 own =
+            load_shared(buffer + codes_at + part * packed_part_bytes + place.lane * 16);
+        words[unit][i] = {{__float_as_uint(own.x), __float_as_uint(own.y), __float_as_uint(own.z),
+                           __float_as_uint(own.w)}};
       }
     }
 #pragma unroll
@@ -254,10 +267,11 @@ class packed_sm90_kernel {
             load_terms(terms[unit], buffer, unit / tiles, place.tile(unit % tiles), run,
                        place.lane);
           }
-          const float4& block = words[unit][step / 4];
+          constexpr int part_steps = 4 / parts;  // k16 steps of a part
+          const u32* const own = words[unit][step / part_steps].word;
           u32 first[4], second[4];
-          expand(first, __float_as_uint(step % 4 == 0 ? block.x : block.z), terms[unit]);
-          expand(second, __float_as_uint(step % 4 == 0 ? block.y : block.w), terms[unit]);
+          expand(first, step_codes::of(own, step % part_steps), terms[unit]);
+          expand(second, step_codes::of(own, step % part_steps + 1), terms[unit]);
           const u64 at = wgmma_advance(tokens, step / 4 * config.tokens * 128 + step % 4 * 32);
           wgmma_fence();
           float(&into)[values] = separate_sums ? part[unit] : sum[unit];

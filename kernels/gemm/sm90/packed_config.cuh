@@ -32,10 +32,12 @@ struct sm90_packed_config {
   constexpr int vectors(int operands) const { return units(operands) * tokens / 8; }
 
   /// Whether scales multiply the operands, rather than the accumulators of a group of k: from some
-  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators.
+  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators. Powers
+  /// of two round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
-           (tokens > 64 || 2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
+           (form.code == packed_code::mxfp4 || tokens > 64 ||
+            2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
   }
   /// Scales of a stage, of each row; none where a whole row has one.
   constexpr int groups(packed_form form) const {
@@ -43,10 +45,12 @@ struct sm90_packed_config {
     return k_blocks * packed_k > form.group ? k_blocks * packed_k / form.group : 1;
   }
   constexpr int token_bytes() const { return k_blocks * tokens * packed_k * 2; }
-  /// Blocks of k of a box of codes: a tensor map's box has at most 256 words a row.
-  constexpr int box_blocks() const { return k_blocks < 2 ? 1 : 2; }
-  constexpr int code_bytes(int operands) const {
-    return operands * row_tiles() * k_blocks * packed_block_bytes;
+  /// Parts of 512 bytes of a stage, of each row of tiles, and those of a box of codes: a tensor
+  /// map's box has at most 256 words a row.
+  constexpr int stage_parts(packed_form form) const { return k_blocks * form.parts(); }
+  constexpr int box_parts(packed_form form) const { return stage_parts(form) < 2 ? 1 : 2; }
+  constexpr int code_bytes(int operands, packed_form form) const {
+    return operands * row_tiles() * stage_parts(form) * packed_part_bytes;
   }
   constexpr int scale_bytes(int operands, packed_form form) const {
     return operands * row_tiles() * groups(form) * packed_rows * form.scale_bytes();
@@ -60,7 +64,7 @@ struct sm90_packed_config {
   }
   /// Bytes that are copied into a stage, and its size: swizzle atoms are 1024 bytes.
   constexpr int copied_bytes(int operands, packed_form form) const {
-    return token_bytes() + code_bytes(operands) + scale_bytes(operands, form) +
+    return token_bytes() + code_bytes(operands, form) + scale_bytes(operands, form) +
            zero_bytes(operands, form);
   }
   constexpr int stage_bytes(int operands, packed_form form) const {
@@ -87,7 +91,9 @@ struct sm90_packed_config {
   /// Registers of a thread: accumulators, two batches of operands, a stage's codes.
   constexpr int registers(int operands, packed_form form) const {
     const int sets = form.group == 0 || scales_operands(operands, form) ? 1 : 2;
-    return 4 * sets * vectors(operands) + units(operands) * (16 + 4 * k_blocks + 4) + 36;
+    const int of_terms = form.scale_bytes() == 4 ? 6 : 4;
+    return 4 * sets * vectors(operands) +
+           units(operands) * (16 + 4 * stage_parts(form) + of_terms) + 36;
   }
   /// Registers of a thread at launch, and what an MMA thread has once the producers gave theirs.
   constexpr int launch_registers() const {
@@ -104,7 +110,7 @@ struct sm90_packed_config {
 struct sm90_packed_params {
   packed_params packed;
   tensor_map tokens;     // A in boxes of [tokens, 64]
-  tensor_map codes[2];   // [tiles of 16 rows, blocks of 512 bytes] in words, without the header
+  tensor_map codes[2];   // [tiles of 16 rows, parts of 512 bytes] in words, without the header
   tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
   tensor_map zeros[2];
 };

@@ -66,12 +66,14 @@
  *                                                       whether w_norm is kept as its distance from
  *                                                       1
  *   eps              a number from 0 to 1               pass fwd: added to the norm's mean square
- *   weights          dense, int4, mxfp4                 pass fwd: format of the weights: those of
+ *   weights          dense, int4, mxfp4, fp8, int8      pass fwd: format of the weights: those of
  *                                                       x, or packed: integers of 4 bits with
- *                                                       scales, or e2m1 with e8m0 scales of 32 (OCP
- *                                                       MX)
- *   group            128, 64, 32, row                   pass fwd: weights=int4: elements of a row
- *                                                       of the weight that share a scale
+ *                                                       scales, e2m1 with e8m0 scales of 32 (OCP
+ *                                                       MX), or e4m3 or integers of 8 bits with f32
+ *                                                       scales
+ *   group            128, 64, 32, row                   pass fwd: weights=int4, fp8 or int8:
+ *                                                       elements of a row of the weight that share
+ *                                                       a scale
  *   zeros            no, yes                            pass fwd: weights=int4: whether each group
  *                                                       has a zero point, instead of 8
  *
@@ -119,6 +121,20 @@
  *   4  w_gate_scale  input  u8  [ceil(h / 16), ceil(d / 32), 16]
  *   5  w_up_scale    input  u8  [ceil(h / 16), ceil(d / 32), 16]
  *   6  w_down_scale  input  u8  [ceil(d / 16), ceil(h / 32), 16]
+ * with weights=fp8: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  u8   [2 * ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_up          input  u8   [2 * ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_down        input  u8   [2 * ceil(d / 16) * ceil(h / 64) + 1, 512]
+ *   4  w_gate_scale  input  f32  [ceil(h / 16), ceil(d / 128), 16]
+ *   5  w_up_scale    input  f32  [ceil(h / 16), ceil(d / 128), 16]
+ *   6  w_down_scale  input  f32  [ceil(d / 16), ceil(h / 128), 16]
+ * with weights=int8: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  u8   [2 * ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_up          input  u8   [2 * ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_down        input  u8   [2 * ceil(d / 16) * ceil(h / 64) + 1, 512]
+ *   4  w_gate_scale  input  f32  [ceil(h / 16), ceil(d / 128), 16]
+ *   5  w_up_scale    input  f32  [ceil(h / 16), ceil(d / 128), 16]
+ *   6  w_down_scale  input  f32  [ceil(d / 16), ceil(h / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -141,25 +157,30 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m                1 to 2147483647     tokens (any number)
- *   k                1 to 2147483647     input features
- *   n                1 to 2147483647     output features
- *   bias             no, yes             whether y has a bias, and the backward pass its gradient
- *   y-scale          no, yes             pass fwd: whether columns of y are multiplied by a factor
- *                                        each, before a residual is added
- *   residual         no, yes             pass fwd: whether y is added to a residual of its size
- *   output           same, f32           pass fwd: element type of y: that of x and w, or f32
- *   batch-invariant  no, yes             pass fwd: whether the bits of a row are the same whatever
- *                                        other rows there are
- *   accumulate       no, yes             pass bwd: whether the gradients of w and bias are added to
- *                                        others, which may be the same buffers
- *   weights          dense, int4, mxfp4  pass fwd: format of the weights: those of x, or packed:
- *                                        integers of 4 bits with scales, or e2m1 with e8m0 scales
- *                                        of 32 (OCP MX)
- *   group            128, 64, 32, row    pass fwd: weights=int4: elements of a row of the weight
- *                                        that share a scale
- *   zeros            no, yes             pass fwd: weights=int4: whether each group has a zero
- *                                        point, instead of 8
+ *   m                1 to 2147483647                tokens (any number)
+ *   k                1 to 2147483647                input features
+ *   n                1 to 2147483647                output features
+ *   bias             no, yes                        whether y has a bias, and the backward pass its
+ *                                                   gradient
+ *   y-scale          no, yes                        pass fwd: whether columns of y are multiplied
+ *                                                   by a factor each, before a residual is added
+ *   residual         no, yes                        pass fwd: whether y is added to a residual of
+ *                                                   its size
+ *   output           same, f32                      pass fwd: element type of y: that of x and w,
+ *                                                   or f32
+ *   batch-invariant  no, yes                        pass fwd: whether the bits of a row are the
+ *                                                   same whatever other rows there are
+ *   accumulate       no, yes                        pass bwd: whether the gradients of w and bias
+ *                                                   are added to others, which may be the same
+ *                                                   buffers
+ *   weights          dense, int4, mxfp4, fp8, int8  pass fwd: format of the weights: those of x, or
+ *                                                   packed: integers of 4 bits with scales, e2m1
+ *                                                   with e8m0 scales of 32 (OCP MX), or e4m3 or
+ *                                                   integers of 8 bits with f32 scales
+ *   group            128, 64, 32, row               pass fwd: weights=int4, fp8 or int8: elements
+ *                                                   of a row of the weight that share a scale
+ *   zeros            no, yes                        pass fwd: weights=int4: whether each group has
+ *                                                   a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -177,6 +198,12 @@
  * with weights=mxfp4: x, w, w_scale, y
  *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
  *   2  w_scale  input  u8  [ceil(n / 16), ceil(k / 32), 16]
+ * with weights=fp8: x, w, w_scale, y
+ *   1  w        input  u8   [2 * ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  f32  [ceil(n / 16), ceil(k / 128), 16]
+ * with weights=int8: x, w, w_scale, y
+ *   1  w        input  u8   [2 * ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  f32  [ceil(n / 16), ceil(k / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -558,6 +585,14 @@
  *   accumulate       no, yes                        pass bwd: whether the gradients of the weights
  *                                                   and biases are added to others, which may be
  *                                                   the same buffers
+ *   weights          dense, int4, mxfp4, fp8, int8  pass fwd: format of the weights: those of x, or
+ *                                                   packed: integers of 4 bits with scales, e2m1
+ *                                                   with e8m0 scales of 32 (OCP MX), or e4m3 or
+ *                                                   integers of 8 bits with f32 scales
+ *   group            128, 64, 32, row               pass fwd: weights=int4, fp8 or int8: elements
+ *                                                   of a row of the weight that share a scale
+ *   zeros            no, yes                        pass fwd: weights=int4: whether each group has
+ *                                                   a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -592,6 +627,38 @@
  *   8  b_down  input  T  [experts, d]
  * with residual=yes: x, ids, weights, w_gate, w_up, w_down, residual, y
  *   6  residual  input  T  [m, d]
+ * with weights=int4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8  [?, 512]
+ *   4  w_up          input  u8  [?, 512]
+ *   5  w_down        input  u8  [?, 512]
+ *   6  w_gate_scale  input  T   [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   7  w_up_scale    input  T   [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   8  w_down_scale  input  T   [ceil(d * experts / 16), ceil(h / 128), 16]
+ * with weights=mxfp4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8  [?, 512]
+ *   4  w_up          input  u8  [?, 512]
+ *   5  w_down        input  u8  [?, 512]
+ *   6  w_gate_scale  input  u8  [ceil(experts * h / 16), ceil(d / 32), 16]
+ *   7  w_up_scale    input  u8  [ceil(experts * h / 16), ceil(d / 32), 16]
+ *   8  w_down_scale  input  u8  [ceil(d * experts / 16), ceil(h / 32), 16]
+ * with weights=fp8: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8   [?, 512]
+ *   4  w_up          input  u8   [?, 512]
+ *   5  w_down        input  u8   [?, 512]
+ *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
+ * with weights=int8: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8   [?, 512]
+ *   4  w_up          input  u8   [?, 512]
+ *   5  w_down        input  u8   [?, 512]
+ *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy         input   T    [m, d]
@@ -674,67 +741,62 @@
 
 /* qkv: queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)
  *
- *   m                1 to 2147483647                         tokens (any number)
- *   d                1 to 2147483647                         features of a token
- *   heads            1 to 1024                               heads of q
- *   dim              1 to 512                                features of a head
- *   kv-heads         1 to 1024, rare                         heads of k, and of v; heads if left
- *                                                            out
- *   rotary           1 to 512, rare                          features of a head to rotate, an even
- *                                                            number; all if left out
- *   positions        1 to 2147483647, rare                   rows of the table of angles; 4096 if
- *                                                            left out
- *   cache-slots      1 to 2147483647, rare                   rows of the caches; m if left out
- *   cache-head       1 to 1048576, rare                      elements from a head of the caches to
- *                                                            the next one, a multiple of dim; dim
- *                                                            if left out
- *   weights          separate, packed, grouped, int4, mxfp4  one weight (and bias) each of q, k and
- *                                                            v, or all rows in one; grouped: of
- *                                                            each head of k the rows of its heads
- *                                                            of q, then its own, then those of v;
- *                                                            int4, mxfp4: all rows in one packed
- *                                                            weight of that format
- *   bias             no, yes                                 whether q, k and v have a bias
- *   norm             no, yes, rows, layer                    whether heads of q and k are
- *                                                            RMS-normalised, with weights of their
- *                                                            own; rows: all heads of q, and of k,
- *                                                            together; layer: heads by layer
- *                                                            normalisation
- *   norm-order       before, after                           whether heads are normalised before
- *                                                            RoPE or after it
- *   convention       llama, gemma                            weights of the norm: factors, or
- *                                                            (gemma) kept as their distance from 1
- *   eps              a number from 0 to 1                    added to the norm's mean square
- *   rotation         none, halves, interleaved               RoPE of q and k: none, pairs rotary/2
- *                                                            apart, or neighbours
- *   cache            no, yes                                 whether k and v are written to rows of
- *                                                            caches, by slots: nowhere by one of no
- *                                                            row
- *   slots            i32, i64                                element type of the slots
- *   batch-invariant  no, yes                                 pass fwd: whether the bits of a row
- *                                                            are the same whatever other rows there
- *                                                            are
- *   angles           table, base, llama3, yarn               a table is given, or the rule by which
- *                                                            frequencies are computed
- *   base             a number from 1 to 1000000000000        base of the computed frequencies
- *   factor           a number from 0.001 to 1000000          factor by which the rule stretches
- *                                                            positions
- *   context          a number from 1 to 1000000000           positions that the model was trained
- *                                                            with
- *   low              a number from 0.001 to 1000000          llama3: context/low is the longest
- *                                                            wavelength that is interpolated
- *   high             a number from 0.001 to 1000000          llama3: context/high is the longest
- *                                                            wavelength that is left alone
- *   beta-fast        a number from 0.001 to 1000000          yarn: rotations in the context from
- *                                                            which a pair is left alone
- *   beta-slow        a number from 0.001 to 1000000          yarn: rotations in the context up to
- *                                                            which a pair is stretched
- *   scale            a number from 0 to 1000000              factor of all sines and cosines; 0:
- *                                                            the rule's own
- *   group            128, 64, 32, row                        pass fwd: weights=int4: elements of a
- *                                                            row of the weight that share a scale
- *   zeros            no, yes                                 pass fwd: weights=int4: whether each
- *                                                            group has a zero point, instead of 8
+ *   m                1 to 2147483647                   tokens (any number)
+ *   d                1 to 2147483647                   features of a token
+ *   heads            1 to 1024                         heads of q
+ *   dim              1 to 512                          features of a head
+ *   kv-heads         1 to 1024, rare                   heads of k, and of v; heads if left out
+ *   rotary           1 to 512, rare                    features of a head to rotate, an even
+ *                                                      number; all if left out
+ *   positions        1 to 2147483647, rare             rows of the table of angles; 4096 if left
+ *                                                      out
+ *   cache-slots      1 to 2147483647, rare             rows of the caches; m if left out
+ *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
+ *                                                      next one, a multiple of dim; dim if left out
+ *   weights                                            separate, packed, grouped, int4, mxfp4, fp8,
+ *                                                      int8: one weight (and bias) each of q, k and
+ *                                                      v, or all rows in one; grouped: of each head
+ *                                                      of k the rows of its heads of q, then its
+ *                                                      own, then those of v; int4, mxfp4, fp8,
+ *                                                      int8: all rows in one packed weight of that
+ *                                                      format
+ *   bias             no, yes                           whether q, k and v have a bias
+ *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
+ *                                                      with weights of their own; rows: all heads
+ *                                                      of q, and of k, together; layer: heads by
+ *                                                      layer normalisation
+ *   norm-order       before, after                     whether heads are normalised before RoPE or
+ *                                                      after it
+ *   convention       llama, gemma                      weights of the norm: factors, or (gemma)
+ *                                                      kept as their distance from 1
+ *   eps              a number from 0 to 1              added to the norm's mean square
+ *   rotation         none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart,
+ *                                                      or neighbours
+ *   cache            no, yes                           whether k and v are written to rows of
+ *                                                      caches, by slots: nowhere by one of no row
+ *   slots            i32, i64                          element type of the slots
+ *   batch-invariant  no, yes                           pass fwd: whether the bits of a row are the
+ *                                                      same whatever other rows there are
+ *   angles           table, base, llama3, yarn         a table is given, or the rule by which
+ *                                                      frequencies are computed
+ *   base             a number from 1 to 1000000000000  base of the computed frequencies
+ *   factor           a number from 0.001 to 1000000    factor by which the rule stretches positions
+ *   context          a number from 1 to 1000000000     positions that the model was trained with
+ *   low              a number from 0.001 to 1000000    llama3: context/low is the longest
+ *                                                      wavelength that is interpolated
+ *   high             a number from 0.001 to 1000000    llama3: context/high is the longest
+ *                                                      wavelength that is left alone
+ *   beta-fast        a number from 0.001 to 1000000    yarn: rotations in the context from which a
+ *                                                      pair is left alone
+ *   beta-slow        a number from 0.001 to 1000000    yarn: rotations in the context up to which a
+ *                                                      pair is stretched
+ *   scale            a number from 0 to 1000000        factor of all sines and cosines; 0: the
+ *                                                      rule's own
+ *   group            128, 64, 32, row                  pass fwd: weights=int4, fp8 or int8:
+ *                                                      elements of a row of the weight that share a
+ *                                                      scale
+ *   zeros            no, yes                           pass fwd: weights=int4: whether each group
+ *                                                      has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
@@ -759,6 +821,12 @@
  * with weights=mxfp4: x, w, w_scale, q, k, v
  *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
  *   2  w_scale  input  u8  [ceil(3 * dim * heads / 16), ceil(d / 32), 16]
+ * with weights=fp8: x, w, w_scale, q, k, v
+ *   1  w        input  u8   [2 * ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_scale  input  f32  [ceil(3 * dim * heads / 16), ceil(d / 128), 16]
+ * with weights=int8: x, w, w_scale, q, k, v
+ *   1  w        input  u8   [2 * ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_scale  input  f32  [ceil(3 * dim * heads / 16), ceil(d / 128), 16]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -1128,12 +1196,12 @@
  *                                                     pair is stretched
  *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
  *                                                     rule's own
- *   weights         dense, int4, mxfp4                pass fwd: format of the weights of qkv, which
+ *   weights         dense, int4, mxfp4, fp8, int8     pass fwd: format of the weights of qkv, which
  *                                                     are one w_qkv, of the output product and the
  *                                                     gated network: those of x, or packed in that
  *                                                     format
- *   group           128, 64, 32, row                  pass fwd: weights=int4: elements of a row of
- *                                                     the weight that share a scale
+ *   group           128, 64, 32, row                  pass fwd: weights=int4, fp8 or int8: elements
+ *                                                     of a row of the weight that share a scale
  *   zeros           no, yes                           pass fwd: weights=int4: whether each group
  *                                                     has a zero point, instead of 8
  *
@@ -1320,15 +1388,18 @@
  * with bias=yes: x, w_norm, w, bias, ids, logit
  *   3  bias  input  T  [vocab] */
 
-/* pack-weight: codes of 4 bits with scales, in the order in which kernels read them, and back
+/* pack-weight: codes of 4 or 8 bits with scales, in the order in which kernels read them, and
+ *   back
  *
- *   n          1 to 2147483647   output features (any number)
- *   k          1 to 2147483647   input features
- *   direction  pack, unpack      pack: to the order of kernels; unpack: back
- *   weights    int4, mxfp4       format of the weights: integers of 4 bits, or e2m1 with e8m0
- *                                scales
- *   group      128, 64, 32, row  weights=int4: elements of a row of the weight that share a scale
- *   zeros      no, yes           weights=int4: whether each group has a zero point, instead of 8
+ *   n          1 to 2147483647         output features (any number)
+ *   k          1 to 2147483647         input features
+ *   direction  pack, unpack            pack: to the order of kernels; unpack: back
+ *   weights    int4, mxfp4, fp8, int8  format of the weights: integers of 4 bits, e2m1 with e8m0
+ *                                      scales, or e4m3 or integers of 8 bits with f32 scales
+ *   group      128, 64, 32, row        weights=int4, fp8 or int8: elements of a row of the weight
+ *                                      that share a scale
+ *   zeros      no, yes                 weights=int4: whether each group has a zero point, instead
+ *                                      of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16, fp16 on the CPU
  *   0  codes    input   u8  [n, ceil(k / 2)]
@@ -1343,6 +1414,16 @@
  * with weights=mxfp4: codes, scale, w, w_scale
  *   1  scale    input   u8  [n, ceil(k / 32)]
  *   3  w_scale  output  u8  [ceil(n / 16), ceil(k / 32), 16]
+ * with weights=fp8: codes, scale, w, w_scale
+ *   0  codes    input   u8   [n, k]
+ *   1  scale    input   f32  [n, ceil(k / 128)]
+ *   2  w        output  u8   [2 * ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   3  w_scale  output  f32  [ceil(n / 16), ceil(k / 128), 16]
+ * with weights=int8: codes, scale, w, w_scale
+ *   0  codes    input   u8   [n, k]
+ *   1  scale    input   f32  [n, ceil(k / 128)]
+ *   2  w        output  u8   [2 * ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   3  w_scale  output  f32  [ceil(n / 16), ceil(k / 128), 16]
  * with group=64: codes, scale, w, w_scale
  *   1  scale    input   T  [n, ceil(k / 64)]
  *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
@@ -1607,12 +1688,13 @@
  *                                                      pair is stretched
  *   rope-scale      a number from 0 to 1000000         factor of all sines and cosines; 0: the
  *                                                      rule's own
- *   weights         dense, int4, mxfp4                 pass fwd: format of the weights of qkv,
+ *   weights         dense, int4, mxfp4, fp8, int8      pass fwd: format of the weights of qkv,
  *                                                      which are one w_qkv, of the output product
  *                                                      and the gated network: those of x, or packed
  *                                                      in that format
- *   group           128, 64, 32, row                   pass fwd: weights=int4: elements of a row of
- *                                                      the weight that share a scale
+ *   group           128, 64, 32, row                   pass fwd: weights=int4, fp8 or int8:
+ *                                                      elements of a row of the weight that share a
+ *                                                      scale
  *   zeros           no, yes                            pass fwd: weights=int4: whether each group
  *                                                      has a zero point, instead of 8
  *   choose          argmax, sample, filtered           the best id; a sample by temperature; or

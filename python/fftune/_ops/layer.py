@@ -11,7 +11,7 @@ from .._layer_form import (FLOAT32, PACKED, Choice, dtype_of, form_of, parse, sh
                            with_constants)
 from .._library import Error, Plan
 from .._run import Form, ready, run
-from .packed import PackedWeight, group_word
+from .packed import PackedWeight, format_of, packed_word
 
 
 # Weights are checked one by one, by the form.
@@ -75,7 +75,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
              "positions": angles.shape[0] if rotates else None}
     options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
     if form.get("packed"):
-        options |= {"weights": "int4", "group": str(form.get("packed"))}
+        options |= dict(zip(("weights", "group"), str(form.get("packed")).split("-")))
     return sizes | options
 
 
@@ -89,8 +89,10 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
            for name, w in zip(parsed.weights, weights)}
     if parsed.get("packed"):
-        width, like = next(own[name].shape[0] for name in ("attn_norm", "attn_post_norm", "ffn_norm")
-                           if name in own), own["w_o_scale"]
+        like = next(own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own)
+        width = like.shape[0]
+        if parsed.get("packed").startswith("int4"):
+            like = own["w_o_scale"]
     else:
         like = own["w_o"]
         width = like.shape[0]
@@ -107,7 +109,7 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
 
 
 def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
-    """The tensors of layers with packed weights, the word for their groups, and h; "" without."""
+    """The tensors of layers with packed weights, the word for their format, and h; "" without."""
     packed = [w for one in weights for w in one.values() if isinstance(w, PackedWeight)]
     if not packed:
         return list(weights), "", 0
@@ -123,14 +125,14 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
             if not isinstance(w, PackedWeight):
                 tensors[name] = w
                 continue
-            if (w.group, w.zero is None) != (first.group, first.zero is None):
-                raise Error(f"layer: {name} has other groups than the first packed weight, or zero points "
-                            "where that has none")
+            if format_of(w) != format_of(first):
+                raise Error(f"layer: {name} has other groups than the first packed weight, another format, or "
+                            "zero points where that has none")
             tensors |= {name: w.w, f"{name}_scale": w.scale}
             if w.zero is not None:
                 tensors[f"{name}_zero"] = w.zero
         found.append(tensors)
-    return found, group_word("layer", first.group), weights[0]["w_gate"].n
+    return found, packed_word("layer", first), weights[0]["w_gate"].n
 
 
 def has_layout(cache: Tensor) -> bool:

@@ -8,7 +8,7 @@ from .._declare import declare
 from .._library import Error
 from .attention import head_stride
 from .linear import linear
-from .packed import PackedWeight, group_word
+from .packed import FORMATS, PackedWeight, group_word, has_zeros, parts_of, suffix
 from .rmsnorm import rmsnorm
 from .rope import NUMBERS, RULE, expect_rule, leave_out_unused, rope
 
@@ -87,15 +87,17 @@ _LAYS = {"k_cache": (_in_place, ["cache-head"]), "v_cache": (_as_it_is, [])}
 declare("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
         lays=_LAYS, **_RULES)
 
-_PACKED = ("x, w, scale=w_scale, zero=w_zero?, bias?, q_norm?, k_norm?, positions:ints?, angles?")
 _OPTIONS = f"heads, kv_heads, dim, group, eps, rotation, rotary, {RULE}"
-_RULES = dict(check=_check_others, fill=_fill_others, fixed={"weights": "int4"}, label="qkv",
-              shapes={name: shape for name, shape in _RULES["shapes"].items()
-                      if not name.startswith("w_")})
-declare("qkv_packed", "qkv", f"{_PACKED}, {_OPTIONS}", "q, k, v", keeps=("angles",), by_row=True,
-        **_RULES)
-declare("qkv_packed_cached", "qkv", f"{_PACKED}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
-        lays=_LAYS, **_RULES)
+_SHAPES = {name: shape for name, shape in _RULES["shapes"].items() if not name.startswith("w_")}
+for _format in FORMATS:
+    _packed = (f"x, w, scale=w_scale, {'zero=w_zero?, ' if has_zeros(_format) else ''}bias?, q_norm?, "
+               "k_norm?, positions:ints?, angles?")
+    _rules = dict(check=_check_others, fill=_fill_others, fixed={"weights": _format}, label="qkv",
+                  shapes=_SHAPES)
+    declare(f"qkv_packed{suffix(_format)}", "qkv", f"{_packed}, {_OPTIONS}", "q, k, v", keeps=("angles",),
+            by_row=True, **_rules)
+    declare(f"qkv_packed_cached{suffix(_format)}", "qkv",
+            f"{_packed}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q", lays=_LAYS, **_rules)
 
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
@@ -141,8 +143,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
                         f"{heads + 2 * kv_heads} heads")
         if not (bias is None or isinstance(bias, Tensor)):
             raise Error("qkv: bias is of several parts: give one of all, as w is")
-        weights, biases = w[:3], (bias,)
-        of_heads += w.n // (heads + 2 * kv_heads), group_word("qkv", w.group)
+        weights, biases = parts_of(w), (bias,)
+        of_heads += w.n // (heads + 2 * kv_heads), group_word("qkv", w.group, w.format)
     else:
         weights = (w, None, None) if isinstance(w, Tensor) else several("qkv", "w", w, 3, words)
         biases = ((bias, None, None) if bias is None or isinstance(bias, Tensor) else
@@ -153,8 +155,9 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         rule = "base" if angles is None else "table"
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
     options = *of_heads, eps, rotation, rotary, rule, numbers
-    plain, cached = ((OPS.qkv_packed, OPS.qkv_packed_cached) if packed else
-                     (OPS.qkv, OPS.qkv_cached))
+    names = [f"qkv_packed{part}{suffix(w.format)}" for part in ("", "_cached")] if packed else [
+        "qkv", "qkv_cached"]
+    plain, cached = (getattr(OPS, name) for name in names)
     tensors = x, *weights, *biases, q_norm, k_norm, positions, angles
     wanted = wants_gradient(*tensors)
     if caches is not None:

@@ -18,6 +18,7 @@ from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
 from .masks import patch_masks
+from .memory import MODES
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
 from .norms import patch_norm
 from .quantised import has_codes, patch_quantised, restore_merged
@@ -30,7 +31,7 @@ def expect_module(function: str, model) -> None:
         raise Error(f"{function}: {type(model).__name__} is not a torch.nn.Module: give a model")
 
 
-def patch(model: nn.Module, *, recompute: bool = False,
+def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
           whole_layers: bool = False, loss: bool = True) -> PatchReport:
     """Replaces parts of a transformers model with fused ops, in place.
@@ -48,6 +49,10 @@ def patch(model: nn.Module, *, recompute: bool = False,
     Args:
         model: A model of transformers, or any module with such parts.
         recompute: Save only the inputs of MLPs for the backward pass.
+        memory: How much the backward pass may find saved. "fast" saves what makes it fastest, "balanced"
+            computes the norms of layers again, which costs the least time for each byte, and "small" the
+            norms and, as `recompute` does, the first products of MLPs. torch.compile decides about the
+            norms itself.
         projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
         attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.
@@ -62,12 +67,14 @@ def patch(model: nn.Module, *, recompute: bool = False,
         A ``PatchReport``: the modules that were replaced, and those that were not, with reasons.
 
     Raises:
-        fftune.Error: `model` is no ``torch.nn.Module``, or `projections` has another value.
+        fftune.Error: `model` is no ``torch.nn.Module``, or `projections` or `memory` has another value.
     """
     expect_module("patch", model)
     if projections not in (True, False, "auto"):
         raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
-    options = Options(recompute, projections, attention)
+    if memory not in MODES:
+        raise Error(f"memory is {memory!r}: give \"fast\", \"balanced\" or \"small\"")
+    options = Options(recompute or memory == "small", projections, attention, memory != "fast")
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit

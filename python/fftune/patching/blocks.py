@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises
 from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
@@ -49,7 +50,7 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
             replace_forward(module, _plain_feed_forward, ())
             return f"MLP and residual of {type(module).__name__} by ffn without a gate"
         pair = remembered(known, kind_of(module), lambda: _expect_layer(module))
-        replace_forward(module, _layer_around_forward, (pair,))
+        replace_forward(module, _layer_around_forward, (pair, options.norms_again))
         return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
     _, _, down, bias = gated_weights(mlp)
     if bias is not None:
@@ -59,7 +60,7 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
     expect_plain(module)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
     remembered(known, kind_of(module), lambda: find(module))
-    replace_forward(module, forward, ())
+    replace_forward(module, forward, (options.norms_again,))
     return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
 
 
@@ -93,9 +94,17 @@ def _expect_feed_forward(module: nn.Module) -> bool:
     raise Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
 
 
-def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
+def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None,
+           norms_again: bool) -> Tensor:
     convention, eps = norm._fftune
     form, weights = gated_of(mlp), gated_weights(mlp)
+    if norms_again and torch.is_grad_enabled():
+        if residual is None:
+            normed = norm(x)
+        else:
+            normed, x = ops.add_rmsnorm(x, residual, norm.weight, eps=eps, convention=convention)
+        with norm_again(True, norm, x, normed):
+            return ops.ffn(normed, *weights[:3], residual=x, act=form.act, recompute=form.recompute)
     return ops.ffn_block(x, residual, norm.weight, *weights[:3], act=form.act,
                          convention=convention, eps=eps, recompute=form.recompute)
 
@@ -117,11 +126,14 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
             or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)  # transformers 4 has no default for it
+    again, = self._fftune
     normed = self.input_layernorm(hidden_states)
-    if projects(self.self_attn, normed):
-        return _block(norm, mlp, attend(self.self_attn, normed, hidden_states, **options), None)
-    attention = self.self_attn(hidden_states=normed, **options)[0]
-    return _block(norm, mlp, attention, hidden_states)
+    with norm_again(again, self.input_layernorm, hidden_states, normed):
+        if projects(self.self_attn, normed):
+            total, residual = attend(self.self_attn, normed, hidden_states, **options), None
+        else:
+            total, residual = self.self_attn(hidden_states=normed, **options)[0], hidden_states
+    return _block(norm, mlp, total, residual, again)
 
 
 @undoable
@@ -135,17 +147,19 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)
-    pair, = self._fftune
+    pair, again = self._fftune
     convention, eps = norm._fftune
     normed = self.input_layernorm(hidden_states)
-    if projects(self.self_attn, normed):
-        total = attend(self.self_attn, normed, hidden_states, **options)
-        normed = norm(total)
-    else:
-        attention = self.self_attn(hidden_states=normed, **options)[0]
-        normed, total = ops.add_rmsnorm(attention, hidden_states, norm.weight, eps=eps,
-                                        convention=convention)
-    y = self.mlp(normed)
+    with norm_again(again, self.input_layernorm, hidden_states, normed):
+        if projects(self.self_attn, normed):
+            total = attend(self.self_attn, normed, hidden_states, **options)
+            normed = norm(total)
+        else:
+            attention = self.self_attn(hidden_states=normed, **options)[0]
+            normed, total = ops.add_rmsnorm(attention, hidden_states, norm.weight, eps=eps,
+                                            convention=convention)
+    with norm_again(again, norm, total, normed):
+        y = self.mlp(normed)
     return total + (y[0] if pair else y)
 
 
@@ -154,7 +168,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
     norm, mlp = self.layer_norm, self.DenseReluDense
     if drops(self) or drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states)
-    return _block(norm, mlp, hidden_states, None)
+    return _block(norm, mlp, hidden_states, None, self._fftune[0])
 
 
 @undoable

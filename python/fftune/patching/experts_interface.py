@@ -19,7 +19,7 @@ NAME = "fftune"
 
 
 def register_experts() -> None:
-    """Registers ``experts_implementation="fftune"`` with transformers 5.0 or newer.
+    """Registers ``experts_implementation="fftune"`` with transformers 5.8 or newer.
 
     Models loaded with ``from_pretrained(name, experts_implementation="fftune")``, or changed by
     ``model.set_experts_implementation("fftune")``, then run the experts of mixtures by
@@ -29,9 +29,11 @@ def register_experts() -> None:
     """
     try:
         from transformers.integrations.moe import ExpertsInterface
+        # Before 5.8 a model refuses every name but those of transformers.
+        from transformers.modeling_utils import ALL_EXPERTS_FUNCTIONS  # noqa: F401
     except ImportError:
         raise Error("register_experts: this transformers cannot be told of other experts: install "
-                    "5.0 or newer") from None
+                    "5.8 or newer") from None
     ExpertsInterface.register(NAME, _forward)
 
 
@@ -42,9 +44,9 @@ def _forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_
         return inspect.unwrap(type(module).forward)(module, hidden_states, top_k_index, top_k_weights)
     act, packing = found
     gate_up, down = module.gate_up_proj, module.down_proj
-    if module.is_transposed:
+    if _trait(module, "is_transposed"):
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
-    biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else None
+    biases = (module.gate_up_proj_bias, module.down_proj_bias) if _trait(module, "has_bias") else None
     return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down, biases=biases,
                        act=act, packing=packing)
 
@@ -57,8 +59,9 @@ def _found(module: nn.Module) -> tuple[str, str] | None:
         return known
     if torch.compiler.is_compiling():
         # Traced code cannot try the activation. SiLU is known by the name of its class.
-        usual = (module.has_gate and module.is_concatenated and not module.is_transposed
-                 and not module.has_post_expert_norm
+        usual = (_trait(module, "has_gate") and _packings(module) == ("halves",)
+                 and not _trait(module, "is_transposed")
+                 and not _trait(module, "has_post_expert_norm")
                  and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
                  and type(module)._apply_gate.__name__ == "_default_apply_gate")
         return ("silu", "halves") if usual else None
@@ -66,29 +69,41 @@ def _found(module: nn.Module) -> tuple[str, str] | None:
     if isinstance(known, str):
         warnings.warn(f"fftune: {type(module).__name__} {known}: its own forward runs")
         known = None
-    elif module.is_transposed:
+    elif _trait(module, "is_transposed"):
         lay_out(module)
     module._fftune_experts = known
     return known
 
 
+def _trait(module: nn.Module, name: str) -> bool:
+    """A trait that transformers' decorator of experts sets on a module. Later releases added
+    traits: without one, a module is as the trait's default says."""
+    return getattr(module, name, name == "has_gate")
+
+
+def _packings(module: nn.Module) -> tuple[str, ...]:
+    """The ways in which gate and up may lie in their weight: both if the release has no such trait."""
+    told = getattr(module, "is_concatenated", None)
+    return ("halves", "interleaved") if told is None else ("halves",) if told else ("interleaved",)
+
+
 def _identify(module: nn.Module) -> tuple[str, str] | str:
     """The activation and the packing, or the reason why moe_ffn does not compute the experts."""
-    if not module.has_gate:
+    if not _trait(module, "has_gate"):
         return "has no gate"
-    if module.has_post_expert_norm:
+    if _trait(module, "has_post_expert_norm"):
         return "has a norm of its own"
     if not hasattr(module, "gate_up_proj") or not hasattr(module, "down_proj"):
         return "has other weights than gate_up_proj and down_proj"
-    packing = "halves" if module.is_concatenated else "interleaved"
-    fits = set(GATED)
+    fits = {(act, packing) for act in GATED for packing in _packings(module)}
     generator = torch.Generator().manual_seed(0)  # the user's numbers are not to change
     for scale in (0.5, 4.0, 24.0):  # on both sides of the limits at which some clamp
         rows = scale * (2 * torch.rand(257, 12, generator=generator) - 1)
-        gate, up = rows.chunk(2, -1) if packing == "halves" else (rows[:, 0::2], rows[:, 1::2])
+        halves = {"halves": rows.chunk(2, -1), "interleaved": (rows[:, 0::2], rows[:, 1::2])}
         with torch.no_grad():
             right = module._apply_gate(rows)
-            fits = {act for act in fits if is_close(GATED[act](gate, up), right)}
-    if len(fits) != 1 or isinstance(next(iter(fits)), Foreign):
+            fits = {(act, packing) for act, packing in fits
+                    if is_close(GATED[act](*halves[packing]), right)}
+    if len(fits) != 1 or isinstance(next(iter(fits))[0], Foreign):
         return "computes an activation for which there is no kernel"
-    return fits.pop(), packing
+    return fits.pop()

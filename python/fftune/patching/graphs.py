@@ -123,19 +123,13 @@ def _settings(value):
     return id(value)
 
 
-class Steps:
-    """Calls the model, or replays a graph of the call with the same shapes."""
+class ModelState:
+    """A graph of a model's calls holds this fast: settings of its modules, and where its weights lie."""
 
-    def __init__(self, model: nn.Module, cache_implementation: str | None):
+    def __init__(self, model: nn.Module):
         self.model = model
-        self.cache_implementation = cache_implementation
-        self._steps: dict[tuple, _Step] = {}
-        self._failed = False
         self._modules: int | None = None  # what look() found; None where graphs are unfit
         self._slots: list[tuple[dict, str]] = []  # of parameters and buffers
-
-    def __deepcopy__(self, memo):
-        return Steps(memo.get(id(self.model), self.model), self.cache_implementation)
 
     def look(self) -> None:
         """At the modules of the model, their settings, and who has to be told of their calls."""
@@ -159,6 +153,19 @@ class Steps:
         """A hash of their addresses; it takes some 0.1 us for each."""
         return hash(tuple([0 if (tensor := tensors.get(name)) is None else tensor.data_ptr()
                            for tensors, name in self._slots]))
+
+
+class Steps(ModelState):
+    """Calls the model, or replays a graph of the call with the same shapes."""
+
+    def __init__(self, model: nn.Module, cache_implementation: str | None):
+        super().__init__(model)
+        self.cache_implementation = cache_implementation
+        self._steps: dict[tuple, _Step] = {}
+        self._failed = False
+
+    def __deepcopy__(self, memo):
+        return Steps(memo.get(id(self.model), self.model), self.cache_implementation)
 
     def __call__(self, **options):
         cache = options.pop("past_key_values", None)

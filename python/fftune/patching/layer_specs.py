@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from .. import reference
 from .._layer_form import PACKED, Choice, constant, form_of, packed_form, parse
 from .._ops.layer import expect_runs
-from .._ops.packed import group_word
+from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
 from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
-from .quantised import is_quantised, merge
+from .quantised import is_quantised, merge, packed_of
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
                         view_of)
@@ -484,16 +484,16 @@ class Recogniser:
             raise Unfit("layers: some of its weights have 4 bits, and some have more, or they are no "
                         "q, k, v, o, gate, up and down")
         own = [quantised[path] for path in paths.values()]
-        formats = {(m._fftune[0].group, m._fftune_zero is None) for m in own}
+        formats = {(m._fftune[0].code, m._fftune[0].group, m._fftune_zero is None) for m in own}
         if len(formats) > 1 or any(m._fftune_order is not None for m in own):
             raise Unfit("layers: its packed weights have different formats, or act-order")
-        (group, is_symmetric), = formats
+        (_, _, is_symmetric), = formats
         attention = paths["w_q"][:-1]
         try:
             merge(layer.get_submodule(".".join(attention)), own[:3])
         except Unfit as reason:
             raise Unfit(f"layers: {reason}") from None
-        form = packed_form(dense.form, group_word("layer", group), not is_symmetric,
+        form = packed_form(dense.form, packed_word("layer", packed_of(own[0])), not is_symmetric,
                            quantised[paths["w_gate"]]._fftune[0].n)
         weights["b_qkv"] = Weight(attention, "_fftune_qkv_bias")
         for part in ("w", "scale", "zero"):

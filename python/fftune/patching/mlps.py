@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .quantised import has_codes, is_quantised, ordered, packed_of
+from .._ops.packed import format_of
+from .quantised import fits, has_codes, is_quantised, ordered, packed_of
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, is_patched, kind_of,
@@ -199,7 +200,7 @@ def patch_packed_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     gate, up, down = (layers[name] for name in (form.gate, form.up, form.down))
     if gate.bias is not None or up.bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
-    if len({(w.group, w.zero is None, w.scale.dtype) for w in map(packed_of, (gate, up, down))}) > 1:
+    if len({(*format_of(w), w.scale.dtype) for w in map(packed_of, (gate, up, down))}) > 1:
         raise Unfit("its packed weights have different formats")
     orders = [layer._fftune_order for layer in (gate, up, down)]
     if orders[2] is not None or (orders[0] is None) != (orders[1] is None) \
@@ -217,7 +218,7 @@ def packed_layers(mlp: nn.Module, x: Tensor) -> list[nn.Module] | None:
     layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down)]
     if not all(map(is_quantised, layers)) or parts_watched(mlp) or drops(mlp) or not has_kernels(x) \
             or torch.is_autocast_enabled(x.device.type) or any(
-                layer._fftune_scale.dtype != x.dtype or layer.bias is not None
+                not fits(packed_of(layer), x) or layer.bias is not None
                 and layer.bias.dtype != x.dtype for layer in layers):
         return None
     return layers

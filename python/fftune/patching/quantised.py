@@ -1,9 +1,11 @@
-"""Linear layers with weights of 4 bits by linear with a packed weight.
+"""Linear layers with weights of 4 and 8 bits by linear with a packed weight.
 
-The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, and compressed-tensors' pack-quantized. A
+The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, compressed-tensors' pack-quantized and
+int-quantized, and transformers' FP8Linear, whose activations are not rounded here. A
 layer is recognised by the names, types and shapes of its tensors. Those of GPTQ and AWQ, which some
 kernels reorder, are compared with what the layer's own forward computes. Those of compressed-tensors
-have a scheme that says what they are; their forward would make them dense.
+have a scheme that says what they are; their forward would make them dense. FP8Linear is known by its
+name; its forward rounds activations to fp8.
 
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
 dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
@@ -18,6 +20,8 @@ from torch.nn import functional as F
 
 from .. import ops
 from .._codes import codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
+from .._layer_form import WIDE_SCALES
+from .._ops.packed import format_of
 from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
 
@@ -56,12 +60,29 @@ def _row_words(codes: Tensor) -> Tensor:
     return words_of_codes(codes, 1)
 
 
+# Codes of 8 bits: four in a word, plus 128, or each as it is.
+def _byte_codes(words: Tensor, n: int, k: int) -> Tensor:
+    return (words.contiguous().view(torch.uint8)[:, :k] ^ 128).contiguous()
+
+
+def _byte_words(codes: Tensor) -> Tensor:
+    return F.pad(codes ^ 128, (0, -codes.shape[1] % 4)).view(torch.int32)
+
+
+def _plain_bytes(weight: Tensor, n: int, k: int) -> Tensor:
+    return weight.contiguous().view(torch.uint8)
+
+
 _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
-            "compressed-tensors": (_row_codes, _row_words)}
+            "compressed-tensors": (_row_codes, _row_words),
+            "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
+            "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
+            "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
 
 class _Layer(NamedTuple):
-    """The contents of a module's tensors: q, scale and zero are [n, k] and [n, groups]."""
+    """The contents of a module's tensors: q, scale and zero are [n, k] and [n, groups]. q has a code in
+    each byte."""
 
     format: str
     name: str  # of the tensor with codes
@@ -71,6 +92,7 @@ class _Layer(NamedTuple):
     scale: Tensor
     zero: Tensor | None  # of 8
     groups: Tensor  # [k]
+    code: str = "int4"  # of PackedWeight
 
 
 @dataclass(frozen=True)
@@ -82,6 +104,8 @@ class Quantised:
     n: int
     k: int
     group: int
+    code: str
+    dtype: torch.dtype  # of the model
 
 
 _OWN = ("_fftune_w", "_fftune_scale", "_fftune_zero", "_fftune_order")
@@ -95,14 +119,14 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
     w, scale, zero = (getattr(module, name) for name in _OWN[:3])
     if "_fftune_shared" in module.__dict__:
         owner, rows = module.__dict__["_fftune_shared"]
-        blocks = -(-layer.k // 64)
+        blocks = -(-layer.k // 64) * (2 if layer.code in WIDE_SCALES else 1)
         w = torch.cat((w, owner._fftune_qkv_w[1 + rows[0] // 16 * blocks:1 + rows[1] // 16 * blocks]))
-    return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group)
+    return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group, layer.code)
 
 
 def has_codes(module: nn.Module) -> bool:
     """Whether it is a layer with codes, replaced or not."""
-    return any(name in tensors for name in ("qweight", "weight_packed")
+    return any(name in tensors for name in ("qweight", "weight_packed", "weight_scale_inv")
                for tensors in (module._buffers, module._parameters))
 
 
@@ -178,8 +202,8 @@ def _candidates(module: nn.Module) -> list[_Layer]:
             for format, zero, own in layers]
 
 
-def _expect_scheme(module: nn.Module) -> None:
-    """That the scheme of compressed-tensors is one of 4 bits for weights alone."""
+def _expect_scheme(module: nn.Module) -> int:
+    """That the scheme of compressed-tensors is one of integers for weights alone; their bits."""
     scheme = getattr(module, "quantization_scheme", None)
     weights = getattr(scheme, "weights", None)
     word = lambda value: getattr(value, "value", value)
@@ -188,19 +212,45 @@ def _expect_scheme(module: nn.Module) -> None:
     if getattr(scheme, "input_activations", None) is not None \
             or getattr(scheme, "output_activations", None) is not None:
         raise Unfit("its activations are quantised, for which there is no kernel")
-    kind = (weights.num_bits, word(weights.type))
-    if kind != (4, "int"):
-        raise Unfit(f"its weights are {kind[1]}{kind[0]}, for which there is no kernel")
+    bits, kind = weights.num_bits, word(weights.type)
+    if kind != "int" or bits not in (4, 8) or bits == 8 and not weights.symmetric:
+        raise Unfit(f"its weights are {kind}{bits}{'' if weights.symmetric else ' with zero points'}, for "
+                    "which there is no kernel")
+    return bits
+
+
+def _fp8_linear(module: nn.Module) -> _Layer:
+    """transformers' FP8Linear: scales of blocks, or one."""
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+    weight, scale = module.weight, module.weight_scale_inv.float()
+    n, k = weight.shape
+    if module.block_size is None:
+        scale, size = scale.reshape(1, 1).expand(n, 1), k
+    else:
+        rows, size = module.block_size
+        if tuple(scale.shape) != (-(-n // rows), -(-k // size)):
+            raise Unfit(f"weight_scale_inv is {[*scale.shape]}, not of blocks of {rows} by {size}")
+        scale = scale.repeat_interleave(rows, 0)[:n]
+    if bool(weight.float().isnan().any()):
+        raise Unfit("its weight has NaN")
+    return _Layer("FP8Linear", "weight", n, k, _plain_bytes(weight, n, k), scale, None,
+                  _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
 
 
 def _compressed(module: nn.Module) -> _Layer:
-    _expect_scheme(module)
+    bits = _expect_scheme(module)
     forward = module.__dict__.get("forward")
     if forward is not None and not getattr(forward, "__module__", "").startswith("compressed_tensors."):
         raise Unfit("its forward was replaced already")
-    _expect_words(module, "weight_packed")
-    n, k = module.weight_shape.tolist()
-    _expect_shape(module, "weight_packed", (n, -(-k // 8)))
+    if getattr(module, "weight_packed", None) is None:
+        format, name = "compressed-tensors of int8", "weight"
+        n, k = module.weight.shape
+    else:
+        format, name = "compressed-tensors" + (" of 8 bits" if bits == 8 else ""), "weight_packed"
+        _expect_words(module, name)
+        n, k = module.weight_shape.tolist()
+        _expect_shape(module, name, (n, -(-k * bits // 32)))
     scale = module.weight_scale
     scale = scale.expand(n, 1) if scale.numel() == 1 else scale
     if scale.dim() != 2 or scale.shape[0] != n:
@@ -213,10 +263,10 @@ def _compressed(module: nn.Module) -> _Layer:
     elif not module.quantization_scheme.weights.symmetric:
         raise Unfit("its weights have zero points, but there is no weight_zero_point")
     size = getattr(module.quantization_scheme.weights, "group_size", None)
-    return _Layer("compressed-tensors", "weight_packed", n, k,
-                  _row_codes(module.weight_packed, n, k), scale, zero,
+    return _Layer(format, name, n, k, _FORMATS[format][0](getattr(module, name), n, k), scale, zero,
                   _groups_of(_attribute(module, "weight_g_idx"), k, count,
-                             size if size and size > 0 else None, scale.device))
+                             size if size and size > 0 else None, scale.device),
+                  "int4" if bits == 4 else "int8")
 
 
 # what their forward computes
@@ -258,6 +308,13 @@ def _recognised(module: nn.Module) -> _Layer | None:
     has = {**module._buffers, **module._parameters}
     if has.get("weight_packed") is not None and has.get("weight_shape") is not None:
         return _compressed(module)
+    weight = has.get("weight")
+    if weight is not None and weight.dtype == torch.int8 and has.get("weight_scale") is not None and hasattr(
+            module, _SCHEME[0]):
+        return _compressed(module)
+    if type(module).__name__ == "FP8Linear" and weight is not None and weight.dtype == torch.float8_e4m3fn \
+            and has.get("weight_scale_inv") is not None:
+        return _fp8_linear(module)
     if has.get("qweight") is None or has.get("scales") is None or has.get("qzeros") is None:
         return None
     if "forward" in module.__dict__:
@@ -315,14 +372,16 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     dtype = dtype or layer.scale.dtype
     if dtype == torch.float16 and layer.scale.device.type == "cpu":
         dtype = torch.float32
-    scale = _as_type(layer.scale[:, groups], dtype).contiguous()
+    scale = _as_type(layer.scale[:, groups],
+                     torch.float32 if layer.code in WIDE_SCALES else dtype).contiguous()
     zero = None if layer.zero is None else layer.zero[:, groups].contiguous()
     to_words = _FORMATS[layer.format][1]
     tensors = module._parameters if layer.name in module._parameters else module._buffers
-    if not torch.equal(to_words(layer.q), tensors[layer.name]):
+    if layer.name != "weight" and not torch.equal(to_words(layer.q), tensors[layer.name]):
         raise Unfit(f"{layer.name} has bits behind its last input")
-    q = layer.q if order is None else layer.q[:, order]
-    packed = ops.pack_weight(pairs_of_codes(q), scale, zero, k=layer.k, group=group)
+    q = (layer.q if order is None else layer.q[:, order]).contiguous()
+    packed = ops.pack_weight(pairs_of_codes(q) if layer.code == "int4" else q, scale, zero, k=layer.k,
+                             group=group, format=layer.code)
     # Model hooks of compressed-tensors make dense what has a scheme.
     kept = {name: module.__dict__.pop(name) for name in (*_SCHEME, "forward") if name in module.__dict__}
     module.__dict__["_fftune_kept"] = kept
@@ -330,7 +389,7 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     for name, tensor in zip(_OWN, (*packed[:3], order)):
         module.register_buffer(name, tensor, persistent=False)
     replace_forward(module, quantised_forward, (
-        Quantised(layer.format, layer.name, layer.n, layer.k, group),))
+        Quantised(layer.format, layer.name, layer.n, layer.k, group, layer.code, dtype),))
     for name, method in zip(_METHODS, (_save, _load)):
         module.__dict__[name] = types.MethodType(method, module)
     groups = f"groups of {group}" if group else "a group a row"
@@ -355,7 +414,7 @@ def _keep_from_becoming_dense(model: nn.Module, report: PatchReport) -> None:
     until unpatch() where all layers were replaced; else it has to have them all."""
     hook = getattr(model, _HOOK, None)
     ours = {name: m for name, m in model.named_modules()
-            if is_quantised(m) and m._fftune[0].format == "compressed-tensors"}
+            if is_quantised(m) and m._fftune[0].format.startswith("compressed-tensors")}
     if hook is None or not ours:
         return
     if not any(hasattr(m, _SCHEME[0]) for m in model.modules()):
@@ -371,7 +430,9 @@ def _keep_from_becoming_dense(model: nn.Module, report: PatchReport) -> None:
 def _words(module: nn.Module) -> Tensor:
     """The codes as they were saved."""
     layer, = module._fftune
-    codes = codes_of_pairs(packed_of(module).unpack()[0], layer.k)
+    codes = packed_of(module).unpack()[0]
+    if layer.code == "int4":
+        codes = codes_of_pairs(codes, layer.k)
     if module._fftune_order is not None:
         codes = codes[:, torch.argsort(module._fftune_order)]
     return _FORMATS[layer.format][1](codes).contiguous()
@@ -426,8 +487,8 @@ def merge(owner: nn.Module, layers: list[nn.Module]) -> None:
         return
     weights, biases = list(map(packed_of, layers)), [layer.bias for layer in layers]
     first, order = weights[0], layers[0]._fftune_order
-    if any(w.n % 16 or (w.k, w.group, w.zero is None, w.scale.dtype) != (
-            first.k, first.group, first.zero is None, first.scale.dtype) for w in weights):
+    if any(w.n % 16 or (w.k, *format_of(w), w.scale.dtype) != (first.k, *format_of(first), first.scale.dtype)
+           for w in weights):
         raise Unfit("q, k and v have packed weights of different formats")
     if any((layer._fftune_order is None) != (order is None) or order is not None
            and not torch.equal(layer._fftune_order, order) for layer in layers):
@@ -438,7 +499,8 @@ def merge(owner: nn.Module, layers: list[nn.Module]) -> None:
     header.view(torch.int32)[0, 2] = sum(w.n for w in weights)
     merged = [torch.cat((header, *(w.w[1:] for w in weights))), torch.cat([w.scale for w in weights]),
               None if first.zero is None else torch.cat([w.zero for w in weights]),
-              None if biases[0] is None else torch.cat([b.to(first.scale.dtype) for b in biases])]
+              None if biases[0] is None else torch.cat([
+                  b.to(first.scale.dtype) if first.format == "int4" else b for b in biases])]
     for name, tensor in zip(_MERGED, merged):
         owner.register_buffer(name, None if tensor is None else tensor.detach(), persistent=False)
     start = 0
@@ -459,7 +521,7 @@ def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeig
     w, scale, zero, bias = (owner._buffers[name] for name in _MERGED)
     format = layers[0]._fftune[0]
     n = sum(layer._fftune[0].n for layer in layers)
-    return ops.PackedWeight(w, scale, zero, n, format.k, format.group), bias
+    return ops.PackedWeight(w, scale, zero, n, format.k, format.group, format.code), bias
 
 
 def restore_merged(owner: nn.Module) -> None:
@@ -477,6 +539,16 @@ def ordered(module: nn.Module, x: Tensor) -> Tensor:
     return x if module._fftune_order is None else x.index_select(-1, module._fftune_order)
 
 
+def numbers_of(module: nn.Module) -> Tensor:
+    """A tensor of the type and device of what the layer computes."""
+    return module._fftune_scale.new_empty(0, dtype=module._fftune[0].dtype)
+
+
+def fits(packed: ops.PackedWeight, x: Tensor) -> bool:
+    """Whether the scales are for x of its type."""
+    return packed.format != "int4" or packed.scale.dtype == x.dtype
+
+
 def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     device = x.device.type
     if torch.is_autocast_enabled(device):
@@ -484,9 +556,9 @@ def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = Non
     x, packed, bias = ordered(module, x), packed_of(module), module.bias
     if bias is not None and bias.dtype != x.dtype:
         bias = bias.to(x.dtype)
-    if packed.scale.dtype == x.dtype and has_kernels(x):
+    if fits(packed, x) and has_kernels(x):
         return ops.linear(x, packed, bias, residual)
-    y = F.linear(x, packed.dense().to(x.dtype), bias)
+    y = F.linear(x, packed.dense(x.dtype), bias)
     return y if residual is None else y + residual
 
 

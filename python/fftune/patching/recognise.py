@@ -46,6 +46,7 @@ class Options:
     recompute: bool
     projections: bool | str
     attention: bool
+    norms_again: bool = False  # computed again in the backward pass
 
 
 def reason_of(error: Exception) -> str:
@@ -266,7 +267,7 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
             format = original._fftune[0]
             n, k = (sizes.get(size, size) for size in (format.n, format.k))
             other = made[id(original)] = nn.Linear(k, n, original.bias is not None, device,
-                                                   dtype or original._fftune_scale.dtype).eval()
+                                                   dtype or format.dtype).eval()
             other.requires_grad_(False)
             for parameter in other.parameters():
                 parameter.zero_()

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
-from .quantised import is_quantised, merge, merged_of, ordered, quantised_linear
+from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
+                        quantised_linear)
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
                         has_kernels, identify, is_close, is_known, is_patched, kind_of,
                         remembered, replace_forward, stand_in, try_to, undoable, watched)
@@ -287,7 +288,7 @@ def _linear(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tens
 
 def _numbers_of(layer: nn.Module) -> Tensor:
     """A tensor of the type and device of its weight's numbers."""
-    return layer._fftune_scale if is_quantised(layer) else layer.weight
+    return numbers_of(layer) if is_quantised(layer) else layer.weight
 
 
 def _expect_attention(module: nn.Module, known: dict) -> None:
@@ -373,7 +374,7 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
     biases = [layer.bias for layer in layers]
     merged = merged_of(attention, layers)
     if merged is not None and norms is not None and not torch.is_grad_enabled() \
-            and rows.dtype == torch.int32 and merged[0].scale.dtype == x.dtype and has_kernels(x) \
+            and rows.dtype == torch.int32 and fits(merged[0], x) and has_kernels(x) \
             and not torch.is_autocast_enabled(x.device.type):
         (weights, eps), (w, bias) = norms, merged
         heads, kv_heads = (layer._fftune[0].n // attention.head_dim for layer in layers[:2])

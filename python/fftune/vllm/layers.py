@@ -1,9 +1,10 @@
-"""Whole decoder layers in batches of pure decoding.
+"""Whole decoder layers in batches of pure decoding, and on request in those with prompts.
 
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. Where every request of a batch has
 one new token, its layers run by fftune's ops: qkv into vLLM's pages, attention over them, linear with
 the residual, and the network with its norm and residual. The op `layer` runs all of
-them at once where it computes them. All other calls are vLLM's. Under vLLM's
+them at once where it computes them. Batches with prompts run by the ops if FFTUNE_VLLM names
+`prompts`. All other calls are vLLM's. Under vLLM's
 capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
@@ -11,6 +12,7 @@ vLLM's all-reduce.
 """
 import copy
 import functools
+import itertools
 import weakref
 from dataclasses import dataclass, field
 
@@ -25,20 +27,20 @@ from .trial import difference, is_capturing
 
 @dataclass
 class _State:
-    """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` is
-    true once results agreed with vLLM's own."""
+    """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` has the
+    kinds of batches whose results agreed with vLLM's own."""
 
     model: Model | None = None
     reason: str = ""
-    tested: bool = False
+    tested: set[str] = field(default_factory=set)
     pages: dict[str, tuple[Tensor, Pages]] = field(default_factory=dict)  # of layers, by vLLM's caches
 
 
 _states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
 
 
-def patch_model(cls: type) -> None:
-    """Wraps the class' own __call__, once."""
+def patch_model(cls: type, prompts: bool = False) -> None:
+    """Wraps the class' own __call__, once. `prompts`: batches with prompts are ours, too."""
     original = cls.__dict__.get("__call__")
     if original is None:
         raise Unfit(f"{cls.__name__} has no __call__ of its own")
@@ -50,21 +52,21 @@ def patch_model(cls: type) -> None:
         # A subclass may compute something else. Traces hold vLLM's own call.
         if type(self) is not cls or torch.compiler.is_compiling():
             return original(self, *arguments, **named)
-        return _call(original, self, arguments, named)
+        return _call(original, self, arguments, named, prompts)
 
     __call__._fftune_original = original
     cls.__call__ = __call__
 
 
-def _call(original, model: nn.Module, arguments: tuple, named: dict):
+def _call(original, model: nn.Module, arguments: tuple, named: dict, prompts: bool):
     state = _states.get(model)
     if state is None:
         state = _states[model] = _examine(model)
     batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None:
+    if batch is None or batch.offsets is not None and not prompts:
         return original(model, *arguments, **named)
     context = _context()
-    if not state.tested:
+    if batch.kind not in state.tested:
         # A stream that is being captured cannot be waited for.
         if not is_capturing(batch.slots):
             _test(original, state, model, context, batch)
@@ -109,12 +111,16 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
             vars(context).update(kept)
             context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
             context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
+            if trial.offsets is not None:  # of other sizes than the graphs of this batch
+                mode = getattr(context, "cudagraph_runtime_mode", None)
+                context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
             results.append(run())
             written.append(torch.stack([cache[0] for cache in caches]))
         reason = difference("results", *results) or difference("keys and values", *written)
         if reason:
             raise Unfit(reason)
-        state.tested = reason is not None
+        if reason is not None:
+            state.tested.add(batch.kind)
     except Exception as error:
         _give_up(state, model, error)
     finally:
@@ -122,22 +128,28 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
         vars(context).update(kept)
         for cache, own in zip(caches, before):
             cache[0].copy_(own)
-    if state.tested:
+    if batch.kind in state.tested:
         log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "
-            "batches of pure decoding")
+            f"batches {batch.kind}")
 
 
 def _made_up(batch: "_Batch", block: int) -> "_Batch":
-    """A batch with as many rows, whose keys are those of block 0. The first rows write theirs there.
-    No row is padded."""
-    rows, device = batch.tokens, batch.slots.device
+    """A batch of the same kind, whose keys are those of block 0. The first rows write theirs there. No
+    row is padded. Of pure decoding it has as many rows; with prompts it has one of `block` tokens, and
+    a sequence that decodes."""
+    device = batch.slots.device
+    queries = [1] * batch.tokens if batch.offsets is None else [block, 1]
+    rows, sequences = sum(queries), len(queries)
     places = torch.arange(rows, device=device)
     metadata = copy.copy(batch.metadata)
     metadata.num_actual_tokens = rows
-    metadata.query_start_loc = torch.arange(rows + 1, dtype=torch.int32, device=device)
+    metadata.max_query_len = max(queries)
+    metadata.query_start_loc = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32,
+                                            device=device)
     metadata.slot_mapping = torch.where(places < block, places, -1).to(batch.slots.dtype)
-    metadata.seq_lens = torch.full_like(batch.lengths[:1], block).repeat(rows)
-    metadata.block_table = torch.zeros_like(batch.table[:1]).repeat(rows, 1)
+    metadata.seq_lens = torch.full_like(batch.lengths[:1], block).repeat(sequences)
+    metadata.max_seq_len = block
+    metadata.block_table = torch.zeros_like(batch.table[:1]).repeat(sequences, 1)
     metadata.scheduler_metadata = None  # of other lengths
     embeddings = batch.embeddings
     if embeddings is not None:
@@ -146,7 +158,8 @@ def _made_up(batch: "_Batch", block: int) -> "_Batch":
     # Within the table of every model, and no two neighbours alike.
     positions = (places * 7 % 16).to(torch.int32)
     return _Batch(rows, rows, ids, embeddings, positions, metadata.slot_mapping, metadata.seq_lens,
-                  metadata.block_table, metadata)
+                  metadata.block_table, metadata,
+                  None if batch.offsets is None else metadata.query_start_loc)
 
 
 def _examine(model: nn.Module) -> _State:
@@ -164,7 +177,8 @@ def _examine(model: nn.Module) -> _State:
 
 @dataclass
 class _Batch:
-    """A batch of pure decoding: one token for each row."""
+    """New tokens, a row each: one of each sequence in pure decoding, else those of a sequence in
+    succession."""
 
     rows: int
     tokens: int  # with padded ones, for which there are results that nobody reads
@@ -173,8 +187,13 @@ class _Batch:
     positions: Tensor  # int32
     slots: Tensor      # of vLLM
     lengths: Tensor
-    table: Tensor      # [rows, blocks of a sequence], of vLLM
+    table: Tensor      # [sequences, blocks of a sequence], of vLLM
     metadata: object   # of vLLM
+    offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
+
+    @property
+    def kind(self) -> str:
+        return "of pure decoding" if self.offsets is None else "with prompts"
 
 
 def _context():
@@ -185,7 +204,7 @@ def _context():
 
 def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensors=None,
               inputs_embeds=None, **others) -> _Batch | None:
-    """The batch of this call; None if it is another one than of pure decoding."""
+    """The batch of this call; None if it is one that the ops do not serve."""
     context = _context()
     metadata = getattr(context, "attn_metadata", None)
     if not isinstance(metadata, dict) or intermediate_tensors is not None \
@@ -199,7 +218,10 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     rows = found.num_actual_tokens
     # vLLM writes keys and values by these, not by those of the metadata.
     slots = context.slot_mapping.get(state.model.layers[0].name)
-    if (slots is None or found.max_query_len != 1 or rows != found.seq_lens.shape[0] or rows == 0
+    sequences = found.seq_lens.shape[0]
+    offsets = None if found.max_query_len == 1 else found.query_start_loc
+    if (slots is None or rows == 0
+            or (rows != sequences if offsets is None else offsets.shape[0] != sequences + 1)
             or getattr(found, "use_cascade", False) or found.causal is not True
             or getattr(found, "dcp_context_kv_lens", None) is not None
             or getattr(found, "mm_prefix_range_tensor", None) is not None
@@ -208,7 +230,7 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
                   positions[:rows].to(torch.int32), slots[:rows], found.seq_lens,
-                  found.block_table[:rows], found)
+                  found.block_table[:sequences], found, offsets)
 
 
 # the layers
@@ -218,7 +240,8 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
-    of_layers = _run_whole if _is_one_op(state.model, own) else _run_ops
+    whole = batch.offsets is None and _is_one_op(state.model, own)
+    of_layers = _run_whole if whole else _run_ops
     added, x = of_layers(state.model, own, batch, x, slots, table)
     y, _ = _norm(added, x, module.norm)
     if batch.tokens == batch.rows:
@@ -254,8 +277,11 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
                     norms=layer.head_norms, eps=layer.head_eps, positions=batch.positions,
                     angles=layer.angles, rotation=layer.rotation, scale=layer.rope_scale,
                     rotary=layer.rotary, caches=own.rows, slots=slots)
-        y = ops.attention(q[:, None], *own.pages, pages=table, lengths=batch.lengths,
-                          scale=layer.scale).flatten(1)
+        of_batch = dict(pages=table, lengths=batch.lengths, scale=layer.scale)
+        if batch.offsets is None:
+            y = ops.attention(q[:, None], *own.pages, **of_batch).flatten(1)
+        else:
+            y = ops.attention(q, *own.pages, offsets=batch.offsets, causal=True, **of_batch).flatten(1)
         if model.reduce is None:
             x, added = ops.linear(y, layer.w_o, layer.b_o, x), None
         else:

@@ -4,6 +4,7 @@ vLLM calls register() in its front end, its engine, every worker, and the proces
 model class. So nothing here imports a module of a model, or of vLLM's kernels: the patches wait until
 vLLM imports those itself. No call initialises CUDA, because vLLM forks its workers afterwards.
 """
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from .imports import after_import
 from .logs import log, one_line
 
 PARTS = ("experts", "layers")
-OPT_IN = ("linears",)  # parts that were not measured: only FFTUNE_VLLM with their name turns them on
+# Parts that were not measured: only FFTUNE_VLLM with their name turns them on. `prompts` are the
+# batches with prompts of `layers`.
+OPT_IN = ("linears", "prompts")
 # The versions whose sources the patches were written for, by major and minor number, and those in
 # which they were measured: in the others nobody gets them without asking.
 VERSIONS = ((0, 24), (0, 33))
@@ -43,7 +46,7 @@ def register() -> None:
     try:
         decision = _decide()
         for part in decision.parts:
-            _patch(part)
+            _patch(part, decision.parts)
         if decision.line:
             log(decision.line)
     except Exception as error:
@@ -72,7 +75,7 @@ def _decide() -> Decision:
                         "FFTUNE_VLLM=1 turns fftune's kernels on")
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
         if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts:
-            return Decision(tuple(part for part in wanted.parts if part != "layers"),
+            return Decision(tuple(part for part in wanted.parts if part not in ("layers", "prompts")),
                             f"layers stay vLLM's: {name} is set, and batches with prompts run by "
                             "vLLM's kernels, which give other bits")
     return wanted
@@ -92,6 +95,8 @@ def _wanted(given: str) -> Decision:
     known = PARTS + OPT_IN
     if any(name not in known for name in names):
         return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(known)}")
+    if "prompts" in names and "layers" not in names:
+        return _nothing(f"FFTUNE_VLLM={given}: prompts are batches of layers, so name both")
     return Decision(tuple(part for part in known if part in names))
 
 
@@ -129,16 +134,16 @@ def _device_reason() -> str:
     return ""
 
 
-def _patch(part: str) -> None:
+def _patch(part: str, parts: tuple[str, ...]) -> None:
     if part == "experts":
         for name in _ORACLES:
             after_import(name, _patch_oracle)
     elif part == "linears":
         for name in _KERNELS:
             after_import(name, _patch_kernels)
-    else:
+    elif part == "layers":
         for name in _MODELS:
-            after_import(name, _patch_model)
+            after_import(name, functools.partial(_patch_model, prompts="prompts" in parts))
 
 
 def _patch_oracle(module) -> None:
@@ -153,7 +158,7 @@ def _patch_kernels(module) -> None:
     patch_kernels(module)
 
 
-def _patch_model(module) -> None:
+def _patch_model(module, prompts: bool) -> None:
     from .layers import patch_model
 
-    patch_model(getattr(module, _MODELS[module.__name__]))
+    patch_model(getattr(module, _MODELS[module.__name__]), prompts)

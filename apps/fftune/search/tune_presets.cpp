@@ -1,0 +1,110 @@
+// fftune tune-presets: searches this device for the problems that preset files name, whatever
+// device they are for.
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/device_option.hpp"
+#include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/commands.hpp"
+#include "apps/fftune/presets/presets.hpp"
+#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/search/tune.hpp"
+#include "apps/fftune/terminal/json.hpp"
+#include "apps/fftune/terminal/text.hpp"
+#include "core/error.hpp"
+#include "tuning/log.hpp"
+
+namespace fftune::tool {
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+  ProblemFilter filter;
+  bool again = false;
+  bool list = false;
+  SearchOptions search;
+};
+
+/// By the op's name. The problems of the files that the filter admits and that this version knows
+/// for the kind of device. Warns of the others.
+std::map<std::string, std::set<Problem>> problems_of(const std::vector<PresetFile>& files,
+                                                     const Options& options, DeviceKind kind,
+                                                     const Session& session) {
+  std::map<std::string, std::set<Problem>> found;
+  for (const PresetFile& file : files) {
+    for (const std::string& complaint : file.complaints)
+      logging::warn("{}; it is skipped", complaint);
+    for (const PresetRecord& record : file.records) {
+      if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
+      try {
+        const Op& op = session.catalog.op(record.problem.op);
+        found[record.problem.op].insert(unrepeated(op, canonical(op, record.problem, kind)));
+      } catch (const Error& error) {
+        logging::warn("{}: {}: {}; it is skipped", file.path.string(), record.problem.text(),
+                      error.what());
+      }
+    }
+  }
+  return found;
+}
+
+std::vector<SearchedOp> searched_on(const std::string& device, const std::vector<PresetFile>& files,
+                                    const Options& options, const Session& session) {
+  std::vector<SearchedOp> searched;
+  std::size_t known = 0;
+  const PresetDevice preset = preset_device(facts_of_device(device, session.environment));
+  for (const auto& [name, problems] :
+       problems_of(files, options, kind_of_device(device), session)) {
+    SearchedOp each{&session.catalog.op(name), {}};
+    std::map<Problem, PresetRecord> own;
+    if (!options.again) own = own_records(options.search.out, preset, *each.op);
+    for (const Problem& problem : problems)
+      own.contains(problem) ? void(++known) : each.problems.push_back(problem);
+    if (!each.problems.empty()) searched.push_back(std::move(each));
+  }
+  if (known > 0)
+    logging::warn("{} has records of {} already: --again searches {} too", options.search.out,
+                  counted(known, "problem"), known == 1 ? "it" : "them");
+  return searched;
+}
+
+int run(const Options& options, const Session& session) {
+  const std::vector<PresetFile> files = preset_files(options.paths);
+  if (!options.list)
+    return search(
+        [&](const std::string& device) { return searched_on(device, files, options, session); },
+        options.search, nullptr, session);
+  Json document = Json::Array();
+  for (const auto& [name, problems] : problems_of(files, options, DeviceKind::cuda, session))
+    for (const Problem& problem : problems) {
+      session.output.line(problem.text());
+      document.push_back(to_json(problem));
+    }
+  session.output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_tune_presets(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  Command& command = line.add(
+      line.root(), "tune-presets",
+      "search this device for the problems that preset files of other devices name, and write "
+      "presets",
+      [options](const Session& session) { return run(*options, session); });
+  command.option("PATH", options->paths, "preset files, or folders of them").required = true;
+  command.flag("--again", options->again,
+               "problems that --out has a record of for this device as well");
+  command.flag("--list", options->list, "print the problems, and search nothing");
+  add_search_options(command, options->search, false);
+  add_problem_filter(command, line.catalog().ops, options->filter);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,98 @@
+"""patch(memory=): the backward pass computes norms again, and gradients stay the same."""
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import fftune
+from fftune.patching import memory
+from models import inputs, make
+
+MODES = ["fast", "balanced", "small"]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What stood in the place of a norm's output."""
+    found = []
+    init = memory._Again.__init__
+
+    def spy(self, *arguments):
+        init(self, *arguments)
+        self.storage = StorageWeakRef(arguments[-1].untyped_storage())
+        found.append(self)
+
+    monkeypatch.setattr(memory._Again, "__init__", spy)
+    return found
+
+
+def loss_of(model, name):
+    torch.manual_seed(5)
+    return model(**inputs(name), use_cache=False).logits.square().mean()
+
+
+def gradients(model):
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def patched(name, mode, **options):
+    model = make(name).train()
+    fftune.patch(model, memory=mode, **options)
+    return model
+
+
+# Norms in front of attention and of the MLP, in all layers of two; T5 has those of MLPs alone.
+@pytest.mark.parametrize("name", ["llama", "mixtral", "t5-gated"])
+@pytest.mark.parametrize("projections", ["auto", True])
+def test_gradients_are_the_same_bits(made, name, projections):
+    found = {}
+    for mode in MODES:
+        made.clear()
+        model = patched(name, mode, projections=projections)
+        loss = loss_of(model, name)
+        loss.backward()
+        found[mode] = gradients(model)
+        assert bool(made) == (mode != "fast")
+        for each in made:
+            assert each.saved > 0 and each.read == each.saved and each.value is None
+    for n, gradient in found["fast"].items():
+        assert torch.equal(gradient, found["balanced"][n]), n
+        assert torch.allclose(gradient, found["small"][n], rtol=1e-4, atol=1e-6), n
+
+
+def test_a_graph_that_is_kept_can_be_used_again(made):
+    model = patched("llama", "balanced")
+    loss = loss_of(model, "llama")
+    loss.backward(retain_graph=True)
+    once = gradients(model)
+    loss.backward()
+    assert made and all(torch.allclose(2 * once[n], g, rtol=1e-5) for n, g in gradients(model).items())
+
+
+def test_no_output_of_a_norm_outlives_the_forward_pass(made):
+    model = patched("llama", "balanced")
+    loss = loss_of(model, "llama")
+    assert len(made) == 2 * len(model.model.layers)
+    assert all(each.storage.expired() for each in made)
+    loss.backward()
+
+
+def test_hooks_of_others_see_every_tensor(made):
+    model = patched("llama", "balanced")
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        loss_of(model, "llama").backward()
+    assert seen and not made
+
+
+def test_a_weight_that_changed_is_an_error():
+    model = patched("llama", "balanced")
+    loss = loss_of(model, "llama")
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.weight.mul_(2)
+    with pytest.raises((fftune.Error, RuntimeError), match="changed in place|modified by an inplace"):
+        loss.backward()
+
+
+def test_other_words_are_refused():
+    with pytest.raises(fftune.Error, match="memory is 'tiny': give \"fast\", \"balanced\" or \"small\""):
+        fftune.patch(make("llama"), memory="tiny")

@@ -1,0 +1,44 @@
+// fftune tune-presets: the problems of preset files, and what of them is searched.
+#include <string>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+namespace fftune {
+namespace {
+
+using testing::lines_in;
+using testing::Sandbox;
+
+TEST_CASE("tune-presets searches what other devices' presets name, and no problem twice") {
+  const Sandbox sandbox;
+  const std::string quick = " --device cpu --budget 2s --wait 0s --max-variants 1 ";
+  REQUIRE(sandbox.fftune("rmsnorm --d 64 --m 3,4 --dtype f32 --out theirs" + quick).code == 0);
+  REQUIRE(sandbox.fftune("act-mul --h 64 --m 3 --dtype f32 --out theirs" + quick).code == 0);
+
+  const auto listed = sandbox.fftune("tune-presets theirs theirs --list");
+  CHECK(listed.code == 0);
+  CHECK(lines_in(listed.out) == 3);
+  CHECK(listed.out.find("act-mul/fwd f32") == 0);
+  CHECK(lines_in(sandbox.fftune("tune-presets theirs --list --op rmsnorm --m 4").out) == 1);
+
+  const auto first = sandbox.fftune("tune-presets theirs --out ours --op rmsnorm --m 4" + quick);
+  CHECK(first.code == 0);
+  CHECK(first.out.find("/rmsnorm.json") != std::string::npos);
+  const auto rest = sandbox.fftune("tune-presets theirs --out ours" + quick);
+  CHECK(rest.code == 0);
+  CHECK(rest.err.find("ours has records of 1 problem already: --again searches it too") !=
+        std::string::npos);
+  CHECK(lines_in(sandbox.fftune("tune-presets ours --list").out) == 3);
+  const auto none = sandbox.fftune("tune-presets theirs --out ours" + quick);
+  CHECK(none.code == 0);
+  CHECK(none.out.find("rmsnorm") == std::string::npos);
+  CHECK(sandbox.fftune("tune-presets theirs --out ours --again --op act-mul" + quick)
+            .out.find("/act-mul.json") != std::string::npos);
+
+  CHECK(sandbox.fftune("tune-presets no-such").code == 2);
+  CHECK(sandbox.fftune("tune-presets theirs --op no-such --list").code == 2);
+}
+
+}  // namespace
+}  // namespace fftune
