@@ -529,6 +529,7 @@ TEST_CASE("all-reduce: ranks that are killed, differ or leave are errors on two 
   CHECK(start_ranks(2, "cuda", "leave"));
 }
 
-TEST_CASE("all-reduce: times of variants on two GPUs, printed", "[.time]") {
+TEST_CASE("all-reduce: times of variants on two GPUs, printed", "[gpu][.time]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   CHECK(start_ranks(2, "cuda", "time"));
 }
