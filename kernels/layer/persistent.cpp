@@ -36,7 +36,9 @@ constexpr int most_stages = 32;
 constexpr std::int64_t most_experts = 256;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
-constexpr std::int64_t most_preferred = 2, most_preferred_with_experts = 1;
+constexpr std::int64_t most_preferred = 2;
+/// Features between up and down of one token's experts, up to which the kernel has been timed.
+constexpr std::int64_t most_preferred_hidden = 8192;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
@@ -120,10 +122,11 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"},     {"post-norms", "no"},
-      {"block", "serial"}, {"ffn", experts ? "moe" : "gated"},
-      {"sinks", "no"},     {"residual-scale", "no"},
-      {"out-bias", "no"},  {"ffn-bias", "no"}};
+      {"norm", "rms"},          {"post-norms", "no"},
+      {"block", "serial"},      {"ffn", experts ? "moe" : "gated"},
+      {"weights", "dense"},     {"sinks", "no"},
+      {"residual-scale", "no"}, {"out-bias", "no"},
+      {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -197,6 +200,8 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
+    if (experts_ != problem.has("ffn", "moe"))
+      return experts_ ? "the layers have no experts" : "the layers have experts";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
@@ -331,8 +336,11 @@ class PersistentLayers final : public Family {
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return size_or(problem, "s", 1) == 1 &&
-           problem.size("batch") <= (experts_ ? most_preferred_with_experts : most_preferred);
+    if (size_or(problem, "s", 1) > 1) return false;
+    if (!experts_) return problem.size("batch") <= most_preferred;
+    const std::int64_t hidden =
+        problem.size("h") * (problem.size("top-k") + size_or(problem, "shared", 0));
+    return problem.size("batch") == 1 && hidden <= most_preferred_hidden;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
