@@ -151,11 +151,11 @@ std::int64_t chunk_vector(const Form& form) {
   return widest_vector(form.row_bytes());
 }
 
-/// Vectors of a summing thread in registers, or 0: too many.
+/// Vectors of a summing thread in registers, of all ranks and the residual; or 0: too many.
 std::int64_t chunk_vectors(const Form& form, const Config& config) {
   const std::int64_t vectors =
       quotient_up(form.row_bytes(), chunk_vector(form) * config.at("summers"));
-  return vectors <= 4 ? vectors : 0;
+  return vectors * (form.ranks + 1) <= 12 ? vectors : 0;
 }
 
 std::int64_t rows_of_chunk(const Form& form, const Config& config) {
@@ -208,7 +208,7 @@ Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
                 {"senders", 8},
                 {"summers", summers},
                 {"parts", 1},
-                {"blocks", summers == 512 ? 2 : 3}};
+                {"blocks", summers == 512 ? 1 : 2}};
   const Space space = chunk_space(problem, facts);
   if (form.m <= 4 * facts.multiprocessors)
     for (const std::int64_t parts : {2, 4, 8}) {
