@@ -36,7 +36,9 @@ constexpr int most_stages = 32;
 constexpr std::int64_t most_experts = 256;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
-constexpr std::int64_t most_preferred = 2, most_preferred_with_experts = 1;
+constexpr std::int64_t most_preferred = 2;
+/// Features between up and down of one token's experts, up to which the kernel has been timed.
+constexpr std::int64_t most_preferred_hidden = 8192;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
@@ -109,7 +111,8 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   form.head_groups = config.get("head_groups");
-  form.l2_blocks = config.get("l2_blocks");
+  form.pause = config.get("pause");
+  form.rotates_polls = config.get("rotate") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -119,10 +122,11 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"},     {"post-norms", "no"},
-      {"block", "serial"}, {"ffn", experts ? "moe" : "gated"},
-      {"sinks", "no"},     {"residual-scale", "no"},
-      {"out-bias", "no"},  {"ffn-bias", "no"}};
+      {"norm", "rms"},          {"post-norms", "no"},
+      {"block", "serial"},      {"ffn", experts ? "moe" : "gated"},
+      {"weights", "dense"},     {"sinks", "no"},
+      {"residual-scale", "no"}, {"out-bias", "no"},
+      {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -162,11 +166,11 @@ std::string text_of(const persistent_config& c) {
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
       "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}, "
-      "{}.l2_blocks = {}}}",
+      "{}.pause = {}, .rotates_polls = {}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture,
-      c.l2_blocks);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture, c.pause,
+      c.rotates_polls);
 }
 
 /// Layers with a dense network, or with experts.
@@ -196,6 +200,8 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
+    if (experts_ != problem.has("ffn", "moe"))
+      return experts_ ? "the layers have no experts" : "the layers have experts";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
@@ -236,8 +242,8 @@ class PersistentLayers final : public Family {
       return configured(form, facts, c);
     };
     const std::vector<std::string> sizes{
-        "warps",      "chunk",    "in_flight",   "attention_in_flight",
-        "least_keys", "input_kb", "head_groups", "l2_blocks"};
+        "warps",       "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb",
+        "head_groups", "pause", "rotate"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -250,9 +256,9 @@ class PersistentLayers final : public Family {
         .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
         .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
         .when_absent(1)
-        .parameter("l2_blocks",
-                   "blocks of gate and up that are prefetched to L2 while attention goes on",
-                   {0, 1, 2, 4})
+        .parameter("pause", "nanoseconds between polls of activations", {0, 60, 200})
+        .when_absent(0)
+        .parameter("rotate", "whether each block begins to poll at another place", {0, 1})
         .when_absent(0)
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
@@ -302,11 +308,14 @@ class PersistentLayers final : public Family {
 
   // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return least_cost(space(problem, facts), name(), [](const Config& c) {
-      return std::tuple(c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
-                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
+    // with 36 (8 layers of Llama-3.2-1B on an H100).
+    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
+    return least_cost(space(problem, facts), name(), [many](const Config& c) {
+      return std::tuple(c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
+                        c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != 36, c.at("head_groups"), c.at("l2_blocks"));
+                        c.at("input_kb") != (many ? 16 : 36), c.at("pause"), c.at("rotate"));
     });
   }
 
@@ -327,8 +336,11 @@ class PersistentLayers final : public Family {
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return size_or(problem, "s", 1) == 1 &&
-           problem.size("batch") <= (experts_ ? most_preferred_with_experts : most_preferred);
+    if (size_or(problem, "s", 1) > 1) return false;
+    if (!experts_) return problem.size("batch") <= most_preferred;
+    const std::int64_t hidden =
+        problem.size("h") * (problem.size("top-k") + size_or(problem, "shared", 0));
+    return problem.size("batch") == 1 && hidden <= most_preferred_hidden;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,

@@ -179,7 +179,7 @@ struct persistent_layers {
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
                     0, 0, 2 * c.kv_rows(), key_bytes, key_stride);
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
-                    nullptr, 0, 0, key_bytes, key_bytes, value_stride);
+                    nullptr, 0, 0, 2 * c.kv_rows(), key_bytes, value_stride);
     }
   }
 
@@ -237,16 +237,6 @@ struct persistent_layers {
         if (block > 0) pipeline.most_in_flight = c.in_flight;
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
-      if constexpr (c.l2_blocks > 0) {
-        // Those for which the pipeline has no stages yet; a lane has a row.
-        const int lane = threadIdx.x % 32;
-        for (int i = 0; i < c.l2_blocks; ++i) {
-          const int row = (c.stages * c.chunk / c.d + i) * 8 + lane % 8;
-          if (lane < 16 && row < of_hidden)
-            prefetch_l2(row_at(lane < 8 ? of.gate : of.up, hidden + row, c.d), c.weight_bytes(c.d));
-        }
-        __syncwarp();
-      }
       load_weights(c.d, ceil_div(of_hidden, 8), 8, gate_up);
       pipeline.most_in_flight = c.in_flight;
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
@@ -402,7 +392,15 @@ struct persistent_layers {
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
-    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
+    const T* const at = from + static_cast<i64>(row) * k + begin;
+    const int total = (end - begin) / 8;
+    // Blocks that begin at different places do not ask for the same lines at once.
+    const int first = static_cast<int>(static_cast<i64>(total) * blockIdx.x / c.blocks) / 8 * 8;
+    const auto vector_of = [&](int i) {
+      const int of = place + i * lanes;
+      if constexpr (!c.rotates_polls) return of;
+      return of + first < total ? of + first : of + first - total;
+    };
     vector16 value[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -415,10 +413,11 @@ struct persistent_layers {
 #pragma unroll
       for (int i = 0; i < each; ++i)
         if (i * lanes < vectors && is_missing(value[i]))
-          value[i] = load_relaxed(at + i * lanes * 8);
+          value[i] = load_relaxed(at + vector_of(i) * 8);
       missing = false;
 #pragma unroll
       for (int i = 0; i < each; ++i) missing = missing || is_missing(value[i]);
+      if (c.pause > 0 && missing && !plain) asm volatile("nanosleep.u32 %0;" ::"n"(c.pause));
       count_spin(spins);
     } while (missing && !plain);
     if (!plain) {
@@ -458,7 +457,7 @@ struct persistent_layers {
     for (int i = 0; i < each; ++i) {
       if (i * lanes >= vectors) continue;
       if (normalises) {
-        const vector16 weight = read_shared(shared + c.norm_at() + (place + i * lanes) * 16);
+        const vector16 weight = read_shared(shared + c.norm_at() + vector_of(i) * 16);
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           float first, second, first_weight, second_weight;
@@ -469,8 +468,7 @@ struct persistent_layers {
                       norm::template normalised<T>(second * r) * norm::factor(second_weight));
         }
       }
-      write_shared(shared + c.input_at() + row * c.input_stride() + (place + i * lanes) * 16,
-                   value[i]);
+      write_shared(shared + c.input_at() + row * c.input_stride() + vector_of(i) * 16, value[i]);
     }
     sync_consumers();
   }

@@ -33,7 +33,8 @@ struct persistent_config {
   bool renormalises = false, router_bias = false, choice_bias = false;
   bool rounds_logits = true;    // to the type of x
   bool packed_gate_up = false;  // rows of gate, then those of up, of each expert
-  int l2_blocks = 0;  // blocks of gate and up that are prefetched to L2 while the pipeline is full
+  int pause = 0;                // nanoseconds between polls of activations
+  bool rotates_polls = false;
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer

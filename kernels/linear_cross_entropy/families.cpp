@@ -319,6 +319,14 @@ class ChunkFamily final : public Family {
                                  "twice if it does not fit",
                                  {1, 2, 4, 8})
                       .when_absent(1);
+    space.constraint("a block's part of the next row fits in shared memory",
+                     [row = problem.size("vocab") * dtype_bytes(problem.dtype),
+                      most = facts.shared_bytes_per_block - 1024,
+                      reads_twice = reads_twice(problem, facts)](const Config& c) {
+                       const std::int64_t part = static_cast<std::int64_t>(row) / c.at("cluster");
+                       return !reads_twice || part > c.at("threads") * 128 || part <= most;
+                     },
+                     {"threads", "cluster"});
     space.constraint(
         "blocks of a cluster hold a row that half as many could not hold",
         [vocab = problem.size("vocab"), dtype = problem.dtype,

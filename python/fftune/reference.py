@@ -776,7 +776,7 @@ def act_mul_backward(dy, gate, up, act):
 
 
 def scale_(x, factor):
-    x.copy_(x.float() * factor)
+    x.mul_(factor)
 
 
 def act_mul_packed(gate_up, act):

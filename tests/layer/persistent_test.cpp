@@ -216,15 +216,16 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
 
 TEST_CASE("one launch for all layers serves one token with experts") {
   const auto facts = facts_of_architecture("sm_90a");
-  const auto family_of_first = [&](std::int64_t batch) {
+  const auto family_of_first = [&](std::int64_t batch, std::int64_t h) {
     const Problem problem = problem_of(
         DType::bf16,
-        {{"batch", batch}, {"d", 2048}, {"h", 768}, {"experts", 128}, {"top-k", 8}, {"layers", 3}},
+        {{"batch", batch}, {"d", 2048}, {"h", h}, {"experts", 128}, {"top-k", 8}, {"layers", 3}},
         {{"ffn", "moe"}});
     return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
   };
-  CHECK(family_of_first(1) == with_experts);
-  CHECK(family_of_first(2) != with_experts);
+  CHECK(family_of_first(1, 768) == with_experts);
+  CHECK(family_of_first(2, 768) != with_experts);
+  CHECK(family_of_first(1, 1536) != with_experts);
 }
 
 TEST_CASE(
