@@ -599,7 +599,9 @@ def steps_of(model, batch, graphed=False):
 def times_of_training(model, label: str, batch: dict) -> dict:
     model.train()
     if "patch" in label:
-        fftune.patch(model, recompute="recompute" in label, attention="attention" in label)
+        memory = next((mode for mode in ("balanced", "small") if mode in label), "fast")
+        fftune.patch(model, recompute="recompute" in label, memory=memory,
+                     attention="attention" in label)
     if "graphs" in label:  # Inductor's CUDA graphs of the forward and the backward pass
         module = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
@@ -636,8 +638,8 @@ def train_llama(report: Report, part: str = "train", labels=None) -> None:
     ids = torch.randint(0, config.vocab_size, shape, device=DEVICE)
     train(report, part, "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
           {"input_ids": ids, "labels": ids},
-          labels or ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute",
-                     "compile+patch+attention"))
+          labels or ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+balanced",
+                     "eager+patch+small", "eager+patch+recompute", "compile+patch+attention"))
 
 
 # loss curves

@@ -2,11 +2,12 @@
 """Whole models in vLLM without fftune's plugin and with it, both engines alive on one GPU.
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
-                      [--context 2048] [--check] [--serve REQUESTS]
+                      [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
-with FFTUNE_VLLM=1, or for weights of 4 bits (llama-3.1-8b-int4) FFTUNE_VLLM=linears. The two take turns.
+with FFTUNE_VLLM=1, or for weights of 4 bits (llama-3.1-8b-int4) FFTUNE_VLLM=linears; --parts gives another
+value, such as layers,prompts. The two take turns.
 
 decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
          the head and the sampling; "wall" is the time that a caller waits for one step
@@ -329,8 +330,8 @@ def report(row):
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
     pair = [Contender(name, model, settings, plugin, folder)
-            for name, plugin in (("vllm", 0), ("fftune", "linears" if "quantization_config"
-                                               in MODELS[model] else 1))]
+            for name, plugin in (("vllm", 0), ("fftune", arguments.parts or (
+                "linears" if "quantization_config" in MODELS[model] else 1)))]
     rows = []
 
     def add(**row):
@@ -391,6 +392,7 @@ def main():
     parser.add_argument("--models", default="llama-3.2-1b,llama-3.1-8b,qwen3-30b-a3b-12-layers")
     parser.add_argument("--batch", type=numbers, default=[1, 16, 64])
     parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--parts", default="")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, default=0)
     arguments = parser.parse_args()

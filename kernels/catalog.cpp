@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/act_mul/act_mul.hpp"
+#include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/cross_entropy/cross_entropy.hpp"
@@ -24,6 +25,7 @@
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rope/rope.hpp"
 #include "kernels/sample/sample.hpp"
+#include "kernels/scale/scale.hpp"
 
 namespace fftune {
 
@@ -53,7 +55,9 @@ const Catalog& builtin_catalog() {
                                 &pack_weight_op(),
                                 &cross_entropy_op(),
                                 &linear_cross_entropy_op(),
-                                &decode_op()},
+                                &scale_op(),
+                                &decode_op(),
+                                &all_reduce_op()},
                                &sources};
   return catalog;
 }

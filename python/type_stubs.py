@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ._ops.packed import PackedWeight as PackedWeight
+from .distributed import Group as Group
 '''
 
 

@@ -165,9 +165,9 @@ void Launch::set_sizes() {
   set_attention(offsetof(attention_params, softcap), layer_.softcap);
 }
 
-void Launch::set_group(std::int64_t kv_heads) {
+void Launch::set_group(std::int64_t kv_heads, std::int64_t packed_heads) {
   set_attention(offsetof(attention_params, group),
-                static_cast<std::int32_t>(kv_heads * layer_.group()));
+                static_cast<std::int32_t>(kv_heads * layer_.group() / packed_heads));
 }
 
 ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
@@ -240,9 +240,10 @@ bool fits_shared_memory(const DeviceFacts& facts, std::int64_t bytes, std::int64
          ctas * (bytes + reserved) <= facts.shared_bytes_per_multiprocessor;
 }
 
-std::int64_t query_tiles(const Layer& layer, std::int64_t bm) {
-  if (layer.layout == Layout::thd) return (quotient_up(layer.s, bm) + layer.b) * layer.heads;
-  return quotient_up(layer.s, bm) * layer.b * layer.heads;
+std::int64_t query_tiles(const Layer& layer, std::int64_t bm, std::int64_t packed_heads) {
+  const std::int64_t heads = layer.heads / packed_heads;
+  if (layer.layout == Layout::thd) return (quotient_up(layer.s, bm) + layer.b) * heads;
+  return quotient_up(layer.s, bm) * layer.b * heads;
 }
 
 std::int64_t usual_queries(const Layer& layer) {

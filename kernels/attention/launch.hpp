@@ -43,9 +43,9 @@ class Launch {
   }
   /// A field of attention_params.
   void set_attention(std::size_t offset, Argument value) { set(base_ + offset, std::move(value)); }
-  /// attention_params::group of a kernel whose CTAs have queries: the heads that read `kv_heads`
-  /// heads of keys and values.
-  void set_group(std::int64_t kv_heads);
+  /// attention_params::group of a kernel whose CTAs have queries of `packed_heads` heads: those
+  /// that read `kv_heads` heads of keys and values.
+  void set_group(std::int64_t kv_heads, std::int64_t packed_heads = 1);
   /// Scratch memory of the program, of at least a byte.
   ScratchArgument scratch(std::int64_t bytes, bool zeroed = false);
 
@@ -91,8 +91,9 @@ std::int64_t kv_matrices(const Layer& layer);
 /// reserves for each.
 bool fits_shared_memory(const DeviceFacts& facts, std::int64_t bytes, std::int64_t ctas);
 
-/// Tiles of `bm` queries of all heads; of packed sequences the most that there may be.
-std::int64_t query_tiles(const Layer& layer, std::int64_t bm);
+/// Tiles of `bm` queries of all heads, `packed_heads` in each; of packed sequences the most that
+/// there may be.
+std::int64_t query_tiles(const Layer& layer, std::int64_t bm, std::int64_t packed_heads = 1);
 
 /// Queries and keys of a sequence, of packed ones as if they were equally long.
 std::int64_t usual_queries(const Layer& layer);

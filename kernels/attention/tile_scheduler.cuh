@@ -8,7 +8,8 @@
 // round, and the hardware balances.
 //
 // In thd the number of tiles of a sequence is known on the device alone: each warp looks 32
-// sequences further at a time.
+// sequences further at a time. With packed heads, sequences of one tile (decoding) are spread
+// evenly among the tiles of longer ones (prompts): the first wait for memory, the others compute.
 #pragma once
 
 #include "attention/mask.cuh"
@@ -17,7 +18,7 @@ namespace fftune {
 
 struct attention_tile {
   attention_sequence sequence;
-  int head;
+  int head;       // of q; with packed heads of k and v
   int first_row;  // of the sequence
 
   // The existing rows among the 64 of an MMA warpgroup.
@@ -26,19 +27,30 @@ struct attention_tile {
   }
 };
 
-template <attention_form form, int bm, int ctas_per_sm>
+template <attention_form form, int bm, int ctas_per_sm, int packed_heads = 1>
 class attention_tile_scheduler {
+  static constexpr bool spreads = form.packed_sequences() && packed_heads > 1;
+  enum class sequences { all, of_one_tile, of_more };
+  // thd: the sequence that lane 0 looks at, and the tiles before it.
+  struct cursor {
+    int first_sequence = 0, tiles_before = 0;
+  };
+  struct lane_tiles {
+    int own, up_to;  // rows of tiles of a lane's sequence; tiles of the lanes up to it
+  };
+
   const attention_params& params_;
   int round_ = 0;
   int index_;
-  // thd: the sequence that lane 0 looks at, and the tiles before it.
-  int first_sequence_ = 0, tiles_before_ = 0;
+  cursor cursor_, short_cursor_;
+  int short_tiles_ = 0, long_tiles_ = 0;  // spreads
   bool is_valid_ = true;
   attention_tile tile_ = {};
 
  public:
   __device__ __forceinline__ explicit attention_tile_scheduler(const attention_params& params)
       : params_(params), index_(first()) {
+    if constexpr (spreads) count_tiles();
     find();
   }
 
@@ -58,11 +70,15 @@ class attention_tile_scheduler {
   }
   // All tiles; when none is left.
   __device__ __forceinline__ int count() const {
-    if constexpr (form.packed_sequences()) return tiles_before_;
-    return ceil_div(params_.q_len, bm) * params_.batch * params_.heads;
+    if constexpr (spreads) return short_tiles_ + long_tiles_;
+    if constexpr (form.packed_sequences()) return cursor_.tiles_before;
+    return ceil_div(params_.q_len, bm) * params_.batch * heads();
   }
 
  private:
+  // Heads that have tiles.
+  __device__ __forceinline__ int heads() const { return params_.heads / packed_heads; }
+
   // CTAs are placed one on each SM, then a second on each: the first half has the long tiles in
   // order, the second half what is left in reverse. A larger grid is not on the SMs all at once.
   static __device__ __forceinline__ int first() {
@@ -90,52 +106,92 @@ class attention_tile_scheduler {
 
   __device__ __forceinline__ void find() {
     if constexpr (form.packed_sequences()) {
-      find_sequence();
+      find_packed();
     } else {
       const int tiles = ceil_div(params_.q_len, bm);
-      const int matrices = params_.batch * params_.heads;
+      const int matrices = params_.batch * heads();
       is_valid_ = index_ < tiles * matrices;
       if (!is_valid_) return;
       const int matrix = place(index_, tiles, matrices, tile_.first_row);
-      const int sequence = matrix / params_.heads;
-      tile_.head = matrix - sequence * params_.heads;
+      const int sequence = matrix / heads();
+      tile_.head = matrix - sequence * heads();
       tile_.sequence = sequence_of<form>(params_, sequence);
     }
   }
 
-  // All lanes of a warp. Indices only grow.
-  __device__ __forceinline__ void find_sequence() {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    // Sequences that overlap, as no offsets should have them, could make more tiles than a number
-    // counts.
-    const int most = (ceil_div(params_.q_len, bm) + params_.batch) * params_.heads;
-    if (index_ >= most) {
-      tiles_before_ = most;
-      is_valid_ = false;
-      return;
-    }
-    for (; first_sequence_ < params_.batch; first_sequence_ += 32) {
-      const int own = first_sequence_ + lane;
-      int tiles = 0;
-      if (own < params_.batch) tiles = ceil_div(sequence_of<form>(params_, own).q_len, bm);
-      int up_to = tiles * params_.heads;
+  // Sequences that overlap, as no offsets should have them, could make more tiles than a number
+  // counts.
+  __device__ __forceinline__ int most_tiles() const {
+    return (ceil_div(params_.q_len, bm) + params_.batch) * heads();
+  }
+
+  // The tiles of 32 sequences. All lanes of a warp.
+  __device__ __forceinline__ lane_tiles look(int first_sequence, sequences which) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), own = first_sequence + lane;
+    int tiles = 0;
+    if (own < params_.batch) tiles = ceil_div(sequence_of<form>(params_, own).q_len, bm);
+    if (which != sequences::all && (tiles > 1) != (which == sequences::of_more)) tiles = 0;
+    int up_to = tiles * heads();
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, up_to, step);
-        if (lane >= step) up_to += other;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, up_to, step);
+      if (lane >= step) up_to += other;
+    }
+    return {tiles, up_to};
+  }
+
+  __device__ __forceinline__ void count_tiles() {
+    const int most = most_tiles();
+    for (int first = 0; first < params_.batch; first += 32) {
+      short_tiles_ += __shfl_sync(~0u, look(first, sequences::of_one_tile).up_to, 31);
+      const int more = __shfl_sync(~0u, look(first, sequences::of_more).up_to, 31);
+      long_tiles_ = smaller(most, long_tiles_ + more);
+    }
+    long_tiles_ = smaller(long_tiles_, most - short_tiles_);
+  }
+
+  __device__ __forceinline__ void find_packed() {
+    if constexpr (spreads) {
+      const int all = count();
+      is_valid_ = index_ < all;
+      if (!is_valid_) return;
+      const auto short_before = [&](int index) {
+        return static_cast<int>(static_cast<u64>(index) * static_cast<u64>(short_tiles_) /
+                                static_cast<u64>(all));
+      };
+      const int before = short_before(index_);
+      if (short_before(index_ + 1) > before) {
+        find_sequence(short_cursor_, before, sequences::of_one_tile);
+      } else {
+        find_sequence(cursor_, index_ - before, sequences::of_more);
       }
-      const int wanted = index_ - tiles_before_;
-      const u32 beyond = __ballot_sync(~0u, up_to > wanted);
+    } else {
+      const int most = most_tiles();
+      if (index_ < most) {
+        find_sequence(cursor_, index_, sequences::all);
+      } else {
+        cursor_.tiles_before = most;
+        is_valid_ = false;
+      }
+    }
+  }
+
+  // All lanes of a warp. Indices only grow.
+  __device__ __forceinline__ void find_sequence(cursor& at, int index, sequences which) {
+    for (; at.first_sequence < params_.batch; at.first_sequence += 32) {
+      const lane_tiles tiles = look(at.first_sequence, which);
+      const int wanted = index - at.tiles_before;
+      const u32 beyond = __ballot_sync(~0u, tiles.up_to > wanted);
       if (beyond != 0) {
-        const int which = __ffs(static_cast<int>(beyond)) - 1;
-        const int found_tiles = __shfl_sync(~0u, tiles, which);
-        const int found_up_to = __shfl_sync(~0u, up_to, which);
-        const int in_sequence = wanted - (found_up_to - found_tiles * params_.heads);
-        tile_.head = place(in_sequence, found_tiles, params_.heads, tile_.first_row);
-        tile_.sequence = sequence_of<form>(params_, first_sequence_ + which);
+        const int which_lane = __ffs(static_cast<int>(beyond)) - 1;
+        const int found_tiles = __shfl_sync(~0u, tiles.own, which_lane);
+        const int found_up_to = __shfl_sync(~0u, tiles.up_to, which_lane);
+        const int in_sequence = wanted - (found_up_to - found_tiles * heads());
+        tile_.head = place(in_sequence, found_tiles, heads(), tile_.first_row);
+        tile_.sequence = sequence_of<form>(params_, at.first_sequence + which_lane);
         return;
       }
-      tiles_before_ += __shfl_sync(~0u, up_to, 31);
+      at.tiles_before += __shfl_sync(~0u, tiles.up_to, 31);
     }
     is_valid_ = false;
   }

@@ -1,6 +1,7 @@
 // A block, or a cluster of blocks, for each row: cross_entropy/rows.cu.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/common/stage_family.hpp"
@@ -37,33 +38,57 @@ std::int64_t vector_elements(std::int64_t vocab, DType dtype) {
 
 std::int64_t held_vectors(std::int64_t vocab, DType dtype, const RowBlocks& blocks) {
   constexpr std::int64_t most_held = 8;  // 32 of 64 registers
-  const std::int64_t taken = vector_elements(vocab, dtype) * blocks.threads * blocks.cluster;
-  const std::int64_t held = (vocab + taken - 1) / taken;
+  const std::int64_t count = vector_elements(vocab, dtype);
+  if (count * static_cast<std::int64_t>(dtype_bytes(dtype)) < 16) return 0;
+  const std::int64_t held = quotient_up(quotient_up(vocab / count, blocks.cluster), blocks.threads);
   return held <= most_held ? held : 0;
 }
 
 void append_rows(Program& program, const Form& form, const Rows& rows, const DeviceFacts& facts,
                  const RowBlocks& blocks) {
   const bool divides = rows.dlogits && form.reduction == Reduction::mean;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
-      fmt::format(
-          "cross_entropy_rows<{}, fftune::cross_entropy_form{{{}, {}, {}, {}, {}, {}}}, {}, "
-          "{}, {}, {}>",
-          element_type(rows.dtype), rows.loss.has_value(), rows.dlogits.has_value(),
-          form.smoothing > 0, form.class_weights, form.softcap > 0, rows.entropy.has_value(),
-          vector_elements(rows.vocab, rows.dtype), blocks.threads,
-          rows.loss && rows.dlogits ? held_vectors(rows.vocab, rows.dtype, blocks) : 0,
-          blocks.cluster),
-      {static_cast<std::uint32_t>(rows.rows * blocks.cluster)},
-      static_cast<std::uint32_t>(blocks.threads),
-      {argument_of(rows.logits), argument_of(rows.labels), or_null(rows.class_weights),
-       divides ? or_null(rows.items) : Argument{std::int64_t{0}}, or_null(rows.dloss),
-       argument_of(rows.lse), or_null(rows.loss), or_null(rows.logprob), or_null(rows.entropy),
-       or_null(rows.dlogits), form.ignored, static_cast<std::int32_t>(rows.vocab),
-       std::int32_t{form.reduction == Reduction::none}, form.smoothing, form.z_loss, form.softcap});
-  launch.cluster.x = static_cast<std::uint32_t>(blocks.cluster);
-  launch.programmatic = facts.compute_capability >= 90;
+  const bool has_clusters = facts.compute_capability >= 90;
+  const std::int64_t count = vector_elements(rows.vocab, rows.dtype);
+  const std::int64_t held =
+      has_clusters && rows.loss && rows.dlogits ? held_vectors(rows.vocab, rows.dtype, blocks) : 0;
+  const std::string kind = fmt::format(
+      "{}, fftune::cross_entropy_form{{{}, {}, {}, {}, {}, {}}}", element_type(rows.dtype),
+      rows.loss.has_value(), rows.dlogits.has_value(), form.smoothing > 0, form.class_weights,
+      form.softcap > 0, rows.entropy.has_value());
+  std::vector<Argument> arguments{argument_of(rows.logits),
+                                  argument_of(rows.labels),
+                                  or_null(rows.class_weights),
+                                  divides ? or_null(rows.items) : Argument{std::int64_t{0}},
+                                  or_null(rows.dloss),
+                                  argument_of(rows.lse),
+                                  or_null(rows.loss),
+                                  or_null(rows.logprob),
+                                  or_null(rows.entropy),
+                                  or_null(rows.dlogits),
+                                  form.ignored,
+                                  static_cast<std::int32_t>(rows.vocab),
+                                  std::int32_t{form.reduction == Reduction::none},
+                                  form.smoothing,
+                                  form.z_loss,
+                                  form.softcap};
+  const auto threads = static_cast<std::uint32_t>(blocks.threads);
+  std::string kernel = fmt::format("cross_entropy_rows<{}, {}, {}>", kind, count, threads);
+  std::int64_t grid = rows.rows, part = 0;
+  if (held > 0) {
+    kernel = fmt::format("cross_entropy_held<{}, {}, {}, {}>", kind, threads, held, blocks.cluster);
+    part = quotient_up(rows.vocab / count, blocks.cluster);
+    arguments.insert(arguments.end(), {static_cast<std::int32_t>(part), rows.rows});
+    // As many clusters as are resident. Those of more than two blocks do not fill every GPC.
+    std::int64_t clusters = 1024 / blocks.threads * facts.multiprocessors / blocks.cluster;
+    if (blocks.cluster > 2) clusters = clusters * 91 / 100;
+    grid = std::clamp<std::int64_t>(clusters, 1, rows.rows) * blocks.cluster;
+  }
+  KernelLaunch& launch =
+      append_kernel(program, kernel_file, kernel, {static_cast<std::uint32_t>(grid)}, threads,
+                    std::move(arguments));
+  launch.programmatic = has_clusters;
+  if (held > 0) launch.cluster.x = static_cast<std::uint32_t>(blocks.cluster);
+  launch.shared_bytes = static_cast<std::uint32_t>(part * 16);
 }
 
 void append_total(Program& program, const Form& form, const Pointer& losses, const Pointer& total,

@@ -37,6 +37,8 @@ constexpr std::int64_t most_experts = 256;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
 constexpr std::int64_t most_preferred = 2;
+/// Features between up and down of one token's experts, up to which the kernel has been timed.
+constexpr std::int64_t most_preferred_hidden = 8192;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
@@ -108,7 +110,9 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.attention_in_flight = config.get("attention_in_flight");
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
-  form.polls_all = config.word("poll") == "all";
+  form.head_groups = config.get("head_groups");
+  form.pause = config.get("pause");
+  form.rotates_polls = config.get("rotate") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -118,10 +122,11 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"},     {"post-norms", "no"},
-      {"block", "serial"}, {"ffn", experts ? "moe" : "gated"},
-      {"sinks", "no"},     {"residual-scale", "no"},
-      {"out-bias", "no"},  {"ffn-bias", "no"}};
+      {"norm", "rms"},          {"post-norms", "no"},
+      {"block", "serial"},      {"ffn", experts ? "moe" : "gated"},
+      {"weights", "dense"},     {"sinks", "no"},
+      {"residual-scale", "no"}, {"out-bias", "no"},
+      {"ffn-bias", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -160,10 +165,12 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, {}.polls_all = {}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}, "
+      "{}.pause = {}, .rotates_polls = {}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, mixture, c.polls_all);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture, c.pause,
+      c.rotates_polls);
 }
 
 /// Layers with a dense network, or with experts.
@@ -193,6 +200,8 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
+    if (experts_ != problem.has("ffn", "moe"))
+      return experts_ ? "the layers have no experts" : "the layers have experts";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
@@ -232,9 +241,9 @@ class PersistentLayers final : public Family {
     const auto of = [form = form_of(problem, Layer(problem), facts), facts](const Config& c) {
       return configured(form, facts, c);
     };
-    const std::int64_t of_tokens = problem.size("batch") * size_or(problem, "s", 1);
     const std::vector<std::string> sizes{
-        "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb", "poll"};
+        "warps",       "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb",
+        "head_groups", "pause", "rotate"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -244,36 +253,33 @@ class PersistentLayers final : public Family {
             {2, 3, 4, 6, 8})
         .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
         .parameter("least_keys", "keys at least that a block has of a sequence", {16, 32, 64})
-        .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
-        .parameter("poll",
-                   "words that are polled until activations are there: all; or the first one of "
-                   "each thread's, before the others are read",
-                   {"all", "first"})
-        .when_absent("all")
+        .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
+        .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
+        .when_absent(1)
+        .parameter("pause", "nanoseconds between polls of activations", {0, 60, 200})
+        .when_absent(0)
+        .parameter("rotate", "whether each block begins to poll at another place", {0, 1})
+        .when_absent(0)
         .constraint(
-            "every head of k has a warp, and as many as every other",
+            "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.warps % p.kv_heads == 0;
+              return p.kv_heads % p.head_groups == 0 && p.warps % p.own_kv_heads() == 0;
             },
             sizes)
         .constraint("each warp has a part of every stage's k",
                     [](const Config& c) { return c.at("chunk") % (32 * c.at("warps")) == 0; },
                     {"warps", "chunk"})
         .constraint(
-            "16 keys, of all heads, fit in a stage",
+            "16 keys, of a group of heads, fit in a stage",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.kv_rows() <= p.chunk;
+              return p.own_kv_rows() <= p.chunk;
             },
             sizes)
         .constraint(
             "at least 4 stages fit in shared memory beside the activations",
             [of](const Config& c) { return of(c).stages >= 4; }, sizes)
-        .constraint(
-            "the words of one or two tokens are few enough to be polled at once",
-            [many = of_tokens > 2](const Config& c) { return many || c.word("poll") == "all"; },
-            {"poll"})
         .constraint(
             "the outputs of a warp's queries fit in registers",
             [of](const Config& c) { return of(c).fits_queries(); }, sizes)
@@ -302,31 +308,39 @@ class PersistentLayers final : public Family {
 
   // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 2;
+    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
+    // with 36 (8 layers of Llama-3.2-1B on an H100).
+    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
     return least_cost(space(problem, facts), name(), [many](const Config& c) {
-      return std::tuple(c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
-                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+      return std::tuple(c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
+                        c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != 36, c.word("poll") != (many ? "first" : "all"));
+                        c.at("input_kb") != (many ? 16 : 36), c.at("pause"), c.at("rotate"));
     });
   }
 
   // Measured with layers of Llama on an H200: besides the time of its bytes a layer takes this long
-  // for the waits of blocks for each other. The parts take some 20 us.
+  // for the waits of blocks for each other. The parts take some 20 us. A router adds a wait,
+  // measured with Qwen3-30B-A3B on an H100, where the parts take 40 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    constexpr double waits = 13e-6, waits_of_many = 29e-6;
+    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
-    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) + off * 1e-6;
+    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
+                            (experts_ ? waits_of_router : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    return !experts_ && size_or(problem, "s", 1) == 1 && problem.size("batch") <= most_preferred;
+    if (size_or(problem, "s", 1) > 1) return false;
+    if (!experts_) return problem.size("batch") <= most_preferred;
+    const std::int64_t hidden =
+        problem.size("h") * (problem.size("top-k") + size_or(problem, "shared", 0));
+    return problem.size("batch") == 1 && hidden <= most_preferred_hidden;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,

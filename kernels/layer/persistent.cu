@@ -61,7 +61,7 @@ struct persistent_layers {
   static_assert(c.in_flight >= 1 && c.in_flight <= c.stages);
   using W = T;  // weights, as they lie in memory: persistent_config::weight_bytes()
   static constexpr int row_stride = c.weight_bytes(c.chunk) + c.row_padding;
-  static constexpr int key_bytes = 2 * c.kv_rows();
+  static constexpr int key_bytes = 2 * c.own_kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;
   static constexpr int value_stride = key_bytes + c.value_padding;
   static constexpr int rotary_pairs = c.dim / 64;  // pairs of a head that a lane has
@@ -75,7 +75,7 @@ struct persistent_layers {
   const params& p;
   const u32 shared;
   stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
-  int sequence, split, first_key, keys;  // this CTA's part of attention
+  int sequence, head_group, split, first_key, keys;  // this CTA's part of attention
   int first_new;  // which of the keys is that of the sequence's first new token; may be < 0
   // Kept across layers, because the cleaner's fences leave nothing in L1.
   int first_part = 0;    // First part of the results of this CTA's keys.
@@ -83,7 +83,8 @@ struct persistent_layers {
 
   __device__ __forceinline__ persistent_layers(const params& of_launch, u32 at)
       : p(of_launch), shared(at), pipeline{.most_in_flight = c.in_flight, .shared = at} {
-    sequence = static_cast<int>(blockIdx.x) / c.splits();
+    sequence = static_cast<int>(blockIdx.x) / c.splits() / c.head_groups;
+    head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = first_new = first_key = 0;
     if (sequence < c.sequences()) {
@@ -174,11 +175,11 @@ struct persistent_layers {
         }
         row = static_cast<i64>(page) * c.page + key % c.page;
       }
-      const i64 at = row * c.kv_rows();
+      const i64 at = row * c.kv_rows() + head_group * c.own_kv_rows();
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
-                    0, 0, key_bytes, key_bytes, key_stride);
+                    0, 0, 2 * c.kv_rows(), key_bytes, key_stride);
       pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
-                    nullptr, 0, 0, key_bytes, key_bytes, value_stride);
+                    nullptr, 0, 0, 2 * c.kv_rows(), key_bytes, value_stride);
     }
   }
 
@@ -391,7 +392,15 @@ struct persistent_layers {
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
-    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
+    const T* const at = from + static_cast<i64>(row) * k + begin;
+    const int total = (end - begin) / 8;
+    // Blocks that begin at different places do not ask for the same lines at once.
+    const int first = static_cast<int>(static_cast<i64>(total) * blockIdx.x / c.blocks) / 8 * 8;
+    const auto vector_of = [&](int i) {
+      const int of = place + i * lanes;
+      if constexpr (!c.rotates_polls) return of;
+      return of + first < total ? of + first : of + first - total;
+    };
     vector16 value[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -400,21 +409,15 @@ struct persistent_layers {
     }
     int spins = 0;
     bool missing;
-    if (!c.polls_all && !plain && vectors > 0) {
-      // The first word alone is polled: the traffic of the others must not slow down the weights.
-      do {
-        missing = is_missing(load_relaxed(at));
-        count_spin(spins);
-      } while (missing);
-    }
     do {
 #pragma unroll
       for (int i = 0; i < each; ++i)
         if (i * lanes < vectors && is_missing(value[i]))
-          value[i] = load_relaxed(at + i * lanes * 8);
+          value[i] = load_relaxed(at + vector_of(i) * 8);
       missing = false;
 #pragma unroll
       for (int i = 0; i < each; ++i) missing = missing || is_missing(value[i]);
+      if (c.pause > 0 && missing && !plain) asm volatile("nanosleep.u32 %0;" ::"n"(c.pause));
       count_spin(spins);
     } while (missing && !plain);
     if (!plain) {
@@ -454,7 +457,7 @@ struct persistent_layers {
     for (int i = 0; i < each; ++i) {
       if (i * lanes >= vectors) continue;
       if (normalises) {
-        const vector16 weight = read_shared(shared + c.norm_at() + (place + i * lanes) * 16);
+        const vector16 weight = read_shared(shared + c.norm_at() + vector_of(i) * 16);
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           float first, second, first_weight, second_weight;
@@ -465,8 +468,7 @@ struct persistent_layers {
                       norm::template normalised<T>(second * r) * norm::factor(second_weight));
         }
       }
-      write_shared(shared + c.input_at() + row * c.input_stride() + (place + i * lanes) * 16,
-                   value[i]);
+      write_shared(shared + c.input_at() + row * c.input_stride() + vector_of(i) * 16, value[i]);
     }
     sync_consumers();
   }
@@ -616,16 +618,18 @@ struct persistent_layers {
   // heads of the sequence's tokens are shared out among the warps.
   __device__ __forceinline__ void prepare_heads(const persistent_layer_pointers& of,
                                                 const float* qkv) const {
-    constexpr int all = c.heads + 2 * c.kv_heads, total = c.per_sequence * all;
+    constexpr int all = c.own_heads() + 2 * c.own_kv_heads(), total = c.per_sequence * all;
     constexpr int most = c.prepared_at_once(), values = c.dim / 32;
     const int lane = threadIdx.x % 32;
     const float* const from = qkv + static_cast<i64>(first_token()) * c.qkv_rows() + lane;
+    int first = threadIdx.x / 32;
+    asm volatile("" : "+r"(first));  // or the rows of heads are in registers for all layers
 #pragma unroll 1
-    for (int first = threadIdx.x / 32; first < total; first += most * c.warps) {
+    for (; first < total; first += most * c.warps) {
       u32 raw[most][values];
       const auto is_needed = [&](int i) {
         const int at = first + i * c.warps;
-        return at < total && (at % all < c.heads || has_new(at / all));
+        return at < total && (at % all < c.own_heads() || has_new(at / all));
       };
 #pragma unroll
       for (int i = 0; i < most; ++i)
@@ -640,7 +644,7 @@ struct persistent_layers {
 #pragma unroll
           for (int j = 0; j < values; ++j)
             if (raw[i][j] == 0)
-              raw[i][j] = load_relaxed_word(from + (first + i * c.warps) * c.dim + j * 32);
+              raw[i][j] = load_relaxed_word(from + row_of_head(first + i * c.warps) + j * 32);
 #pragma unroll
         for (int i = 0; i < most; ++i)
 #pragma unroll
@@ -655,6 +659,18 @@ struct persistent_layers {
     }
   }
 
+  static __device__ __forceinline__ int part_of_head(int head) {
+    return head < c.own_heads() ? 0 : head < c.own_heads() + c.own_kv_heads() ? 1 : 2;
+  }
+  // Where head `at` of those of the sequence's tokens begins among their rows of q, k and v.
+  __device__ __forceinline__ int row_of_head(int at) const {
+    constexpr int all = c.own_heads() + 2 * c.own_kv_heads();
+    const int head = at % all, part = part_of_head(head);
+    const int in_part = part == 0 ? head : head - c.own_heads() - (part - 1) * c.own_kv_heads();
+    return at / all * c.qkv_rows() + first_of(part) +
+           (head_group * (part == 0 ? c.own_heads() : c.own_kv_heads()) + in_part) * c.dim;
+  }
+
   // One of the heads of the sequence's token `token`, from the words that are polled.
   __device__ __forceinline__ void prepare_head(const persistent_layer_pointers& of, int token,
                                                int head, const u32 (&raw)[c.dim / 32]) const {
@@ -663,7 +679,7 @@ struct persistent_layers {
     float value[values];
 #pragma unroll
     for (int j = 0; j < values; ++j) value[j] = __uint_as_float(~raw[j]);
-    const int part = head < c.heads ? 0 : head < c.heads + c.kv_heads ? 1 : 2;
+    const int part = part_of_head(head);
     if constexpr (c.head_norms) {
       if (part < 2) {
         float squares = 0;
@@ -692,8 +708,9 @@ struct persistent_layers {
     }
     const u32 to =
         shared + lane * 2 +
-        (part == 0 ? c.queries_at() + (token * c.heads + head) * c.query_stride()
-                   : c.new_rows_at() + (token * 2 * c.kv_heads + head - c.heads) * c.dim * 2);
+        (part == 0
+             ? c.queries_at() + (token * c.own_heads() + head) * c.query_stride()
+             : c.new_rows_at() + (token * 2 * c.own_kv_heads() + head - c.own_heads()) * c.dim * 2);
 #pragma unroll
     for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
   }
@@ -741,10 +758,12 @@ struct persistent_layers {
       if (lane < c.dim / 8) {
         const int at = kv_head * c.dim + lane * 8;
         const vector16 value =
-            read_shared(shared + c.new_rows_at() + ((token * 2 + of) * c.kv_rows() + at) * 2);
+            read_shared(shared + c.new_rows_at() + ((token * 2 + of) * c.own_kv_rows() + at) * 2);
         write_shared(stage + row * stride + at * 2, value);
         const i64 slot = read_index(shared + c.slots_at() + token * 8);
-        if (slot >= 0) store(static_cast<T*>(cache) + slot * c.kv_rows() + at, value);
+        if (slot >= 0)
+          store(static_cast<T*>(cache) + slot * c.kv_rows() + head_group * c.own_kv_rows() + at,
+                value);
       }
     }
     __syncwarp();
@@ -755,14 +774,14 @@ struct persistent_layers {
   __device__ __forceinline__ void attend(const persistent_layer_pointers& of, float* partial,
                                          float* logs) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4;
-    const int kv_head = warp % c.kv_heads, group = warp / c.kv_heads;
+    const int kv_head = warp % c.own_kv_heads(), group = warp / c.own_kv_heads();
     const int blocks = ceil_div(keys, 16);
     constexpr int steps = c.dim / 32, tiles = c.dim / 16, query_tiles = c.query_tiles();
     constexpr int queries = c.per_sequence * c.group_heads();
     const auto query_at = [&](int tile) {
       const int query = tile * 8 + row;
-      const int head =
-          query / c.group_heads() * c.heads + kv_head * c.group_heads() + query % c.group_heads();
+      const int head = query / c.group_heads() * c.own_heads() + kv_head * c.group_heads() +
+                       query % c.group_heads();
       return shared + c.queries_at() + head * c.query_stride() + pair * 16;
     };
     float out[query_tiles][tiles][4] = {}, total[query_tiles][2] = {}, most[query_tiles][2];
@@ -871,7 +890,8 @@ struct persistent_layers {
         for (int other = 4; other < 32; other *= 2) all += __shfl_xor_sync(~0u, all, other);
         const int query = tile * 8 + 2 * pair + column;
         if (query >= queries) continue;
-        const int head = kv_head * c.group_heads() + query % c.group_heads();
+        const int head =
+            head_group * c.own_heads() + kv_head * c.group_heads() + query % c.group_heads();
         const i64 part_row =
             static_cast<i64>(first_token() + query / c.group_heads()) * c.parts(p.cache) +
             first_part + group;

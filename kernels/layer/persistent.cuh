@@ -25,6 +25,7 @@ struct persistent_config {
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
   bool packed_qkv = false;  // w_qkv has the rows of q, k and v
   int page = 0;             // keys of a page of the caches; 0: contiguous
+  int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int experts = 0;          // of a mixture, whose intermediate size is h; 0: one dense network
   int choices = 0;          // experts of a token, which its router chooses
   int shared = 0;           // and those that every token has, the last ones of the weights
@@ -32,7 +33,8 @@ struct persistent_config {
   bool renormalises = false, router_bias = false, choice_bias = false;
   bool rounds_logits = true;    // to the type of x
   bool packed_gate_up = false;  // rows of gate, then those of up, of each expert
-  bool polls_all = true;        // all words of activations at once; or first one of each thread's
+  int pause = 0;                // nanoseconds between polls of activations
+  bool rotates_polls = false;
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -82,12 +84,15 @@ struct persistent_config {
     return has_experts() ? most : fit < least ? least : fit < most ? fit : most;
   }
 
-  // Attention: each CTA has one split of the keys of one sequence, for all heads. A warp has a kv
-  // head, and each group of kv_heads warps every group-th block of 16 keys. Its queries are those
-  // of the sequence's tokens, token by token; 8 are the columns of an MMA.
+  // Attention: each CTA has one split of the keys of one sequence, for a group of heads. A warp has
+  // a kv head, and as many warps as there are of them every groups()-th block of 16 keys. Its
+  // queries are those of the sequence's tokens, token by token; 8 are the columns of an MMA.
   constexpr int sequences() const { return tokens / per_sequence; }
-  constexpr int splits() const { return blocks / sequences(); }
-  constexpr int groups() const { return warps / kv_heads; }
+  constexpr int own_heads() const { return heads / head_groups; }
+  constexpr int own_kv_heads() const { return kv_heads / head_groups; }
+  constexpr int own_kv_rows() const { return own_kv_heads() * dim; }
+  constexpr int splits() const { return blocks / (sequences() * head_groups); }
+  constexpr int groups() const { return warps / own_kv_heads(); }
   constexpr int group_heads() const { return heads / kv_heads; }
   constexpr int query_tiles() const { return up(group_heads() * per_sequence, 8); }
   // A thread has the scores and outputs of all of a warp's queries in registers.
@@ -96,7 +101,9 @@ struct persistent_config {
     return query_tiles() == 1 || (warps == 8 && query_tiles() * dim <= most_query_features);
   }
   // Heads of q, k and v of a sequence's tokens that a warp prepares, at most, and at a time.
-  constexpr int prepared_heads() const { return up(per_sequence * (heads + 2 * kv_heads), warps); }
+  constexpr int prepared_heads() const {
+    return up(per_sequence * (own_heads() + 2 * own_kv_heads()), warps);
+  }
   constexpr int prepared_at_once() const {
     const int fit = 768 / dim;
     return prepared_heads() < fit ? prepared_heads() : fit;
@@ -140,9 +147,11 @@ struct persistent_config {
   constexpr int input_at() const { return barrier_bytes() + stages * stage_bytes(); }
   // The heads of q, then those of the new k and v, take the place of the activations.
   constexpr int queries_at() const { return input_at(); }
-  constexpr int new_rows_at() const { return queries_at() + per_sequence * heads * query_stride(); }
+  constexpr int new_rows_at() const {
+    return queries_at() + per_sequence * own_heads() * query_stride();
+  }
   constexpr int input_bytes() const {
-    const int of_heads = per_sequence * (heads * query_stride() + 4 * kv_rows());
+    const int of_heads = per_sequence * (own_heads() * query_stride() + 4 * own_kv_rows());
     const int of_input = tokens * input_stride();
     return of_heads > of_input ? of_heads : of_input;
   }

@@ -81,6 +81,7 @@ class Decode : public Family {
                                      const DeviceFacts& facts) const override {
     if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
     if (is_batch_invariant(problem)) return std::string(order_depends_on_rows);
+    if (packed_format(problem).packed) return "it reads dense weights";
     const Shape shape = shape_of(problem);
     const bool is_fp8 = problem.dtype == DType::fp8;
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16 && !is_fp8)

@@ -26,6 +26,7 @@
 #include "core/problem.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/family.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -75,6 +76,11 @@ enum class Scales { none, tensor, token, block };
 Scales scales_of(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 
+/// Packed weights (weights=int4 and so on) of all experts, [experts * h, d] and [experts * d, h],
+/// or none. They are expanded in a stage before each product, unless one kernel does both.
+std::vector<PackedWeight> packed_gate_up(const Problem& problem);
+std::vector<PackedWeight> packed_down(const Problem& problem);
+
 /// Whether gate, up and the experts' outputs have biases: bias=all.
 bool has_bias(const Problem& problem);
 
@@ -97,6 +103,7 @@ bool accumulates(const Problem& problem);
 //
 //   route      offsets, tokens and places, from ids: the sorted order of the choices; weigh=before:
 //              row_weights, the weight of each row
+//   expand_gate_up, and expand_down before down: packed weights as dense ones
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ
 //   combine    y = the sum over a token's choices of weight · expert_out, and the residual

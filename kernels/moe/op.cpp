@@ -13,6 +13,7 @@
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 
@@ -83,6 +84,23 @@ double share_of_experts(const Problem& problem) {
   return chosen / static_cast<double>(shape.all_experts());
 }
 
+/// Codes of all weights, then what belongs to each.
+void add_packed_weights(const Problem& problem, double by_d, double by_h,
+                        std::vector<TensorSpec>& tensors) {
+  std::vector<TensorSpec> others;
+  const auto add = [&](const std::vector<PackedWeight>& weights, double deviation) {
+    for (const PackedWeight& weight : weights) {
+      auto own = packed_tensors(weight, deviation);
+      for (TensorSpec& tensor : own) tensor.read_share = share_of_experts(problem);
+      tensors.push_back(std::move(own.front()));
+      std::move(own.begin() + 1, own.end(), std::back_inserter(others));
+    }
+  };
+  add(packed_gate_up(problem), by_d);
+  add(packed_down(problem), by_h);
+  std::move(others.begin(), others.end(), std::back_inserter(tensors));
+}
+
 /// The experts' weights or gradients, each of all experts in one tensor.
 void add_weights(const Problem& problem, const std::string& prefix, const std::string& suffix,
                  Role role, bool are_sums, std::vector<TensorSpec>& tensors) {
@@ -90,6 +108,7 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
   // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
   double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
   double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  if (!packed_gate_up(problem).empty()) return add_packed_weights(problem, by_d, by_h, tensors);
   if (scales_of(problem) != Scales::none) by_d = by_h = elements_by;
   const std::size_t first = tensors.size();
   const std::int64_t experts = shape.all_experts();
@@ -210,6 +229,8 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   if (scales == Scales::token || scales == Scales::block)
     add("hidden_scale", DType::f32, ceil_div(shape.h, scale_block));
   add("expert_out", wide, shape.d);
+  for (const auto& weights : {packed_gate_up(problem), packed_down(problem)})
+    for (const PackedWeight& weight : weights) tensors.push_back(expanded_tensor(weight));
   return tensors;
 }
 
@@ -351,6 +372,7 @@ std::vector<OptionField> option_fields() {
                   {"tensor", "token", "block"}, "fwd"));
   options.push_back(batch_invariant_option());
   options.push_back(accumulate_option("the weights and biases"));
+  for (OptionField& field : packed_options()) options.push_back(std::move(field));
   return options;
 }
 
@@ -422,6 +444,20 @@ class MoeFfn final : public DescribedOp {
       return fmt::format("experts={} and shared={}: together up to {}", shape.experts, shape.shared,
                          moe_route::most_experts);
     const bool quantised = problem.dtype == DType::fp8;
+    if (packed_format(problem).packed) {
+      const std::string_view code = code_name(packed_format(problem).code);
+      if (quantised) return fmt::format("weights={} is for x of bf16, fp16 and f32, not fp8", code);
+      if (packing_of(problem) != Packing::separate)
+        return fmt::format("gate-up={} with weights={}: give gate and up a packed weight each",
+                           problem.option("gate-up"), code);
+      for (const char* name : {"d", "h"})
+        if (problem.size(name) % packed_rows != 0)
+          return fmt::format("{}={} with weights={}: an expert has tiles of {} rows", name,
+                             problem.size(name), code, packed_rows);
+    }
+    for (const char* name : {"d", "h"})
+      if (auto reason = packed_contradiction(problem, name, problem.size(name)); !reason.empty())
+        return reason;
     if (!quantised && (problem.has("scales", "token") || problem.has("scales", "block")))
       return fmt::format("scales={} is for dtype fp8, not {}", problem.option("scales"),
                          dtype_name(problem.dtype));
@@ -443,6 +479,12 @@ class MoeFfn final : public DescribedOp {
     const auto tensors = this->tensors(problem);
     std::vector<StageSpec> stages;
     for (const std::string& name : stage_names(problem)) {
+      if (name == ffn::stage_expand_gate_up || name == ffn::stage_expand_down) {
+        const bool last = name == ffn::stage_expand_down;
+        stages.push_back(
+            expand_spec(name, last ? packed_down(problem) : packed_gate_up(problem), tensors));
+        continue;
+      }
       const GemmStage* const gemm = gemm_stage(problem, name);
       stages.push_back(gemm ? stage_spec(name, gemm->gemm(problem), tensors)
                             : plain_stage(problem, name, tensors));
@@ -501,6 +543,22 @@ Scales scales_of(const Problem& problem) {
   if (problem.dtype != DType::fp8) return Scales::none;
   if (problem.has("scales", "token")) return Scales::token;
   return problem.has("scales", "block") ? Scales::block : Scales::tensor;
+}
+
+std::vector<PackedWeight> packed_gate_up(const Problem& problem) {
+  if (problem.pass != "fwd" || !packed_format(problem).packed) return {};
+  const Shape shape = shape_of(problem);
+  const std::int64_t rows = shape.all_experts() * shape.h;
+  return {packed_weight(problem,
+                        {"w_gate", "w_gate_scale", "w_gate_zero", "w_gate_dense", rows, shape.d}),
+          packed_weight(problem, {"w_up", "w_up_scale", "w_up_zero", "w_up_dense", rows, shape.d})};
+}
+
+std::vector<PackedWeight> packed_down(const Problem& problem) {
+  if (problem.pass != "fwd" || !packed_format(problem).packed) return {};
+  const Shape shape = shape_of(problem);
+  return {packed_weight(problem, {"w_down", "w_down_scale", "w_down_zero", "w_down_dense",
+                                  shape.all_experts() * shape.d, shape.h})};
 }
 
 DType wide_dtype(const Problem& problem) {

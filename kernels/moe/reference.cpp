@@ -184,7 +184,7 @@ Definition::Place Definition::place_of(const std::string& w, std::int64_t expert
   const std::int64_t width = transposed ? n : k;
   const Packing packed = packing_of(problem_);
   if (packed == Packing::separate || w == "w_down" || w == "w_gate_up")
-    return {w, count(expert * n * k), width};
+    return {packed_gate_up(problem_).empty() ? w : w + "_dense", count(expert * n * k), width};
   const std::size_t both = count(expert * 2 * n * k);
   const bool is_up = w == "w_up";
   if (packed == Packing::halves) return {"w_gate_up", both + (is_up ? count(n * k) : 0), width};
@@ -474,6 +474,10 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
   const std::int64_t d = of.shape().d, h = of.shape().h;
   if (stage == stage_route)
     of.route();
+  else if (stage == ffn::stage_expand_gate_up)
+    reference_expand(packed_gate_up(problem), tensors, parallel);
+  else if (stage == ffn::stage_expand_down)
+    reference_expand(packed_down(problem), tensors, parallel);
   else if (stage == ffn::stage_gate_up)
     of.gate_up();
   else if (stage == ffn::stage_down)

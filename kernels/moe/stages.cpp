@@ -129,6 +129,17 @@ GemmProblem d_down_gemm(const Problem& problem) {
   return grouped(problem, ffn::d_down_gemm(problem), {{"hidden", hidden_of_gradient(problem)}});
 }
 
+GemmProblem packed_gate_up_gemm(const Problem& problem) {
+  return reads_packed(gate_up_gemm(problem), packed_gate_up(problem), true);
+}
+GemmProblem packed_down_gemm(const Problem& problem) {
+  return reads_packed(down_gemm(problem), packed_down(problem), true);
+}
+
+constexpr ExpandStage gate_up_expansion{ffn::stage_expand_gate_up, moe_ffn_op, packed_gate_up};
+constexpr ExpandStage down_expansion{ffn::stage_expand_down, moe_ffn_op, packed_down};
+constexpr GemmStage expand_gate_up{ffn::stage_expand_gate_up, moe_ffn_op, packed_gate_up_gemm};
+constexpr GemmStage expand_down{ffn::stage_expand_down, moe_ffn_op, packed_down_gemm};
 constexpr GemmStage gate_up{ffn::stage_gate_up, moe_ffn_op, gate_up_gemm};
 constexpr GemmStage down{ffn::stage_down, moe_ffn_op, down_gemm};
 constexpr GemmStage d_hidden{ffn::stage_d_hidden, moe_ffn_op, d_hidden_gemm};
@@ -150,7 +161,12 @@ constexpr const char* plain = "plain loops for any sizes: the fallback";
 
 std::vector<std::string> stage_names(const Problem& problem) {
   if (problem.pass == "fwd")
-    return {stage_route, ffn::stage_gate_up, ffn::stage_down, stage_combine};
+    return packed_format(problem).packed
+               ? std::vector<std::string>{stage_route,        ffn::stage_expand_gate_up,
+                                          ffn::stage_gate_up, ffn::stage_expand_down,
+                                          ffn::stage_down,    stage_combine}
+               : std::vector<std::string>{stage_route, ffn::stage_gate_up, ffn::stage_down,
+                                          stage_combine};
   std::vector<std::string> names{stage_route};
   if (recomputes(problem)) names.emplace_back(ffn::stage_gate_up);
   for (const char* name :
@@ -171,7 +187,9 @@ const GemmStage* gemm_stage(const Problem&, std::string_view name) {
 
 std::vector<const Family*> gemm_families() {
   static const auto families = families_of(
-      {{sm90_engine, {gate_up, down, d_hidden, d_x}, "{}_sm90", by_wgmma},
+      {{packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
+       {packed_decode_engine, {expand_down, down}, "down_packed", packed_decode_summary},
+       {sm90_engine, {gate_up, down, d_hidden, d_x}, "{}_sm90", by_wgmma},
        {sm90_engine, {d_gate_up, d_down}, "{}_sm90", sums_by_wgmma},
        {sm80_engine, {gate_up, down, d_hidden, d_x}, "{}_sm80", by_mma_sync},
        {sm80_engine, {d_gate_up, d_down}, "{}_sm80", sums_by_mma_sync},
@@ -181,7 +199,14 @@ std::vector<const Family*> gemm_families() {
         {gate_up, down, d_hidden, d_x, d_gate_up, d_down},
         "cpu_{}_plain",
         plain}});
-  return addresses_of(families);
+  static const ExpandFamily expansions[] = {
+      expand_family(gate_up_expansion, "expand_gate_up"),
+      expand_family(down_expansion, "expand_down"),
+      cpu_expand_family(gate_up_expansion, "cpu_expand_gate_up"),
+      cpu_expand_family(down_expansion, "cpu_expand_down")};
+  auto all = addresses_of(families);
+  for (const ExpandFamily& expansion : expansions) all.push_back(&expansion);
+  return all;
 }
 
 }  // namespace fftune::moe

@@ -415,3 +415,50 @@ fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens) {
     return status;
   });
 }
+
+fftune_status fftune_group_create(fftune_context* context, const fftune_group_options* options,
+                                  fftune_group** out) {
+  if (!out) return fail(FFTUNE_INVALID_INPUT, "fftune_group_create: out is NULL");
+  *out = nullptr;
+  if (!context) return fail(FFTUNE_INVALID_INPUT, "fftune_group_create: context is NULL");
+  if (!options) return fail(FFTUNE_INVALID_INPUT, "fftune_group_create: options is NULL");
+  used(context, "fftune_group_create");
+  if (context->library->lost_by_fork()) return fail_after_fork("fftune_group_create");
+  return guarded("fftune_group_create", [&] {
+    const auto own = read_struct(*options, "fftune_group_options",
+                                 offsetof(fftune_group_options, timeout_milliseconds));
+    GroupOptions group{.name = own.name ? own.name : "",
+                       .rank = own.rank,
+                       .ranks = own.ranks,
+                       .max_bytes = own.max_bytes};
+    if (own.timeout_milliseconds != 0)
+      group.timeout = std::chrono::milliseconds(own.timeout_milliseconds);
+    auto handle = std::make_unique<fftune_group>();
+    handle->library = context->library;
+    handle->group = std::make_unique<const Group>(*context->library->backend, group);
+    *out = handle.release();
+    began(*out);
+    return FFTUNE_OK;
+  });
+}
+
+void* fftune_group_memory(const fftune_group* group) {
+  if (!group) return nullptr;
+  used(group, "fftune_group_memory");
+  return group->group->memory();
+}
+
+fftune_status fftune_group_check(const fftune_group* group) {
+  if (!group) return fail(FFTUNE_INVALID_INPUT, "fftune_group_check: group is NULL");
+  used(group, "fftune_group_check");
+  return guarded("fftune_group_check", [&] {
+    group->group->check();
+    return FFTUNE_OK;
+  });
+}
+
+void fftune_group_destroy(fftune_group* group) {
+  if (!group) return;
+  ended(group, "fftune_group_destroy");
+  delete group;
+}

@@ -11,6 +11,7 @@
 #include "core/fork.hpp"
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
+#include "runtime/group.hpp"
 #include "runtime/plan.hpp"
 #include "runtime/token_plan.hpp"
 #include "store/preset_library.hpp"
@@ -61,6 +62,11 @@ struct fftune_plan {
   std::size_t workspace_bytes() const {
     return plan ? plan->workspace_bytes() : token_plan->workspace_bytes();
   }
+};
+
+struct fftune_group {
+  std::shared_ptr<const fftune::Library> library;
+  std::unique_ptr<const fftune::Group> group;
 };
 
 namespace fftune {

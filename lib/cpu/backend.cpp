@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/shared_pages.hpp"
 #include "cpu/executable.hpp"
 #include "cpu/limits.hpp"
 #include "cpu/load.hpp"
@@ -35,6 +36,25 @@ class CpuBuffer final : public Buffer {
  private:
   void* data_;
   std::size_t bytes_;
+};
+
+class SharedCpuBuffer final : public SharedBuffer {
+ public:
+  explicit SharedCpuBuffer(SharedPages pages) : pages_(std::move(pages)) {
+    handle_.descriptor = pages_.descriptor();
+  }
+  void* data() const override { return pages_.data(); }
+  std::size_t bytes() const override { return pages_.bytes(); }
+  const SharedHandle& handle() const override { return handle_; }
+  std::uint32_t* notices() const override { return notices_.get(); }
+  std::uint64_t device_notices() const override {
+    return reinterpret_cast<std::uint64_t>(notices_.get());
+  }
+
+ private:
+  SharedPages pages_;
+  SharedHandle handle_;
+  std::unique_ptr<std::uint32_t[]> notices_ = std::make_unique<std::uint32_t[]>(2);
 };
 
 class CpuReplay final : public Replay {
@@ -132,6 +152,13 @@ class CpuBackend final : public Backend {
     // Only a hint: rows of weights a page apart cost a TLB entry each without it.
     if (alignment == large_page) madvise(data, rounded, MADV_HUGEPAGE);
     return std::make_unique<CpuBuffer>(data, bytes);
+  }
+
+  std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes) override {
+    return std::make_unique<SharedCpuBuffer>(SharedPages::make(bytes));
+  }
+  std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes) override {
+    return std::make_unique<SharedCpuBuffer>(SharedPages::open(handle.descriptor, bytes));
   }
 
   void write(void* device, const void* host, std::size_t bytes) override {

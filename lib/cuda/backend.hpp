@@ -36,6 +36,8 @@ class CudaBackend final : public Backend {
   CompileCounters counters() const override { return compiler_.counters(); }
   std::size_t free_bytes() const override;
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
+  std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes) override;
+  std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes) override;
   void write(void* device, const void* host, std::size_t bytes) override;
   void read(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;

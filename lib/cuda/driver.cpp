@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sstream>
+#include <type_traits>
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
@@ -64,6 +65,17 @@ void load_entry_points(const SharedLibrary& library, Driver& driver) {
   library.load(driver.graph_exec_destroy, "cuGraphExecDestroy");
   library.load(driver.graph_upload, "cuGraphUpload");
   library.load(driver.graph_launch, "cuGraphLaunch");
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(library.find(name));
+  };
+  find(driver.device_can_access_peer, "cuDeviceCanAccessPeer");
+  find(driver.device_get_by_pci_bus_id, "cuDeviceGetByPCIBusId");
+  find(driver.ipc_get_mem_handle, "cuIpcGetMemHandle");
+  find(driver.ipc_open_mem_handle, "cuIpcOpenMemHandle_v2");
+  find(driver.ipc_close_mem_handle, "cuIpcCloseMemHandle");
+  find(driver.mem_host_alloc, "cuMemHostAlloc");
+  find(driver.mem_free_host, "cuMemFreeHost");
+  find(driver.mem_host_get_device_pointer, "cuMemHostGetDevicePointer_v2");
 }
 
 bool starts_release(std::string_view word) {

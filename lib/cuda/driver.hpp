@@ -65,6 +65,16 @@ struct Driver {
   decltype(&::cuGraphUpload) graph_upload;
   decltype(&::cuGraphLaunch) graph_launch;
 
+  // Memory that processes share; null where the library lacks one.
+  decltype(&::cuDeviceCanAccessPeer) device_can_access_peer;
+  decltype(&::cuDeviceGetByPCIBusId) device_get_by_pci_bus_id;
+  decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle;
+  decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle;
+  decltype(&::cuIpcCloseMemHandle) ipc_close_mem_handle;
+  decltype(&::cuMemHostAlloc) mem_host_alloc;
+  decltype(&::cuMemFreeHost) mem_free_host;
+  decltype(&::cuMemHostGetDevicePointer) mem_host_get_device_pointer;
+
   std::string release;  // "580.159.03", or empty if it cannot be told
   int version = 0;      // the CUDA version that it implements, 13000 for 13.0
 

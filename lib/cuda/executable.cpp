@@ -51,7 +51,7 @@ CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& arg
   const auto columns = static_cast<cuuint64_t>(argument.columns);
   const cuuint64_t sizes[] = {columns, rows, static_cast<cuuint64_t>(argument.matrices)};
   const cuuint64_t strides[] = {columns * element, rows * columns * element};
-  const cuuint32_t box[] = {argument.box_columns, argument.box_rows, 1};
+  const cuuint32_t box[] = {argument.box_columns, argument.box_rows, argument.box_matrices};
   const cuuint32_t every_element[] = {1, 1, 1};
   const cuuint32_t dimensions = argument.matrices > 0 ? 3 : 2;
   CUtensorMap map{};

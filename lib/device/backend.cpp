@@ -12,6 +12,14 @@ int CompileReport::spill_bytes() const {
   return bytes;
 }
 
+std::unique_ptr<SharedBuffer> Backend::allocate_shared(std::size_t) {
+  throw Error(ErrorKind::unavailable, facts().name + " shares no memory with other processes");
+}
+
+std::unique_ptr<Buffer> Backend::open_shared(const SharedHandle&, std::size_t) {
+  throw Error(ErrorKind::unavailable, facts().name + " shares no memory with other processes");
+}
+
 std::size_t Backend::workspace_bytes(const Program& program) const {
   constexpr std::size_t alignment = 256;
   std::size_t bytes = 0;

@@ -1,6 +1,7 @@
 // A backend: one opened device that compiles programs, holds memory, runs and times.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -63,6 +64,23 @@ class Buffer {
   virtual std::size_t bytes() const = 0;
 };
 
+/// How another process finds memory that this one shares.
+struct SharedHandle {
+  std::array<std::byte, 64> bytes = {};  // CUDA's handle
+  std::array<char, 32> device = {};      // where it is, for messages: a PCI bus, or nothing
+  int descriptor = -1;                   // of SharedPages; the owner's
+};
+
+/// Memory of the device that peers in other processes of this host read and write.
+class SharedBuffer : public Buffer {
+ public:
+  virtual const SharedHandle& handle() const = 0;
+  /// Two words through which the host and the device tell each other of errors without waiting:
+  /// their address on the host, and on the device.
+  virtual std::uint32_t* notices() const = 0;
+  virtual std::uint64_t device_notices() const = 0;
+};
+
 /// A captured sequence of passes that can be run again and again.
 class Replay {
  public:
@@ -112,6 +130,11 @@ class Backend {
   virtual std::size_t free_bytes() const = 0;
   /// Uninitialised, 256-byte aligned. Throws Error(unavailable) with the bytes needed and there.
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
+  /// Zeros, for peers. Throws Error(unavailable).
+  virtual std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes);
+  /// The first `bytes` of a peer's memory; takes the handle's descriptor over. Throws
+  /// Error(unavailable) that says why this device cannot reach it.
+  virtual std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes);
   virtual void write(void* device, const void* host, std::size_t bytes) = 0;
   virtual void read(void* host, const void* device, std::size_t bytes) = 0;
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // both on the device

@@ -52,10 +52,11 @@ struct TensorMapArgument {
   /// without a swizzle any multiple of 16.
   std::uint32_t box_columns = 0;
   /// Matrices of rows x columns that lie one after the other; 0: one matrix, and a map of two
-  /// dimensions. Else the tensor map has three, and boxes are of one matrix.
+  /// dimensions. Else the tensor map has three.
   std::int64_t matrices = 0;
   bool swizzled = true;
-  std::int64_t offset = 0;  // bytes from the pointer to the matrix, a multiple of 16
+  std::uint32_t box_matrices = 1;  // of a box of three dimensions, at most 256
+  std::int64_t offset = 0;         // bytes from the pointer to the matrix, a multiple of 16
 };
 
 /// Numbers that a kernel takes by value, as a struct of one array of float: at most 512.

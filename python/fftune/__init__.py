@@ -50,13 +50,14 @@ _HOMES = {
     "graphed": "patching.training",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
+    "distributed": "distributed",
     "tune": "tuning",
     "check": "tuning",
     "explain": "tuning",
 }
 
 if TYPE_CHECKING:
-    from . import nn, ops, reference
+    from . import distributed, nn, ops, reference
     from .patching.attention import register_attention
     from .patching.experts_interface import register_experts
     from .masked import MaskedFFN, MaskedLinear

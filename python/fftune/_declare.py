@@ -221,7 +221,7 @@ def _texts(name: str, form: DerivedForm, prepare: Mapping, lays: Mapping, sizes:
     added = [(order.index(a.library[0].removesuffix("_before")), a.name) for a in arguments if a.adds]
     outputs = [n for _, n in sorted([*((order.index(r.library[0]), f"r{k}")
                                        for k, r in enumerate(results)), *added])]
-    buffers = f"({', '.join(outputs)},)"
+    buffers = f"({''.join(f'{n}, ' for n in outputs)})"
     if any(r.given is not None for r in results) or any(a.adds and a.optional for a in arguments):
         buffers = f"[t for t in {buffers} if t is not None]"
     values = [f"tuple({a.name})" if a.type == "float[]" else a.name
@@ -229,7 +229,7 @@ def _texts(name: str, form: DerivedForm, prepare: Mapping, lays: Mapping, sizes:
     fields = "".join(f"{n}, " for n in (*values, *strides))
     inputs = ", ".join(f"{n}_" if n in prepared or n in lays else n
                        for n in (arguments[i].name for i in form.places))
-    started = [f"found = find(form, (({fields}), ({', '.join(there)},)), ({inputs},))"]
+    started = [f"found = find(form, (({fields}), ({''.join(f'{k}, ' for k in there)})), ({inputs},))"]
     finished = [f"finish(found, {buffers})"]
     if added:
         started.insert(0, f"expect_in_place(label, ({', '.join(n for _, n in added)},))")

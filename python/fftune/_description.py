@@ -162,7 +162,7 @@ class Result:
 def results_of(text: str, arguments: Sequence[Argument]) -> list[Result]:
     places = {a.name: i for i, a in enumerate(arguments)}
     found = []
-    for one in re.split(r",\s*", text):
+    for one in re.split(r",\s*", text) if text else ():
         hidden, name, library, like, given = _RESULT.fullmatch(one).groups()
         found.append(Result(name, tuple((library or name).split("|")), places.get(like),
                             places.get(given), bool(hidden)))

@@ -78,6 +78,10 @@ def _open() -> ctypes.CDLL:
         ("fftune_plan_workspace_bytes", size, pointer),
         ("fftune_plan_describe", text, pointer),
         ("fftune_plan_run", ctypes.c_int, pointer, pointer, size, pointer, pointer),
+        ("fftune_group_create", ctypes.c_int, pointer, pointer, pointer),
+        ("fftune_group_memory", pointer, pointer),
+        ("fftune_group_check", ctypes.c_int, pointer),
+        ("fftune_group_destroy", None, pointer),
     ):
         try:
             function = getattr(library, name)

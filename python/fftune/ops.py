@@ -13,10 +13,11 @@ Conventions that every function shares:
 Each function is backed by custom ops (``torch.ops.fftune.*``) with fake kernels, gradients and
 autocast rules. ``torch.compile(fullgraph=True)`` keeps them whole, and CUDA graphs capture them.
 """
+from ._ops.all_reduce import all_reduce, all_reduce_norm
 from ._ops.attention import attention, pack_mask
 from ._ops.cross_entropy import cross_entropy, linear_cross_entropy
 from ._ops.decode import decode
-from ._ops.elementwise import act_mul, bias_gelu
+from ._ops.elementwise import act_mul, bias_gelu, scale_
 from ._ops.ffn import ffn, ffn_backward, ffn_block, ffn_fp8, mlp
 from ._ops.head import head, head_logits, sample
 from ._ops.layer import layer
@@ -34,7 +35,7 @@ from ._ops.rope import rope
 
 __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "linear_backward",
            "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",
-           "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
-           "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
+           "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "scale_", "rope",
+           "ngram_block", "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
            "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer", "head", "head_logits", "sample",
-           "decode", "cross_entropy", "linear_cross_entropy", "PackedWeight", "pack_weight", "unpack_weight"]
+           "decode", "cross_entropy", "linear_cross_entropy", "all_reduce", "all_reduce_norm", "PackedWeight", "pack_weight", "unpack_weight"]

@@ -5,6 +5,13 @@ import torch
 from torch import Tensor
 
 from ._ops.packed import PackedWeight as PackedWeight
+from .distributed import Group as Group
+
+def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None=None) -> Tensor: ...
+
+def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
+                    eps: float=1e-06, convention: str='llama'
+                   ) -> tuple[Tensor, Tensor] | Tensor: ...
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None=None, *,
               causal: bool=False, window: int=0, bias: Tensor | None=None,
@@ -28,7 +35,7 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          ignore_index: int | float=-100, label_smoothing: float=0.0,
                          z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
                          logprobs: bool=False, entropy: bool=False, workspace: float=512,
-                         recompute: bool=False, skip_ignored: bool=False
+                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None
                         ) -> Tensor | tuple[Tensor, ...]: ...
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -47,6 +54,8 @@ def act_mul(gate: Tensor, up: Tensor | None=None, *,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str='none') -> Tensor: ...
+
+def scale_(x: Tensor, factor: Tensor) -> Tensor: ...
 
 def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
         w_down: Tensor | PackedWeight, bias: Tensor | None=None, residual: Tensor | None=None, *,

@@ -117,6 +117,48 @@ TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their key
   verify_chosen(*backend, cases, draw.random());
 }
 
+TEST_CASE("tiles of several heads, and pages that several warps copy, are right on the GPU",
+          "[gpu][pack]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  const Family& family = family_of(attention_op(), "attention_sm90");
+  Draw draw(8);
+  std::vector<Problem> problems;
+  const auto add = [&](std::int64_t heads, std::int64_t dim, Sizes sizes, Options options) {
+    sizes.insert({{"heads", heads}, {"kv-heads", 2}, {"dim", dim}, {"b", 40}});
+    options.emplace("mask", "causal");
+    problems.push_back(attention_problem(DeviceKind::cuda, "fwd", DType::bf16, std::move(sizes),
+                                         std::move(options)));
+  };
+  const Options packed{{"layout", "thd"}, {"lengths", "yes"}, {"lse", "yes"}};
+  add(8, 128, {{"s", 700}, {"kv", 300}, {"page", 16}}, packed);
+  add(14, 128, {{"s", 2000}, {"kv", 500}, {"page", 16}}, packed);
+  add(16, 64, {{"s", 100}, {"kv", 300}, {"page", 32}, {"window", 50}}, packed);
+  add(6, 96, {{"s", 65}, {"kv", 200}}, {{"lengths", "yes"}, {"sinks", "yes"}, {"lse", "yes"}});
+  for (int i = 0; i < 120; ++i)
+    problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
+  std::vector<ChosenVariant> cases;
+  for (const Problem& problem : problems) {
+    if (family.refusal(problem, facts)) continue;
+    const auto configs = family.space(problem, facts).feasible();
+    const auto add_one = [&](const auto& wanted) {
+      std::vector<Config> some;
+      std::copy_if(configs.begin(), configs.end(), std::back_inserter(some), wanted);
+      if (some.empty()) return;
+      const auto at = static_cast<std::size_t>(draw.below(std::ssize(some)));
+      cases.push_back({problem, {&family, some[at], 0, 1}, {}});
+    };
+    for (const char* scheduler : {"single", "dynamic"})
+      add_one([&](const Config& config) {
+        return config.at("pack_heads") != 0 && config.word("scheduler") == scheduler;
+      });
+    if (attention::layer_of(problem).page > 0)
+      add_one([](const Config& config) { return config.at("pack_heads") == 0; });
+  }
+  verify_chosen(*backend, cases, draw.random());
+}
+
 TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

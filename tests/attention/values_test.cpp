@@ -284,6 +284,48 @@ TEST_CASE("leftovers in the workspace do not affect the next run", "[gpu][small]
   }
 }
 
+TEST_CASE("sequences of one new token among prompts are right on the GPU", "[gpu][mixed]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(attention_op(), "attention_sm90");
+  constexpr int decoding = 50;
+  std::vector<int> queries(decoding, 1), keys;
+  for (const int prompt : {200, 1, 70, 0, 33, 400}) queries.push_back(prompt);
+  std::mt19937_64 random(10);
+  for (const int own : queries) keys.push_back(own + static_cast<int>(random() % 500));
+  ReferenceTensors given{{"offsets", {0}}};
+  for (std::size_t i = 0; i < queries.size(); ++i) {
+    given["offsets"].push_back(given["offsets"].back() + queries[i]);
+    given["lengths"].push_back(keys[i]);
+  }
+  const auto b = static_cast<std::int64_t>(queries.size());
+  const Problem problem =
+      attention_problem(DeviceKind::cuda, "fwd", DType::bf16,
+                        {{"s", static_cast<std::int64_t>(given["offsets"].back())},
+                         {"b", b},
+                         {"kv", 1000},
+                         {"page", 16},
+                         {"heads", 8},
+                         {"kv-heads", 2},
+                         {"dim", 128}},
+                        {{"mask", "causal"}, {"layout", "thd"}, {"lengths", "yes"}});
+  draw_inputs(problem, random, given);
+  round_inputs(problem, given);
+  const auto expected = run_reference(problem, given);
+  if (family.refusal(problem, backend->facts())) FFTUNE_SKIP("this device has no wgmma");
+  for (const char* scheduler : {"static", "dynamic", "single"})
+    for (const int pack : {0, 1}) {
+      auto configs = family.space(problem, backend->facts()).feasible();
+      std::shuffle(configs.begin(), configs.end(), random);
+      const auto chosen = std::find_if(configs.begin(), configs.end(), [&](const Config& config) {
+        return config.word("scheduler") == scheduler && config.at("pack_heads") == pack;
+      });
+      REQUIRE(chosen != configs.end());
+      CAPTURE(chosen->text());
+      check_outputs(problem, run_family(*backend, family, *chosen, problem, given), expected);
+    }
+}
+
 TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu][lengths]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

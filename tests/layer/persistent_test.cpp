@@ -113,7 +113,8 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
   CHECK(result.passed);
 }
 
-/// One layer by the default, and five by a random configuration, of uses [first, last).
+/// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
+/// heads are shared out among blocks.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -125,6 +126,13 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
     const auto feasible = family.space(problem, backend->facts()).feasible();
     verify_layers(*backend, all[i], 1, family.default_config(problem, backend->facts()));
     verify_layers(*backend, all[i], 5, feasible[random() % feasible.size()]);
+    Config shared = family.default_config(problem, backend->facts());
+    for (const int groups : {2, 4}) {
+      Config more = shared;
+      more.set("head_groups", groups);
+      if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
+    }
+    verify_layers(*backend, all[i], 2, shared);
   }
 }
 
@@ -204,6 +212,20 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
   const Choice choice = choice_of(4);
   CHECK(choice.recipe.size() > 1);
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
+}
+
+TEST_CASE("one launch for all layers serves one token with experts") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto family_of_first = [&](std::int64_t batch, std::int64_t h) {
+    const Problem problem = problem_of(
+        DType::bf16,
+        {{"batch", batch}, {"d", 2048}, {"h", h}, {"experts", 128}, {"top-k", 8}, {"layers", 3}},
+        {{"ffn", "moe"}});
+    return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
+  };
+  CHECK(family_of_first(1, 768) == with_experts);
+  CHECK(family_of_first(2, 768) != with_experts);
+  CHECK(family_of_first(1, 1536) != with_experts);
 }
 
 TEST_CASE(

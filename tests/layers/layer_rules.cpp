@@ -133,8 +133,8 @@ const Words& words_of_file_access() {
 }
 
 bool may_access_files(std::string_view path) {
-  return starts_with(path, "lib/core/file_access.") || path == "tuning/worker/process.cpp" ||
-         path == "tuning/worker/in_flight_record.cpp";
+  return starts_with(path, "lib/core/file_access.") || path == "lib/core/shared_pages.cpp" ||
+         path == "tuning/worker/process.cpp" || path == "tuning/worker/in_flight_record.cpp";
 }
 
 bool is_device_source(std::string_view path) {

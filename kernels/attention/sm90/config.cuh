@@ -23,18 +23,26 @@ struct attention_sm90_config {
   /// Under a causal mask two MMA warpgroups have queries as far from the first as from the last, so
   /// that all tiles are equally long. For problems with one tile per SM.
   bool paired = false;
+  /// Heads of q that share a head of keys and are rows of one tile: 64 / packed_heads queries of
+  /// each are an MMA warpgroup's. A sequence with few queries then reads its keys once.
+  int packed_heads = 1;
 };
 
 struct attention_sm90_plan {
-  int q_parts;       // parts of 64 queries of a work tile
+  int q_parts;       // parts of 64 rows of a work tile
+  int part_queries;  // queries of a part: of packed heads each has a row for every head
   int bm;            // queries of a work tile
   int slab_columns;  // columns of a row of q, k or v in shared memory: 128 bytes, or 64 with
                      // 64-byte swizzle
   int row_bytes;     // bytes of a slab's row
   int slabs;         // slabs of a head
   int q_bytes;       // bytes of a part
+  int q_box_bytes;   // of those that are copied: 64 rows, or the most that whole queries have
   int kv_bytes;      // bytes of a stage of keys, or of values
   int score_registers, out_registers;  // accumulators of a thread
+  // Warps that copy keys and values. A page is a copy of its own, and each takes the warp that
+  // issues it more than 100 cycles: one warp is slower than the MMAs.
+  int producer_warps;
   int threads;
   bool reallocates_registers;
   int producer_registers, mma_registers;
@@ -52,14 +60,17 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
                                                      const attention_sm90_config& config) {
   attention_sm90_plan plan = {};
   plan.q_parts = config.split_keys ? 1 : config.mma_warpgroups;
-  plan.bm = 64 * plan.q_parts;
+  plan.part_queries = 64 / config.packed_heads;
+  plan.bm = plan.part_queries * plan.q_parts;
   plan.slab_columns = form.dim % 64 == 0 ? 64 : 32;
   plan.row_bytes = plan.slab_columns * 2;
   plan.slabs = form.dim / plan.slab_columns;
   plan.q_bytes = 64 * form.dim * 2;
+  plan.q_box_bytes = plan.part_queries * config.packed_heads * form.dim * 2;
   plan.kv_bytes = config.bn * form.dim * 2;
   plan.score_registers = config.bn / 2;
   plan.out_registers = form.dim / 2;
+  plan.producer_warps = form.paged ? 4 : 1;
   plan.threads = (config.mma_warpgroups + 1) * 128;
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
   // these alone on an SM every thread has enough at the start.

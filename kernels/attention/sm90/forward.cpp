@@ -24,7 +24,12 @@ constexpr std::string_view name = "attention_sm90";
 
 Config default_config(const Layer& layer, const DeviceFacts& facts);
 
-attention_sm90_config config_of(const Config& config) {
+/// Heads of q in a tile.
+int packed_heads(const Layer& layer, const Config& config) {
+  return config.at("pack_heads") != 0 ? static_cast<int>(layer.group()) : 1;
+}
+
+attention_sm90_config config_of(const Layer& layer, const Config& config) {
   return {.mma_warpgroups = config.get("mma_warpgroups"),
           .bn = config.get("bn"),
           .stages = config.get("stages"),
@@ -32,15 +37,16 @@ attention_sm90_config config_of(const Config& config) {
           .ctas_per_sm = config.get("ctas_per_sm"),
           .dynamic = config.word("scheduler") == "dynamic",
           .split_keys = config.at("split_keys") != 0,
-          .paired = config.word("scheduler") == "paired"};
+          .paired = config.word("scheduler") == "paired",
+          .packed_heads = packed_heads(layer, config)};
 }
 
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
       "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}}}",
+      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}, .packed_heads = {}}}",
       config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.dynamic, config.split_keys, config.paired);
+      config.dynamic, config.split_keys, config.paired, config.packed_heads);
 }
 
 /// Whether some tiles see more keys than others.
@@ -49,8 +55,9 @@ bool has_unlike_tiles(const Layer& layer) {
 }
 
 /// Queries of a tile.
-std::int64_t tile_queries(const Config& config) {
-  return config.at("split_keys") != 0 ? 64 : 64 * config.at("mma_warpgroups");
+std::int64_t tile_queries(const Layer& layer, const Config& config) {
+  const int parts = config.at("split_keys") != 0 ? 1 : config.get("mma_warpgroups");
+  return std::int64_t{64 / packed_heads(layer, config)} * parts;
 }
 
 /// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
@@ -93,7 +100,7 @@ double last_of_tiles(const std::vector<double>& cycles, std::int64_t matrices, s
 /// Cycles of the launch: each SM has its share of the tiles. A block of keys costs the MMAs and
 /// exponentials of the warpgroups of an SM, and a fixed cost whatever its size.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
-  const attention_sm90_config config = config_of(values);
+  const attention_sm90_config config = config_of(layer, values);
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const auto queries = static_cast<double>(usual_queries(layer));
@@ -125,8 +132,12 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
                                             : 30) +
                        (warpgroups == 2 && layer.dim <= 64 ? 300 : 0) + short_of_registers +
                        (config.mma_warpgroups == 3 && layer.dim > 64 ? 300 : 0);
-  const auto tiles =
-      static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
+  // Measured: pages of 16 keys come at no more than 34 bytes a cycle.
+  constexpr double paged_bytes_of_cycle = 34;
+  const double copies = layer.page > 0 ? 2.0 * plan.kv_bytes * config.ctas_per_sm : 0;
+  const double of_block = std::max(mma + softmax + fixed, copies / paged_bytes_of_cycle);
+  const auto tiles = static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b *
+                                         layer.heads / config.packed_heads);
   const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
   // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
   const std::string& scheduler = values.word("scheduler");
@@ -135,19 +146,19 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
                          // With a single tile per CTA, the first loads wait for those of all
                          // stages.
                          (share > 1 ? 0 : 350 * config.stages);
-  const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
+  const double tile_cycles = blocks * of_block + of_tile;
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
   // for the last, as do those of CTAs that share an SM.
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
   const double rounds = evens_out ? share + 0.4 : std::ceil(share);
-  const double longest = most_blocks * (mma + softmax + fixed);
+  const double longest = most_blocks * of_block;
   double all = std::max(rounds * tile_cycles, longest + of_tile);
   if (config.paired) {
     // The part with the first queries is done first; then the other one has the SM to itself.
     const double first = std::ceil(std::max(keys - queries + 64, 1.0) / config.bn);
     const double rest = std::max(0.0, most_blocks - first);
     const double alone = (mma + softmax) / 2 + fixed_alone + 4 * short_of_registers;
-    all = first * (mma + softmax + fixed) + rest * alone + of_tile;
+    all = first * of_block + rest * alone + of_tile;
   }
   // Few tiles do not even out.
   const std::int64_t ctas = facts.multiprocessors * config.ctas_per_sm;
@@ -158,9 +169,9 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
       const std::int64_t visible = std::max<std::int64_t>(row + layer.kv - layer.s, 0);
       std::int64_t steps = quotient_up(visible, config.bn);
       if (config.split_keys) steps = quotient_up(steps, 2);
-      of_rows.push_back(static_cast<double>(steps) * (mma + softmax + fixed) + of_tile);
+      of_rows.push_back(static_cast<double>(steps) * of_block + of_tile);
     }
-    all = last_of_tiles(of_rows, layer.b * layer.heads, ctas);
+    all = last_of_tiles(of_rows, layer.b * layer.heads / config.packed_heads, ctas);
   }
   constexpr double of_launch = 6000;
   const double sharing = config.ctas_per_sm > 1 ? 1.15 : 1;  // of one SM's shared memory
@@ -175,12 +186,15 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double locality =
       1 + (unlike ? 0.001 : 0.003) *
               std::abs(std::log2(static_cast<double>(values.at("group")) / best_group));
-  return locality * balance * sharing * all + of_launch;
+  // Measured: rows of several heads cost 1% where sequences are long. Without pages they were not
+  // measured enough to be the default for little.
+  const double packing = config.packed_heads == 1 ? 1 : layer.page > 0 ? 1.01 : 1.1;
+  return packing * locality * balance * sharing * all + of_launch;
 }
 
 Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
-  const auto whole = [](const Config& c) { return config_of(c); };
+  const auto whole = [layer](const Config& c) { return config_of(layer, c); };
   Space space;
   space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
       .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 160, 176, 192, 224})
@@ -198,6 +212,10 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
       .parameter("split_keys",
                  "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
                  "own",
+                 {0, 1})
+      .when_absent(0)
+      .parameter("pack_heads",
+                 "1: a tile has the queries of all heads that share keys; 0: those of one head",
                  {0, 1})
       .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
@@ -243,26 +261,36 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
           [layer](const Config& c) { return c.at("bn") == 64 || c.at("bn") < layer.kv + 64; },
           {"bn"})
       .constraint("no more MMA warpgroups than a sequence has queries for",
-                  [layer](const Config& c) { return tile_queries(c) < layer.s + 64; },
-                  {"mma_warpgroups", "split_keys"})
+                  [layer](const Config& c) { return tile_queries(layer, c) < layer.s + 64; },
+                  {"mma_warpgroups", "split_keys", "pack_heads"})
       .constraint(
-          "scores, probabilities and the output are in an MMA thread's registers",
-          [form, whole](const Config& c) {
-            const auto config = whole(c);
-            const int have = attention_sm90_plan_of(form, config).mma_registers;
-            // The smallest blocks always fit, some of them barely.
-            return (config.bn == 64 && config.mma_warpgroups < 3) ||
-                   registers_needed(form, config) <= have;
+          "heads of a tile are 2 to 64 that share keys, in rows of whole heads, without a "
+          "packed mask",
+          [layer, form](const Config& c) {
+            return c.at("pack_heads") == 0 ||
+                   (layer.group() > 1 && layer.group() <= 64 && layer.q_row % layer.dim == 0 &&
+                    form.mask != attention_mask::packed);
           },
-          {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler", "split_keys"})
-      .constraint(
-          "queries, and the stages of keys and values, fit in shared memory",
-          [form, facts, whole](const Config& c) {
-            const auto config = whole(c);
-            return fits_shared_memory(facts, attention_sm90_plan_of(form, config).shared_bytes,
-                                      config.ctas_per_sm);
-          },
-          {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler", "split_keys"})
+          {"pack_heads"})
+      .constraint("scores, probabilities and the output are in an MMA thread's registers",
+                  [form, whole](const Config& c) {
+                    const auto config = whole(c);
+                    const int have = attention_sm90_plan_of(form, config).mma_registers;
+                    // The smallest blocks always fit, some of them barely.
+                    return (config.bn == 64 && config.mma_warpgroups < 3) ||
+                           registers_needed(form, config) <= have;
+                  },
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler",
+                   "split_keys", "pack_heads"})
+      .constraint("queries, and the stages of keys and values, fit in shared memory",
+                  [form, facts, whole](const Config& c) {
+                    const auto config = whole(c);
+                    return fits_shared_memory(facts,
+                                              attention_sm90_plan_of(form, config).shared_bytes,
+                                              config.ctas_per_sm);
+                  },
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler",
+                   "split_keys", "pack_heads"})
       .constraint("a counter balances tiles that are unlike",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
@@ -274,10 +302,11 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
           [layer, facts](const Config& c) {
             return c.word("scheduler") != "paired" ||
                    (c.at("mma_warpgroups") == 2 && c.at("ordered") == 0 &&
-                    c.at("split_keys") == 0 && layer.mask == Mask::causal && layer.window == 0 &&
-                    layer.s > 64 && query_tiles(layer, 128) <= facts.multiprocessors);
+                    c.at("split_keys") == 0 && c.at("pack_heads") == 0 &&
+                    layer.mask == Mask::causal && layer.window == 0 && layer.s > 64 &&
+                    query_tiles(layer, 128) <= facts.multiprocessors);
           },
-          {"mma_warpgroups", "ordered", "scheduler", "split_keys"})
+          {"mma_warpgroups", "ordered", "scheduler", "split_keys", "pack_heads"})
       .constraint("the counter of tiles has 24 bits",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" ||
@@ -287,10 +316,10 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
       .constraint("CTAs that stay have more than one tile each",
                   [layer, facts](const Config& c) {
                     return c.word("scheduler") == "single" || c.word("scheduler") == "paired" ||
-                           query_tiles(layer, tile_queries(c)) >
+                           query_tiles(layer, tile_queries(layer, c), packed_heads(layer, c)) >
                                facts.multiprocessors * c.at("ctas_per_sm");
                   },
-                  {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys"});
+                  {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys", "pack_heads"});
   return space;
 }
 
@@ -305,23 +334,31 @@ std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, con
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
-  const attention_sm90_config config = config_of(values);
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_sm90_params),
                 offsetof(attention_sm90_params, attention));
   const Layer& layer = launch.layer();
+  const attention_sm90_config config = config_of(layer, values);
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
-  launch.set_group(values.at("group"));
-  launch.set(offsetof(attention_sm90_params, q),
-             rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns));
+  launch.set_group(values.at("group"), config.packed_heads);
+  TensorMapArgument q =
+      rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns);
+  if (config.packed_heads > 1) {
+    q.columns = layer.dim;
+    q.rows = layer.q_row / layer.dim;
+    q.matrices = layer.q_tokens();
+    q.box_rows = static_cast<std::uint32_t>(config.packed_heads);
+    q.box_matrices = static_cast<std::uint32_t>(plan.part_queries);
+  }
+  launch.set(offsetof(attention_sm90_params, q), q);
   launch.set(offsetof(attention_sm90_params, k),
              rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
   if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
   const std::string& scheduler = values.word("scheduler");
-  std::int64_t ctas = query_tiles(layer, plan.bm);
+  std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
   if (scheduler == "static" || scheduler == "dynamic")
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
   launch.append(file,

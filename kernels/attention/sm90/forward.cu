@@ -17,7 +17,7 @@
 //  k, v empty [stage]    a thread of each MMA warpgroup     the producer
 //  order [warpgroup]     named: itself and the one before   the MMA warpgroup
 //  tile full             a thread of the producer           MMA warpgroups: which tile is next
-//  tile empty            a thread of each MMA warp          the producer
+//  tile empty            MMA threads, other producer warps  the producer
 //  zero fill [warpgroup] named: its 128 threads             the same
 //  exchange full, empty  each thread of an MMA warpgroup    the other one
 //
@@ -35,6 +35,10 @@
 // With split_keys two MMA warpgroups have the same queries, and each every other block of keys; a
 // last block that nobody sees makes them even. At the end of a tile each gives the other one of a
 // thread's two rows, and finishes the other one.
+//
+// With packed heads a tile has the heads of q that share keys: the rows of a part are 64 /
+// packed_heads queries, each with its heads. Pages are copies of their own, and four producer warps
+// share them: the first one also schedules, the others read its tiles as the MMA warpgroups do.
 //
 // The accumulators of scores have the layout of A in registers, so probabilities never leave them.
 #include "attention/key_walk.cuh"
@@ -74,12 +78,15 @@ struct attention_forward {
   static constexpr int most_blocks = 1 << 30;
   static constexpr bool splits = config.split_keys;
   static constexpr bool pairs = config.paired;
+  static constexpr int packed_heads = config.packed_heads, part_queries = plan.part_queries;
+  static constexpr int producer_warps = plan.producer_warps;
   // Blocks of keys from one of an MMA warpgroup to its next.
   static constexpr int stride = splits ? warpgroups : 1;
   // A stage is one MMA warpgroup's alone, so that this one knows its phase.
   static_assert(!splits || (warpgroups == 2 && config.stages % stride == 0 && !packed));
   static_assert(!pairs || (form.mask == attention_mask::causal && !form.window && warpgroups == 2 &&
                            !splits && !config.ordered && !config.dynamic));
+  static_assert(packed_heads == 1 || (!packed && !pairs));
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
   // setmaxnreg would wait for ever for registers that the CTA does not have.
   static_assert(!plan.reallocates_registers ||
@@ -88,11 +95,11 @@ struct attention_forward {
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
-  using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
+  using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm, packed_heads>;
   using tile_slots = pipeline<1, plan.tile_bytes>;
   using exchange_slot = pipeline<1, plan.exchange_bytes>;
   // The part of a pair with the last queries sees every key that the other part sees.
-  using walk = key_walk<form, pairs ? 64 : plan.bm, 64, bn>;
+  using walk = key_walk<form, pairs ? 64 : plan.bm, part_queries, bn>;
 
   const attention_sm90_params& maps;
   const attention_params& params;
@@ -139,7 +146,7 @@ struct attention_forward {
       const int rows = tile.sequence.q_len, parts = ceil_div(rows, plan.bm) * 2;
       return part != 0 ? tile.first_row : 2 * rows - 64 * (parts + 1) - tile.first_row;
     } else {
-      return tile.first_row + part * 64;
+      return tile.first_row + part * part_queries;
     }
   }
 
@@ -160,17 +167,19 @@ struct attention_forward {
 
   // Where the keys and values of a tile's head begin in their rows.
   __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
-    return tile.head / (params.heads / params.kv_heads) * params.kv_head;
+    const int kv_head = packed_heads > 1 ? tile.head : tile.head / (params.heads / params.kv_heads);
+    return kv_head * params.kv_head;
   }
 
-  // One warp: the keys or values of a block. The lanes look up the pages before they wait, since
-  // the first thread alone would wait for a page's number in front of each copy.
-  __device__ __forceinline__ void load_block(const stages& to, const tensor_map& map,
+  // One warp of the producer: its share of the keys or values of a block. The lanes look up the
+  // pages before they wait, since the first thread alone would wait for a page's number in front of
+  // each copy. The first warp expects the bytes of all: no phase completes before it has.
+  __device__ __forceinline__ void load_block(int warp, const stages& to, const tensor_map& map,
                                              const attention_tile& tile, int column,
                                              int block) const {
     const auto begin = [&] {
       to.wait_empty();
-      barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
+      if (warp == 0) barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
     };
     const auto load_rows = [&](int at, int row, int matrix) {
 #pragma unroll
@@ -190,7 +199,8 @@ struct attention_forward {
       const int lane = static_cast<int>(threadIdx.x % 32);
       const int own = table[smaller((first + lane * rows) >> shift, last)];
       if (is_elected()) begin();
-      for (int i = 0, at = 0; at < bn; ++i, at += rows) {
+      for (int i = warp, at = warp * rows; at < bn;
+           i += producer_warps, at += producer_warps * rows) {
         const int page = __shfl_sync(~0u, own, i);
         if (is_elected()) load_rows(at, (first + at) & (params.page - 1), page);
       }
@@ -210,13 +220,21 @@ struct attention_forward {
     for (int part = 0; part < plan.q_parts; ++part) {
       const u32 full = q_full(part);
       barrier_wait(q_empty(part), phase ^ 1);
-      barrier_arrive_expect(full, plan.q_bytes);
+      barrier_arrive_expect(full, plan.q_box_bytes);
 #pragma unroll
       for (int slab = 0; slab < plan.slabs; ++slab) {
-        tma_load(base + part * plan.q_bytes + slab * 64 * plan.row_bytes, maps.q, full,
-                 tile.head * form.dim + slab * plan.slab_columns,
-                 tile.sequence.q_first + first_row_of(tile, part),
-                 form.packed_sequences() ? 0 : tile.sequence.index, l2_policy::evict_first);
+        const u32 to = base + part * plan.q_bytes + slab * 64 * plan.row_bytes;
+        const int query = tile.sequence.q_first + first_row_of(tile, part);
+        if constexpr (packed_heads > 1) {
+          // The queries of all sequences are one after the other: rows that are others' do not
+          // count.
+          const int first = form.packed_sequences() ? 0 : tile.sequence.index * params.q_len;
+          tma_load(to, maps.q, full, slab * plan.slab_columns, tile.head * packed_heads,
+                   first + query, l2_policy::evict_first);
+        } else {
+          tma_load(to, maps.q, full, tile.head * form.dim + slab * plan.slab_columns, query,
+                   form.packed_sequences() ? 0 : tile.sequence.index, l2_policy::evict_first);
+        }
       }
     }
   }
@@ -230,12 +248,12 @@ struct attention_forward {
   // claimed before the last block's loads. While tiles are left, a CTA holds no more than the one
   // that it is about to begin, and the MMA warpgroups have the blocks of some stages to do until
   // the claim returns.
-  __device__ __forceinline__ u64 load_tile(const attention_tile& tile, int column, stages& k,
-                                           stages& v, u32& q_phase) const {
+  __device__ __forceinline__ u64 load_tile(int warp, const attention_tile& tile, int column,
+                                           stages& k, stages& v, u32& q_phase) const {
     u64 answer = 0;
     walk keys = walk_of(tile, 0);
     const auto ask_at_end = [&] {
-      if (config.dynamic && !keys.is_valid()) answer = ask();
+      if (config.dynamic && warp == 0 && !keys.is_valid()) answer = ask();
     };
     const auto next = [&] {
       const int block = keys.block();
@@ -248,19 +266,19 @@ struct attention_forward {
       return answer;
     }
     int before = next();
-    load_block(k, maps.k, tile, column, before);
-    if (is_elected()) load_q(tile, q_phase);
+    load_block(warp, k, maps.k, tile, column, before);
+    if (warp == 0 && is_elected()) load_q(tile, q_phase);
     k.advance();
     q_phase ^= 1;
     while (keys.is_valid()) {
       const int block = next();
-      load_block(k, maps.k, tile, column, block);
-      load_block(v, maps.v, tile, column, before);
+      load_block(warp, k, maps.k, tile, column, block);
+      load_block(warp, v, maps.v, tile, column, before);
       before = block;
       k.advance();
       v.advance();
     }
-    load_block(v, maps.v, tile, column, before);
+    load_block(warp, v, maps.v, tile, column, before);
     v.advance();
     __syncwarp();
     return answer;
@@ -291,7 +309,7 @@ struct attention_forward {
     barrier_arrive(to.full_barrier());
   }
 
-  // One warp, whose first lane loads.
+  // One warp: the first.
   __device__ __forceinline__ void produce() const {
     const bool first_lane = threadIdx.x % 32 == 0;
     stages k = k_pipe(), v = v_pipe();
@@ -310,7 +328,7 @@ struct attention_forward {
       if (first_lane) publish(tiles, work);
       tiles.advance();
       if (!work.is_valid()) return;
-      const u64 answer = load_tile(placed(work.tile()), column, k, v, q_phase);
+      const u64 answer = load_tile(0, placed(work.tile()), column, k, v, q_phase);
       if constexpr (config.dynamic) {
         const int index = number_of(answer);
         work.take(index);
@@ -321,6 +339,39 @@ struct attention_forward {
         work.next();
       }
       column = kv_column(work.tile());
+    }
+  }
+
+  // Waits for the tile that publish() tells.
+  __device__ __forceinline__ attention_tile published(const tile_slots& from) const {
+    from.wait_full();
+    attention_tile tile;
+    const float4 place = load_shared(from.buffer());
+    tile.first_row = __float_as_int(place.x);
+    tile.head = __float_as_int(place.y);
+    tile.sequence = {__float_as_int(place.z), 0, params.q_len, 0, params.kv_len};
+    if constexpr (plan.tile_bytes > 16) {
+      const float4 extent = load_shared(from.buffer() + 16);
+      tile.sequence.q_first = __float_as_int(extent.x);
+      tile.sequence.q_len = __float_as_int(extent.y);
+      tile.sequence.kv_first = __float_as_int(extent.z);
+      tile.sequence.kv_len = __float_as_int(extent.w);
+    }
+    return tile;
+  }
+
+  // One of the other warps.
+  __device__ __forceinline__ void assist(int warp) const {
+    stages k = k_pipe(), v = v_pipe();
+    tile_slots tiles = tile_pipe();
+    u32 q_phase = 0;
+    for (;;) {
+      const attention_tile tile = published(tiles);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(tiles.empty_barrier());
+      tiles.advance();
+      if (tile.first_row == no_tile) return;
+      load_tile(warp, tile, kv_column(tile), k, v, q_phase);
     }
   }
 
@@ -350,8 +401,16 @@ struct attention_forward {
   static __device__ __forceinline__ int own_part() {
     return part_of(warpgroup_of_thread());
   }
-  static __device__ __forceinline__ int own_first_row(const attention_tile& tile) {
-    return first_row_of(tile, own_part()) + own_row();
+  // The first query of this thread's part. All lanes of a warp.
+  static __device__ __forceinline__ int own_first_query(const attention_tile& tile) {
+    return first_row_of(tile, own_part());
+  }
+  // The query of one of this thread's two rows, and its head.
+  static __device__ __forceinline__ int query_of(int first_query, int i) {
+    return first_query + (own_row() + i * 8) / packed_heads;
+  }
+  static __device__ __forceinline__ int head_of(const attention_tile& tile, int i) {
+    return tile.head * packed_heads + (own_row() + i * 8) % packed_heads;
   }
   // The first of a thread's columns among 8.
   static __device__ __forceinline__ int own_column() {
@@ -438,9 +497,10 @@ struct attention_forward {
                                             mask_words& words) const {
     if constexpr (packed) {
       const packed_mask mask(params, tile.sequence.index, tile.head);
+      const int first_query = own_first_query(tile);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = smaller(own_first_row(tile) + i * 8, params.q_len - 1);
+        const int row = smaller(query_of(first_query, i), params.q_len - 1);
         const u32* const from = mask.row_bits(row, block * bn);
 #pragma unroll
         for (int w = 0; w < bn / 32; w += 2) {
@@ -460,16 +520,17 @@ struct attention_forward {
       for (int i = 0; i < plan.score_registers; ++i) scores[i] = scaling.cap(scores[i]);
     }
     if constexpr (form.bias) {
-      const T* const bias = static_cast<const T*>(params.bias) +
-                            tile.sequence.index * params.bias_batch + tile.head * params.bias_head;
+      const T* const bias =
+          static_cast<const T*>(params.bias) + tile.sequence.index * params.bias_batch;
       const bool pairs =
           params.bias_row % 2 == 0 && params.bias_head % 2 == 0 && params.bias_batch % 2 == 0;
       const int left = tile.sequence.kv_len - block * bn - own_column();
+      const int first_query = own_first_query(tile);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = smaller(larger(0, own_first_row(tile) + i * 8), tile.sequence.q_len - 1);
-        const T* const from =
-            bias + static_cast<i64>(row) * params.bias_row + block * bn + own_column();
+        const int row = smaller(larger(0, query_of(first_query, i)), tile.sequence.q_len - 1);
+        const T* const from = bias + head_of(tile, i) * params.bias_head +
+                              static_cast<i64>(row) * params.bias_row + block * bn + own_column();
 #pragma unroll
         for (int j = 0; j < bn / 8; ++j) {
           float first = 0, second = 0;
@@ -488,10 +549,10 @@ struct attention_forward {
 
   __device__ __forceinline__ void apply_mask(score_accumulators& scores, const attention_tile& tile,
                                              int block, const mask_words& words) const {
-    const int start = block * bn + own_column();
+    const int start = block * bn + own_column(), first_query = own_first_query(tile);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const key_range keys = keys_of_row<form>(params, tile.sequence, own_first_row(tile) + i * 8);
+      const key_range keys = keys_of_row<form>(params, tile.sequence, query_of(first_query, i));
       const int first = keys.first - start, last = keys.last - start;
 #pragma unroll
       for (int j = 0; j < bn / 8; ++j) {
@@ -578,22 +639,31 @@ struct attention_forward {
     }
   }
 
-  // Where a row of a tile is stored; null if the sequence has no such row.
-  __device__ __forceinline__ T* out_row(const attention_tile& tile, int row) const {
+  // Where one of a thread's rows is stored; null if the sequence has no such row, or the part none.
+  __device__ __forceinline__ T* out_row(const attention_tile& tile, int first_query, int i) const {
+    const int row = query_of(first_query, i);
     if (row < 0 || row >= tile.sequence.q_len) return nullptr;
-    T* const out = static_cast<T*>(params.out) + tile.head * form.dim;
+    if (64 % packed_heads != 0 && own_row() + i * 8 >= part_queries * packed_heads) return nullptr;
+    T* const out = static_cast<T*>(params.out) + head_of(tile, i) * form.dim;
     const i64 in_tensor = tile.sequence.q_first + row;
     return out + in_tensor * params.out_row +
            (form.packed_sequences() ? 0 : tile.sequence.index * params.out_batch);
   }
-  __device__ __forceinline__ void store_lse(const attention_tile& tile, int row,
+  __device__ __forceinline__ void store_lse(const attention_tile& tile, int first_query, int i,
                                             float power) const {
     if constexpr (form.lse) {
+      const int head = head_of(tile, i);
       const i64 matrix = form.packed_sequences()
-                             ? tile.head
-                             : static_cast<i64>(tile.sequence.index) * params.heads + tile.head;
-      params.lse[matrix * params.q_len + tile.sequence.q_first + row] = power * natural_log_of_2;
+                             ? head
+                             : static_cast<i64>(tile.sequence.index) * params.heads + head;
+      params.lse[matrix * params.q_len + tile.sequence.q_first + query_of(first_query, i)] =
+          power * natural_log_of_2;
     }
+  }
+
+  // The logit of one of a thread's rows that joins the denominator.
+  __device__ __forceinline__ float sink_of(const attention_tile& tile, int i) const {
+    return form.sinks ? params.sinks[head_of(tile, i)] : minus_infinity();
   }
 
   // Values of one of a thread's two rows: pairs of neighbouring columns, 8 columns apart.
@@ -654,13 +724,14 @@ struct attention_forward {
   // Four threads have neighbouring pairs of columns of a row. They exchange, so that each has 8
   // neighbouring columns of 32 and stores 16 bytes.
   __device__ __forceinline__ void store_row(const row_values& sums, softmax_row total,
-                                            const attention_tile& tile, int row, float sink) const {
+                                            const attention_tile& tile, int first_query,
+                                            int i) const {
     const int quarter = threadIdx.x % 4;
     total.sum += __shfl_xor_sync(~0u, total.sum, 1);
     total.sum += __shfl_xor_sync(~0u, total.sum, 2);
-    const softmax_result result = finish_softmax(total, sink);
-    T* const to = out_row(tile, row);
-    if (to != nullptr && quarter == 0) store_lse(tile, row, result.lse);
+    const softmax_result result = finish_softmax(total, sink_of(tile, i));
+    T* const to = out_row(tile, first_query, i);
+    if (to != nullptr && quarter == 0) store_lse(tile, first_query, i, result.lse);
 #pragma unroll
     for (int part = 0; part < form.dim / 32; ++part) {
       u32 word[4];
@@ -693,18 +764,17 @@ struct attention_forward {
 
   __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
                                         tile_rows& rows) const {
-    const float sink = form.sinks ? params.sinks[tile.head] : minus_infinity();
-    const int first_row = own_first_row(tile);
+    const int first_query = own_first_query(tile);
     row_values sums;
     if constexpr (splits) {
       const softmax_row total = exchange(out, rows, sums);
-      store_row(sums, total, tile, first_row + warpgroup_of_thread() * 8, sink);
+      store_row(sums, total, tile, first_query, warpgroup_of_thread());
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int at = 0; at < form.dim / 4; ++at) sums[at] = value_of(out, i, at);
-        store_row(sums, rows.softmax[i], tile, first_row + i * 8, sink);
+        store_row(sums, rows.softmax[i], tile, first_query, i);
       }
     }
   }
@@ -712,14 +782,12 @@ struct attention_forward {
   // A tile whose rows see no key.
   __device__ __forceinline__ void store_empty(const attention_tile& tile) const {
     if (splits && warpgroup_of_thread() != 0) return;
-    const int quarter = threadIdx.x % 4;
-    const float sink = form.sinks ? params.sinks[tile.head] * log2_e : minus_infinity();
+    const int quarter = threadIdx.x % 4, first_query = own_first_query(tile);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = own_first_row(tile) + i * 8;
-      T* const to = out_row(tile, row);
+      T* const to = out_row(tile, first_query, i);
       if (to == nullptr) continue;
-      if (quarter == 0) store_lse(tile, row, sink);
+      if (quarter == 0) store_lse(tile, first_query, i, sink_of(tile, i) * log2_e);
 #pragma unroll
       for (int part = 0; part < form.dim / 32; ++part) {
         *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) = make_uint4(0, 0, 0, 0);
@@ -732,18 +800,7 @@ struct attention_forward {
   __device__ __forceinline__ bool next_tile(tile_slots& tiles, attention_tile& tile,
                                             walk& keys) const {
     for (;;) {
-      tiles.wait_full();
-      const float4 place = load_shared(tiles.buffer());
-      tile.first_row = __float_as_int(place.x);
-      tile.head = __float_as_int(place.y);
-      tile.sequence = {__float_as_int(place.z), 0, params.q_len, 0, params.kv_len};
-      if constexpr (plan.tile_bytes > 16) {
-        const float4 extent = load_shared(tiles.buffer() + 16);
-        tile.sequence.q_first = __float_as_int(extent.x);
-        tile.sequence.q_len = __float_as_int(extent.y);
-        tile.sequence.kv_first = __float_as_int(extent.z);
-        tile.sequence.kv_len = __float_as_int(extent.w);
-      }
+      tile = published(tiles);
       barrier_arrive(tiles.empty_barrier());
       tiles.advance();
       if (tile.first_row == no_tile) return false;
@@ -936,7 +993,7 @@ struct attention_forward {
     }
     const tile_slots tiles = tile_pipe();
     barrier_init(tiles.full, 1);
-    barrier_init(tiles.empty, 128 * warpgroups);
+    barrier_init(tiles.empty, 128 * warpgroups + producer_warps - 1);
     barrier_init_fence();
   }
 
@@ -956,7 +1013,12 @@ struct attention_forward {
     if (producer >= 0) {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{plan.producer_registers}));
-      if (producer < 32) self.produce();
+      const int warp = __shfl_sync(~0u, producer / 32, 0);
+      if (warp == 0) self.produce();
+      if (producer_warps > 1 && warp > 0 && warp < producer_warps) {
+        wait_for_dependencies();
+        self.assist(warp);
+      }
     } else {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));

@@ -11,7 +11,7 @@ namespace fftune {
 /// columns, tokens of a page, pages). Boxes are attention_sm90_plan::slab_columns wide.
 struct attention_sm90_params {
   attention_params attention;
-  tensor_map q;  // boxes of 64 tokens
+  tensor_map q;  // boxes of 64 tokens; of packed heads: columns of a head, heads, tokens
   tensor_map k;  // boxes of bn tokens; paged: of a page, if that has fewer
   tensor_map v;
   unsigned long long* next_tile;  // dynamic: attention_tile_counter

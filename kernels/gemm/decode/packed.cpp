@@ -21,6 +21,22 @@ namespace {
 
 constexpr std::int64_t most_tokens = 64;
 
+/// Groups that may have rows.
+std::int64_t group_slots(const GemmProblem& gemm) {
+  return gemm.groups.any() ? std::min(gemm.groups.count, gemm.m) : 1;
+}
+
+/// As one product of as many rows of B, for the cost model: the usual rows of a group, and the rows
+/// of B of all groups that usually have some.
+GemmProblem without_groups(GemmProblem gemm) {
+  if (!gemm.groups.any()) return gemm;
+  const double used = std::max(gemm.groups.with_rows(), 1.0);
+  gemm.m = std::max<std::int64_t>(1, std::llround(static_cast<double>(gemm.m) / used));
+  gemm.n *= std::max<std::int64_t>(1, std::llround(used));
+  gemm.groups = {};
+  return gemm;
+}
+
 /// The tokens of a kernel for `m`: few numbers of them, so that few kernels serve all.
 int tokens_of(std::int64_t m) {
   for (const int tokens : {8, 16, 32})
@@ -32,7 +48,7 @@ struct Block : packed_config {
   int split_k;
 
   Block(const GemmProblem& gemm, const Config& config)
-      : packed_config{.tokens = tokens_of(gemm.m),
+      : packed_config{.tokens = tokens_of(without_groups(gemm).m),
                       .tiles = config.get("tiles"),
                       .row_warps = config.get("row_warps"),
                       .k_warps = config.get("k_warps"),
@@ -65,8 +81,16 @@ struct Block : packed_config {
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
   const GemmProblem& gemm = chain.front();
   if (gemm.packed.empty()) return "it reads packed weights: give weights=int4, mxfp4, fp8 or int8";
-  if (gemm.m > most_tokens)
-    return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", gemm.m,
+  if (gemm.groups.any()) {
+    if (gemm.groups.by != Grouping::rows || gemm.groups.offsets.empty() ||
+        gemm.b_packing != Packing::separate)
+      return "groups of rows are sorted before, and each weight has a tensor of its own";
+    if (gemm.n % packed_rows != 0)
+      return fmt::format("a group begins with a tile of {} rows of B: n={} is no multiple",
+                         packed_rows, gemm.n);
+  }
+  if (const std::int64_t m = without_groups(gemm).m; m > most_tokens)
+    return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", m,
                        most_tokens);
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
@@ -109,7 +133,8 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       [=](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * gemm.n; },
       {"tiles", "row_warps"});
   add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
-    return b.split_k == 1 || b.blocks(gemm) / b.split_k < facts.multiprocessors;
+    return b.split_k == 1 ||
+           (!gemm.groups.any() && b.blocks(gemm) / b.split_k < facts.multiprocessors);
   });
   return space;
 }
@@ -158,12 +183,12 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
 
 std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
                                const Config& config) {
-  const GemmProblem& gemm = chain.front();
+  const GemmProblem gemm = without_groups(chain.front());
   return 1e-6 * microseconds(Block(gemm, config), gemm, facts);
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem& gemm = chain.front();
+  const GemmProblem gemm = without_groups(chain.front());
   return least_cost(space(chain, facts), "packed_decode", [&](const Config& config) {
     return microseconds(Block(gemm, config), gemm, facts);
   });
@@ -181,7 +206,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                               "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
                               template_argument(form), template_argument(format), block.tokens,
                               block.tiles, block.row_warps, block.k_warps, block.unroll),
-                  ceil_div(gemm.n, block.rows()), block.threads(),
+                  ceil_div(gemm.n, block.rows()) * group_slots(gemm), block.threads(),
                   packed_parameters(gemm, places, sizeof(packed_params)));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;

@@ -17,6 +17,10 @@
 //                    before are read; then as in decode/gemm.cu
 //   dependencies     the first run of weights is loaded before griddepcontrol.wait, tokens after it
 //
+// Rows of A in groups that are sorted before, such as those of experts: each group has its own rows
+// of the stacked B. Blocks are then of the groups that have rows, in turn, and begin with the wait.
+// A group of more than `tokens` rows takes several passes over its weights.
+//
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
 #include "common/vectors.cuh"
@@ -35,24 +39,53 @@ class packed_kernel {
   static constexpr int own_vectors = config.own_vectors(), stages = config.stages;
   using codes = packed_codes<T, format.code>;
   using stream = packed_stream<T, format, config, operands>;
+  static constexpr bool grouped = form.groups == grouping::rows;
 
   struct warp_place {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int k_warp = warp % k_warps;
-    int first_tile = (static_cast<int>(blockIdx.x) * config.row_warps + warp / k_warps) * tiles;
+    int first_tile;
+    __device__ __forceinline__ explicit warp_place(int block)
+        : first_tile((block * config.row_warps + warp / k_warps) * tiles) {}
   };
+
+  // The rows of A and C of a pass: `count` sorted rows from `first` on, of group `index`.
+  struct group_rows {
+    int index = 0, first = 0, count;
+  };
+  // The group that is number `slot` of those that have rows; none: its count is 0. All lanes of a
+  // warp.
+  static __device__ __forceinline__ group_rows find_group(const gemm_params& p, int slot) {
+    const int lane = threadIdx.x % 32;
+    for (int begin = 0; begin < p.groups; begin += 32) {
+      const int group = begin + lane;
+      const int first = group < p.groups ? p.offsets[group] : 0;
+      const int count = group < p.groups ? p.offsets[group + 1] - first : 0;
+      u32 found = __ballot_sync(~0u, count > 0);
+      const int here = __popc(found);
+      if (slot >= here) {
+        slot -= here;
+        continue;
+      }
+      for (; slot > 0; --slot) found &= found - 1;
+      const int from = __ffs(found) - 1;
+      return {begin + from, __shfl_sync(~0u, first, from), __shfl_sync(~0u, count, from)};
+    }
+    return {0, 0, 0};
+  }
 
   // Where this lane of the stream reads. Tiles past the last one are never stored: the last one is
   // read again.
   static __device__ __forceinline__ void place(stream& weights, const packed_params& p,
-                                               const warp_place& own) {
+                                               const warp_place& own, int group) {
     const int last = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
+    const i64 of_group = static_cast<i64>(group) * (last + 1);
     const i64 k_blocks = packed_k_blocks(p.gemm.k), groups = p.groups;
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
-        const i64 at = smaller(own.first_tile + tile, last);
+        const i64 at = of_group + smaller(own.first_tile + tile, last);
         weights.blocks[operand][tile] = static_cast<const u8*>(p.gemm.b[0][operand]) +
                                         (1 + at * k_blocks * format.parts()) * packed_part_bytes +
                                         own.lane * 16;
@@ -64,19 +97,20 @@ class packed_kernel {
     }
   }
 
-  // Copies the tokens of a stage whose first block of k is `first`.
-  static __device__ __forceinline__ void copy_tokens(const gemm_params& p, u32 shared, int first) {
+  // Copies the tokens of a stage whose first block of k is `first`; `places`: their rows of A, if
+  // these are grouped.
+  static __device__ __forceinline__ void copy_tokens(const gemm_params& p, u32 shared, int first,
+                                                     int tokens, const int* places) {
     constexpr int chunks = config.stage_k_blocks() * 8;  // of a token
-    const int count = p.m * chunks;
+    const int count = tokens * chunks;
     for (int i = threadIdx.x; i < count; i += config.threads()) {
       const int token = i / chunks, chunk = i % chunks;
       const int k = first * packed_k + chunk * 8;
       const u32 to =
           shared + (chunk / 8 * config.tokens + token) * 128 + ((chunk % 8) ^ (token % 8)) * 16;
       const bool valid = k < p.k;
-      copy_async(to,
-                 static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + (valid ? k : 0),
-                 valid);
+      const i64 row = grouped ? places[token] : token;
+      copy_async(to, static_cast<const T*>(p.a[0]) + row * p.k + (valid ? k : 0), valid);
     }
   }
   // Tokens that there are not: zeros, in all stages.
@@ -127,10 +161,36 @@ class packed_kernel {
 
  public:
   static __device__ __forceinline__ void run(const packed_params& p, unsigned char* shared) {
-    const warp_place own;
+    launch_dependents();
+    if constexpr (grouped) {
+      wait_for_dependencies();
+      __shared__ int places[config.tokens];
+      const int row_blocks = ceil_div(p.gemm.n, config.rows());
+      const int block = static_cast<int>(blockIdx.x);
+      const group_rows all = find_group(p.gemm, block / row_blocks);
+      const warp_place own(block % row_blocks);
+      for (int from = 0; from < all.count; from += config.tokens) {
+        const group_rows rows{all.index, all.first + from,
+                              smaller(all.count - from, config.tokens)};
+        __syncthreads();  // the pass before has read shared memory
+        for (int i = threadIdx.x; i < rows.count; i += config.threads()) {
+          places[i] = form.a_sorted ? rows.first + i : p.gemm.permutation[rows.first + i];
+        }
+        __syncthreads();
+        run_pass(p, shared, own, rows, places);
+      }
+    } else {
+      run_pass(p, shared, warp_place(static_cast<int>(blockIdx.x)), {.count = p.gemm.m}, nullptr);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void run_pass(const packed_params& p, unsigned char* shared,
+                                                  const warp_place& own, const group_rows& rows,
+                                                  const int* places) {
     const u32 tokens = shared_address(shared);
     stream weights;
-    place(weights, p, own);
+    place(weights, p, own, rows.index);
 
     // The share of k: stages [first, last).
     constexpr int stage_blocks = config.stage_k_blocks();
@@ -141,7 +201,6 @@ class packed_kernel {
       return stage * stage_blocks + own.k_warp * config.unroll;
     };
 
-    launch_dependents();
     bool known = true;
     vector16 headers[operands];
 #pragma unroll
@@ -149,15 +208,19 @@ class packed_kernel {
       headers[operand] = load_cached(p.gemm.b[0][operand]);
     if (first < last) weights.load_run(run_of(first), p.gemm.k);
     weights.load_row_scales();
-    clear_tokens(p.gemm.m, tokens);
+    clear_tokens(rows.count, tokens);
+    const i64 all_rows = static_cast<i64>(p.gemm.n) * (grouped ? p.gemm.groups : 1);
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
-      known = known && is_packed(headers[operand], format.code, p.gemm.n, p.gemm.k);
-    wait_for_dependencies();
+      known = known && is_packed(headers[operand], format.code, all_rows, p.gemm.k);
+    if constexpr (!grouped) wait_for_dependencies();
+    const auto copy = [&](int slot, int stage) {
+      copy_tokens(p.gemm, tokens + slot * config.stage_bytes(), stage * stage_blocks, rows.count,
+                  places);
+    };
 #pragma unroll
     for (int i = 0; i < stages - 1; ++i) {
-      if (first + i < last)
-        copy_tokens(p.gemm, tokens + i * config.stage_bytes(), (first + i) * stage_blocks);
+      if (first + i < last) copy(i, first + i);
       copy_async_commit();
     }
     int slot = 0;
@@ -166,9 +229,7 @@ class packed_kernel {
       copy_async_wait<stages - 2>();
       __syncthreads();
       const int free = slot == 0 ? stages - 1 : slot - 1;
-      if (stage + stages - 1 < last)
-        copy_tokens(p.gemm, tokens + free * config.stage_bytes(),
-                    (stage + stages - 1) * stage_blocks);
+      if (stage + stages - 1 < last) copy(free, stage + stages - 1);
       copy_async_commit();
       weights.multiply(
           tokens + slot * config.stage_bytes() + own.k_warp * config.unroll * config.tokens * 128,
@@ -202,14 +263,40 @@ class packed_kernel {
         value[2][operand] = known ? sum.z : nan;
         value[3][operand] = known ? sum.w : nan;
       }
-      store_pair<form>(p.gemm, token, column, value[0], value[2]);
-      store_pair<form>(p.gemm, token + 1, column, value[1], value[3]);
+      store_token(p.gemm, rows, token, column, value[0], value[2]);
+      store_token(p.gemm, rows, token + 1, column, value[1], value[3]);
     }
+  }
+
+  // Two neighbouring columns of a token of the pass, with what belongs to its row and group.
+  static __device__ __forceinline__ void store_token(const gemm_params& p, const group_rows& rows,
+                                                     int token, int column,
+                                                     float (&first)[operands],
+                                                     float (&second)[operands]) {
+    if constexpr (grouped) {
+      if (token >= rows.count || column >= p.n) return;
+      if constexpr (form.weighs_rows) {
+        const float weight = p.row_weights[rows.first + token];
+#pragma unroll
+        for (int i = 0; i < operands; ++i) first[i] *= weight, second[i] *= weight;
+      }
+      if constexpr (form.group_bias) {
+        using wide = element_type<form.wide>;
+#pragma unroll
+        for (int i = 0; i < operands; ++i) {
+          const wide* const bias = static_cast<const wide*>(p.group_bias[i]) +
+                                   static_cast<i64>(rows.index) * p.n + column;
+          first[i] += to_float(bias[0]), second[i] += to_float(bias[1]);
+        }
+      }
+    }
+    store_pair<form>(p, rows.first + token, column, first, second);
   }
 };
 
-// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters.
-// Block: config.threads(). Shared memory: config.shared_bytes(operands).
+// Grid: (ceil(n / rows) * groups that may have rows, split_k), with clusters of (1, split_k) where
+// there are no split_counters. Block: config.threads(). Shared memory:
+// config.shared_bytes(operands).
 template <gemm_form form, packed_form format, packed_config config>
 __global__ void __launch_bounds__(config.threads())
     packed_decode(const __grid_constant__ packed_params p) {

@@ -48,6 +48,7 @@ std::vector<std::int64_t> token_choices(std::int64_t m) {
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem& gemm = chain.front();
   if (gemm.packed.empty()) return "it reads packed weights: give weights=int4, mxfp4, fp8 or int8";
+  if (gemm.groups.any()) return "it has no groups of rows";
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);

@@ -226,6 +226,44 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
  * service's steps. */
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
+/* A group: ranks that are processes of this host, each with a device, and that reach each other's
+ * memory. Collectives such as the op all-reduce are plans as others are; their buffer "group" is
+ * fftune_group_memory(). On a CPU the memory is shared pages, on CUDA handles of inter-process
+ * communication over NVLink or PCIe. All ranks run the same collectives in the same order, on one
+ * stream each. */
+typedef struct fftune_group fftune_group;
+
+/* Set struct_size to sizeof(fftune_group_options) and what is not wanted to zero. */
+typedef struct fftune_group_options {
+  size_t struct_size;
+  const char* name; /* the same on all ranks, and no other group's; 90 bytes at most */
+  int rank;         /* 0 to ranks - 1 */
+  int ranks;        /* 8 at most */
+  size_t max_bytes; /* of the largest message, the same on all ranks */
+  /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. */
+  int64_t timeout_milliseconds;
+} fftune_group_options;
+
+/* Waits until all ranks have made theirs. The context may be destroyed before the group.
+ *
+ * FFTUNE_INVALID_INPUT: options that are wrong, or differ between ranks. FFTUNE_UNAVAILABLE: a rank
+ * did not come in time or died, or the devices cannot reach each other. All ranks get the error. */
+FFTUNE_API fftune_status fftune_group_create(fftune_context* context,
+                                             const fftune_group_options* options,
+                                             fftune_group** out);
+
+/* The buffer "group" of collectives: memory of the device, owned by the group. NULL for NULL. */
+FFTUNE_API void* fftune_group_memory(const fftune_group* group);
+
+/* FFTUNE_DEVICE_FAULT if a rank died or a collective failed: a peer did not come in time, or came
+ * with another problem. Results of that collective and of those behind it are undefined; the group
+ * does nothing more, and a new one is needed. Waits for nothing, so on CUDA it tells of collectives
+ * that are complete. On a CPU fftune_plan_run fails itself. */
+FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
+
+/* No collective may be in flight. The other ranks are told. NULL is allowed. */
+FFTUNE_API void fftune_group_destroy(fftune_group* group);
+
 #ifdef __cplusplus
 }
 #endif

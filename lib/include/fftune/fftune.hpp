@@ -81,6 +81,20 @@ class Plan {
   std::unique_ptr<fftune_plan, decltype(&fftune_plan_destroy)> plan_;
 };
 
+/// One rank of a group, as fftune_group_create makes it.
+class Group {
+ public:
+  explicit Group(fftune_group* owned) : group_(owned, &fftune_group_destroy) {}
+
+  /// The buffer "group" of collectives.
+  void* memory() const { return fftune_group_memory(group_.get()); }
+  /// Throws Exception if a rank died or a collective failed.
+  void check() const { library::check(fftune_group_check(group_.get())); }
+
+ private:
+  std::unique_ptr<fftune_group, decltype(&fftune_group_destroy)> group_;
+};
+
 /// A device with its presets.
 class Context {
  public:
@@ -104,6 +118,14 @@ class Context {
     fftune_plan* plan = nullptr;
     check(fftune_plan_create(context_.get(), problem_json.c_str(), &plan));
     return Plan(plan);
+  }
+
+  /// Waits for the other ranks; struct_size is filled in.
+  Group group(fftune_group_options options) const {
+    options.struct_size = sizeof options;
+    fftune_group* group = nullptr;
+    check(fftune_group_create(context_.get(), &options, &group));
+    return Group(group);
   }
 
  private:

@@ -585,6 +585,14 @@
  *   accumulate       no, yes                        pass bwd: whether the gradients of the weights
  *                                                   and biases are added to others, which may be
  *                                                   the same buffers
+ *   weights          dense, int4, mxfp4, fp8, int8  pass fwd: format of the weights: those of x, or
+ *                                                   packed: integers of 4 bits with scales, e2m1
+ *                                                   with e8m0 scales of 32 (OCP MX), or e4m3 or
+ *                                                   integers of 8 bits with f32 scales
+ *   group            128, 64, 32, row               pass fwd: weights=int4, fp8 or int8: elements
+ *                                                   of a row of the weight that share a scale
+ *   zeros            no, yes                        pass fwd: weights=int4: whether each group has
+ *                                                   a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -619,6 +627,38 @@
  *   8  b_down  input  T  [experts, d]
  * with residual=yes: x, ids, weights, w_gate, w_up, w_down, residual, y
  *   6  residual  input  T  [m, d]
+ * with weights=int4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8  [ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
+ *   6  w_gate_scale  input  T   [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   7  w_up_scale    input  T   [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   8  w_down_scale  input  T   [ceil(d * experts / 16), ceil(h / 128), 16]
+ * with weights=mxfp4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8  [ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
+ *   6  w_gate_scale  input  u8  [ceil(experts * h / 16), ceil(d / 32), 16]
+ *   7  w_up_scale    input  u8  [ceil(experts * h / 16), ceil(d / 32), 16]
+ *   8  w_down_scale  input  u8  [ceil(d * experts / 16), ceil(h / 32), 16]
+ * with weights=fp8: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8   [2 * ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
+ *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
+ * with weights=int8: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8   [2 * ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
+ *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
+ *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy         input   T    [m, d]
@@ -1525,6 +1565,15 @@
  * with accumulate=yes: dloss, x, w, labels, lse, dw_before, dx, dw
  *   5  dw_before  input  T  [vocab, d] */
 
+/* scale: x = factor * x in place; a factor of 1 moves nothing
+ *
+ *   m  1 to 2147483647  tokens (any number)
+ *   h  1 to 2147483647  elements of a row
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x       updated  T    [m, h]
+ *   1  factor  input    f32  [1] */
+
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
@@ -1823,5 +1872,30 @@
  *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, b_head, chosen,
  *   logit
  *   20  b_head  input  T  [vocab] */
+
+/* all-reduce: sum of x over the ranks of a group, with the residual and RMSNorm behind it
+ *
+ *   m         1 to 2147483647         tokens (any number)
+ *   d         1 to 65536              features of a token
+ *   ranks     1 to 8                  ranks of the group
+ *   norm      none, llama, gemma, t5  RMSNorm of the sum, by rmsnorm's convention
+ *   residual  no, yes                 add a residual to the sum; with a norm, write the sum too
+ *   eps       a number from 0 to 1    added to the mean square
+ *   link      loopback, peers         peers: a group's memory is given; loopback: one rank plays
+ *                                     all, whose x are equal
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, d]
+ *   1  y  output  T  [m, d]
+ * with norm=llama: x, w, y
+ *   1  w  input  T  [d]
+ * with norm=gemma: x, w, y
+ *   1  w  input  T  [d]
+ * with norm=t5: x, w, y
+ *   1  w  input  T  [d]
+ * with residual=yes: x, residual, y
+ *   1  residual  input  T  [m, d]
+ * with link=peers: x, group, y
+ *   1  group  input  i64  [18] */
 
 #endif

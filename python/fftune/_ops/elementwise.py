@@ -1,4 +1,4 @@
-"""bias_gelu and act_mul: activations of what a product wrote."""
+"""bias_gelu and act_mul: activations of what a product wrote; and scale_."""
 from torch import Tensor
 
 from .._checks import named
@@ -23,6 +23,8 @@ declare("act_mul_packed", "act-mul", "gate=gate_up, act", "y=out", check=_expect
         gradient="act_mul_packed_backward")
 declare("act_mul_packed_backward", "act-mul", "dy=dout, gate=gate_up, act", "dgate=dgate_up", back=True,
         check=_expect_even)
+
+declare("scale_", "scale", "x!, factor", "")
 
 
 _GELU = {"none": "gelu", "tanh": "gelu-tanh"}
@@ -61,3 +63,19 @@ def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Ten
     if up is None:
         return call(OPS.act_mul_packed, gate, act)
     return call(OPS.act_mul, gate, up, act)
+
+
+def scale_(x: Tensor, factor: Tensor) -> Tensor:
+    """``x *= factor``, in place and rounded once; a factor of 1 neither reads nor writes `x`.
+
+    Args:
+        x: [..., h], contiguous.
+        factor: float32, one number on x's device.
+
+    Returns:
+        `x`.
+    """
+    if isinstance(factor, Tensor) and not factor.is_nested and factor.dim() == 0:
+        factor = factor.reshape(1)
+    call(OPS.scale_, x, factor)
+    return x

@@ -1,0 +1,52 @@
+// all-reduce: the sum of x over the ranks of a group, the residual and RMSNorm behind it.
+//
+//   sum = round(x_0 + x_1 + … + residual)    y = rmsnorm(sum), or the sum itself
+//
+// x, residual, y, sum [m, d], w [d]. Sums are of float, in the order of the ranks, so every rank
+// has the same bits. `group` is the rank's own memory (kernels/common/group_memory.cuh), as
+// fftune_group_memory gives it. With link=loopback there is none: one rank plays all, whose x are
+// equal, in memory of the plan; so a device that is alone can check and time the kernels.
+#pragma once
+
+#include "core/dtype.hpp"
+#include "kernels/common/all_reduce.cuh"
+#include "kernels/common/op_parts.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in op.cpp; listed in kernels/catalog.cpp.
+const Op& all_reduce_op();
+
+namespace all_reduce {
+
+/// A problem's sizes and options, read once.
+struct Form {
+  std::int64_t m = 0, d = 0;
+  int ranks = 0;
+  DType dtype = DType::f32;
+  bool adds = false;        // a residual
+  bool normalises = false;  // and `convention` says how
+  std::string convention;   // "llama", "gemma", "t5"
+  float eps = 0;
+  bool loopback = false;
+
+  std::int64_t row_bytes() const { return d * static_cast<std::int64_t>(dtype_bytes(dtype)); }
+  std::int64_t bytes() const { return m * row_bytes(); }
+};
+Form form_of(const Problem& problem);
+
+/// The layout of the memory of a rank that is alone, for one message: its table without addresses.
+group_table loopback_table(const Form& form);
+/// Bytes of that memory.
+std::size_t loopback_bytes(const group_table& table);
+
+/// Hash that ranks compare: of the problem, and of the variant where it decides how they exchange
+/// data.
+std::uint32_t tag_of(const Problem& problem, const std::string& variant);
+
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
+
+}  // namespace all_reduce
+}  // namespace fftune

@@ -1,0 +1,261 @@
+// The host side of packets.cu and chunks.cu.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "device/group_layout.hpp"
+#include "kernels/all_reduce/all_reduce.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/stage_family.hpp"
+
+namespace fftune::all_reduce {
+namespace {
+
+constexpr const char* packets_file = "all_reduce/packets.cu";
+constexpr const char* chunks_file = "all_reduce/chunks.cu";
+
+/// "fftune::bf16, fftune::llama_norm, true, true, 2": the first template arguments of both kernels.
+std::string template_arguments(const Form& form) {
+  return fmt::format("{}, fftune::{}_norm, {}, {}, {}", element_type(form.dtype), form.convention,
+                     form.normalises, form.adds, form.ranks);
+}
+
+/// Adds a kernel with the fields of all_reduce_params. A rank that is alone has its memory in
+/// scratch, cleared before each run.
+KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts& facts,
+                     const char* file, const std::string& expression, std::int64_t grid,
+                     std::int64_t threads, std::int64_t chunk_rows) {
+  const Form form = form_of(problem);
+  const TensorPlaces places(all_reduce_op().tensors(problem));
+  KernelLaunch& launch =
+      append_kernel(program, file, expression, {static_cast<std::uint32_t>(grid)},
+                    static_cast<std::uint32_t>(threads), {});
+  launch.programmatic = facts.compute_capability >= 90;
+  ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  const auto set_tensor = [&](std::size_t offset, const char* name) {
+    if (places.at(name) != absent) set(offset, TensorArgument{places.at(name)});
+  };
+  if (form.loopback) {
+    const group_table table = loopback_table(form);
+    program.scratch.push_back({loopback_bytes(table), true});
+    const auto set_word = [&](std::size_t offset, std::uint64_t value) {
+      set(offsetof(all_reduce_params, loopback) + offset, static_cast<std::int64_t>(value));
+    };
+    for (int rank = 0; rank < form.ranks; ++rank)
+      set(offsetof(all_reduce_params, loopback) + offsetof(group_table, base) +
+              sizeof(u64) * static_cast<std::size_t>(rank),
+          ScratchArgument{program.scratch.size() - 1});
+    set(offsetof(all_reduce_params, loopback) + offsetof(group_table, ranks),
+        static_cast<std::int32_t>(form.ranks));
+    set_word(offsetof(group_table, timeout), table.timeout);
+    set_word(offsetof(group_table, packets), table.packets);
+    set_word(offsetof(group_table, packet_bytes), table.packet_bytes);
+    set_word(offsetof(group_table, data), table.data);
+    set_word(offsetof(group_table, data_bytes), table.data_bytes);
+  } else {
+    set_tensor(offsetof(all_reduce_params, table), "group");
+  }
+  set_tensor(offsetof(all_reduce_params, x), "x");
+  set_tensor(offsetof(all_reduce_params, residual), "residual");
+  set_tensor(offsetof(all_reduce_params, w), "w");
+  set_tensor(offsetof(all_reduce_params, y), "y");
+  set_tensor(offsetof(all_reduce_params, sum), "sum");
+  set(offsetof(all_reduce_params, rows), form.m);
+  set(offsetof(all_reduce_params, chunk_rows), chunk_rows);
+  set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(form.d));
+  set(offsetof(all_reduce_params, eps), form.eps);
+  set(offsetof(all_reduce_params, tag), static_cast<std::int32_t>(tag_of(problem, expression)));
+  launch.parameters = std::move(parameters);
+  return launch;
+}
+
+// Packets.
+
+std::int64_t packet_vectors(const Form& form, const Config& config) {
+  return quotient_up(form.row_bytes(), 16 * config.at("threads") * config.at("cluster"));
+}
+
+/// A thread keeps its vectors of x, the residual and w in registers.
+std::int64_t most_packet_vectors(std::int64_t threads) {
+  return std::min<std::int64_t>(8, 2048 / threads);
+}
+
+std::optional<std::string> refuse_packets(const Problem& problem, const DeviceFacts& facts) {
+  const Form form = form_of(problem);
+  if (form.row_bytes() % 16 != 0)
+    return fmt::format("rows of d={} are not whole packets: a row must be a multiple of 16 bytes",
+                       form.d);
+  if (static_cast<std::uint64_t>(form.bytes()) > most_packet_message)
+    return fmt::format("{} bytes are more than go as packets, {}", form.bytes(),
+                       most_packet_message);
+  const std::int64_t widest = 16 * 2048 * (facts.compute_capability >= 90 ? 8 : 1);
+  if (form.row_bytes() > widest)
+    return fmt::format("rows of {} bytes exceed what registers hold, {}", form.row_bytes(), widest);
+  return std::nullopt;
+}
+
+Space packet_space(const Problem& problem, const DeviceFacts& facts) {
+  const Form form = form_of(problem);
+  Space space;
+  space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
+      .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
+      .constraint("clusters need compute capability 9.0",
+                  [clusters = facts.compute_capability >= 90](const Config& c) {
+                    return c.at("cluster") == 1 || clusters;
+                  },
+                  {"cluster"})
+      .constraint("every block has a vector of the row",
+                  [form](const Config& c) {
+                    return (c.at("threads") == 64 || c.at("threads") * 8 < form.row_bytes()) &&
+                           (c.at("cluster") == 1 ||
+                            (c.at("cluster") - 1) * c.at("threads") * 16 < form.row_bytes());
+                  },
+                  {"threads", "cluster"})
+      .constraint("a thread keeps its vectors in registers",
+                  [form](const Config& c) {
+                    return packet_vectors(form, c) <= most_packet_vectors(c.at("threads"));
+                  },
+                  {"threads", "cluster"});
+  return space;
+}
+
+/// A vector a thread, two for rows beyond 16 KB, and clusters for wider ones.
+Config packet_default(const Problem& problem, const DeviceFacts& facts) {
+  const Form form = form_of(problem);
+  const std::int64_t vectors = quotient_up(form.row_bytes(), 16);
+  const std::int64_t threads = std::clamp<std::int64_t>(power_of_two(vectors), 64, 512);
+  std::int64_t cluster = 1;
+  if (facts.compute_capability >= 90)
+    while (cluster < 8 && vectors > 2 * threads * cluster) cluster *= 2;
+  return {{"threads", threads}, {"cluster", cluster}};
+}
+
+Program packet_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Form form = form_of(problem);
+  Program program;
+  KernelLaunch& launch =
+      append(program, problem, facts, packets_file,
+             fmt::format("all_reduce_packets<{}, {}, {}, {}>", template_arguments(form),
+                         config.at("threads"), packet_vectors(form, config), config.at("cluster")),
+             (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
+  launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
+  return program;
+}
+
+// Chunks.
+
+std::int64_t chunk_vector(const Form& form) {
+  return widest_vector(form.row_bytes());
+}
+
+/// Vectors of a summing thread in registers, of all ranks and the residual; or 0: too many.
+std::int64_t chunk_vectors(const Form& form, const Config& config) {
+  const std::int64_t vectors =
+      quotient_up(form.row_bytes(), chunk_vector(form) * config.at("summers"));
+  return vectors * (form.ranks + 1) <= 12 ? vectors : 0;
+}
+
+std::int64_t rows_of_chunk(const Form& form, const Config& config) {
+  return quotient_up(form.m * config.at("parts"), most_chunks);
+}
+
+std::int64_t chunk_threads(const Config& config) {
+  return config.at("summers") + 32 * config.at("senders");
+}
+
+Space chunk_space(const Problem& problem, const DeviceFacts&) {
+  const Form form = form_of(problem);
+  Space space;
+  space
+      .parameter("shots",
+                 "1: every rank adds all rows; 2: a row's owner adds it, and sends the sum", {1, 2})
+      .parameter("senders", "warps that send", {2, 4, 8, 16})
+      .parameter("summers", "threads that add and normalise", {128, 256, 512})
+      .parameter("parts", "parts of a chunk, each sent by a warp", {1, 2, 4, 8, 16})
+      .parameter("blocks", "blocks for each SM", {1, 2, 3, 4})
+      .constraint("blocks of an SM have 2048 threads at most",
+                  [](const Config& c) {
+                    return c.at("blocks") == 1 || c.at("blocks") * chunk_threads(c) <= 2048;
+                  },
+                  {"blocks", "senders", "summers"})
+      .constraint("a rank that is alone has no owner to send to: one shot",
+                  [form](const Config& c) { return c.at("shots") == 1 || form.ranks > 1; },
+                  {"shots"})
+      .constraint("a part of a row has at least 512 bytes",
+                  [form](const Config& c) {
+                    return c.at("parts") == 1 || c.at("parts") * 512 <= form.row_bytes();
+                  },
+                  {"parts"})
+      .constraint("parts are for few rows, whose chunks are single ones",
+                  [form](const Config& c) {
+                    return c.at("parts") == 1 || form.m * c.at("parts") <= most_chunks;
+                  },
+                  {"parts"});
+  return space;
+}
+
+/// All warps of a block send a row together where there are few rows; a warp sends a row where they
+/// fill the device. Blocks are small enough for two of an SM, unless rows are wide. Between two
+/// ranks one shot moves as many bytes over the link as two.
+Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
+  const Form form = form_of(problem);
+  Config config{{"shots", form.ranks > 2 ? 2 : 1},
+                {"senders", 4},
+                {"summers", form.row_bytes() <= 128 * chunk_vector(form) ? 128 : 256},
+                {"parts", 1},
+                {"blocks", 2}};
+  if (chunk_vectors(form, config) == 0) {
+    config.set("summers", 512);
+    config.set("blocks", 1);
+  }
+  const Space space = chunk_space(problem, facts);
+  if (form.m <= 4 * facts.multiprocessors)
+    for (const std::int64_t parts : {2, 4}) {
+      Config finer = config;
+      finer.set("parts", parts);
+      if (space.violations(finer).empty()) config = finer;
+    }
+  return config;
+}
+
+Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Form form = form_of(problem);
+  const std::int64_t chunk_rows = rows_of_chunk(form, config);
+  const std::int64_t blocks = std::min<std::int64_t>(quotient_up(form.m, chunk_rows),
+                                                     config.at("blocks") * facts.multiprocessors);
+  Program program;
+  append(program, problem, facts, chunks_file,
+         fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
+                     template_arguments(form), config.at("shots") == 2, chunk_vector(form),
+                     config.at("senders"), config.at("summers"), chunk_vectors(form, config),
+                     config.at("parts")),
+         blocks + 1, chunk_threads(config), chunk_rows);
+  return program;
+}
+
+}  // namespace
+
+std::vector<const Family*> cuda_families() {
+  static const StageFamily packets({.name = "all_reduce_packets",
+                                    .summary = "one shot, packets that hold data and epoch",
+                                    .pass = "fwd",
+                                    .sources = {packets_file},
+                                    .refusal = refuse_packets,
+                                    .space = packet_space,
+                                    .default_config = packet_default,
+                                    .program = packet_program});
+  static const StageFamily chunks({.name = "all_reduce_chunks",
+                                   .summary = "one or two shots, plain data and arrival flags",
+                                   .pass = "fwd",
+                                   .sources = {chunks_file},
+                                   .is_fallback = true,
+                                   .space = chunk_space,
+                                   .default_config = chunk_default,
+                                   .program = chunk_program});
+  return {&packets, &chunks};
+}
+
+}  // namespace fftune::all_reduce

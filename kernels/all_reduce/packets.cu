@@ -1,0 +1,131 @@
+// All-reduce in one shot through packets: a rank sends its rows to every peer in words of 8 bytes
+// that hold 4 bytes of data and the epoch, and polls the words that peers send it. No fence and no
+// flag is on the way, so one trip over the link is all that a small message takes.
+//
+// A cluster of `cluster` blocks has a row. A thread has vectors of 16 bytes, vector i being number
+// (i * cluster + rank) * threads + thread of the row. Each vector is four packets. The last cluster
+// has no row: it exchanges greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
+#include "common/all_reduce.cuh"
+#include "common/peers.cuh"
+#include "common/rows.cuh"
+#include "common/vectors.cuh"
+
+namespace fftune {
+
+template <class T, class Convention, bool normalises, bool adds, int ranks, int threads,
+          int vectors, int cluster>
+__global__ void __launch_bounds__(threads)
+    all_reduce_packets(const __grid_constant__ all_reduce_params params) {
+  constexpr int count = 16 / static_cast<int>(sizeof(T));
+  using row_sums = row_sum<1, threads, 1, cluster>;
+  __shared__ typename row_sums::memory shared;
+  wait_and_launch_dependents();
+
+  const i64 row = blockIdx.x / cluster;
+  const int d = params.d;
+  const u32 part = cluster > 1 ? cluster_rank() : 0;
+  const int first_column =
+      (static_cast<int>(part) * threads + static_cast<int>(threadIdx.x)) * count;
+  constexpr int column_step = cluster * threads * count;
+  const bool has_row = row < params.rows;
+  const u64 policy = l2_eviction_policy<false>();
+  const auto valid = [&](int i) { return has_row && first_column + i * column_step < d; };
+  const auto place = [&](int i) { return row * d + first_column + i * column_step; };
+
+  aligned_vector<T, count> own[vectors];
+#pragma unroll
+  for (int i = 0; i < vectors; ++i)
+    own[i] = load_once<T, count>(static_cast<const T*>(params.x) + place(i), valid(i), policy);
+
+  peer_group<ranks> group(params.table, params.loopback, params.tag);
+  group.require_room(static_cast<u64>(params.rows) * d * sizeof(T) * 2, group.packet_bytes);
+  if (!group.failed) {
+#pragma unroll
+    for (int p = 0; p < ranks; ++p) {
+      if (!group.is_peer(p)) continue;
+      char* const slot =
+          group.base[p] + group.slot_offset(group.packets, group.packet_bytes, group.slot_at(p));
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (!valid(i)) continue;
+        char* const to = slot + place(i) * static_cast<i64>(2 * sizeof(T));
+        store_packets(to, own[i].word[0], own[i].word[1], group.epoch);
+        store_packets(to + 16, own[i].word[2], own[i].word[3], group.epoch);
+      }
+    }
+  }
+
+  aligned_vector<T, count> others[vectors], weights[vectors];
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    if constexpr (adds)
+      others[i] =
+          load_once<T, count>(static_cast<const T*>(params.residual) + place(i), valid(i), policy);
+    if constexpr (normalises)
+      weights[i] = load_through_l1<T, count>(
+          static_cast<const T*>(params.w) + first_column + i * column_step, valid(i));
+  }
+  if (!has_row && part == 0) group.greet(static_cast<int>(threadIdx.x));
+
+  float squares[1] = {0.0f};
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    if (!valid(i)) continue;
+    float total[count];
+#pragma unroll
+    for (int p = 0; p < ranks; ++p) {
+      aligned_vector<T, count> value = own[i];
+      if (group.is_peer(p)) {
+        const char* const from = group.own +
+                                 group.slot_offset(group.packets, group.packet_bytes, p) +
+                                 place(i) * static_cast<i64>(2 * sizeof(T));
+        group.wait(p, [&] {
+          const bool first = load_packets(from, group.epoch, value.word[0], value.word[1]);
+          const bool second = load_packets(from + 16, group.epoch, value.word[2], value.word[3]);
+          return first && second;
+        });
+      }
+      float summand[count];
+      to_floats(value, summand);
+#pragma unroll
+      for (int e = 0; e < count; ++e) total[e] = p == 0 ? summand[e] : total[e] + summand[e];
+    }
+    if constexpr (adds) {
+      float other[count];
+      to_floats(others[i], other);
+#pragma unroll
+      for (int e = 0; e < count; ++e) total[e] += other[e];
+    }
+    own[i] = from_floats<T>(total);
+    if constexpr (normalises) {
+      if constexpr (adds)
+        if (!group.failed) store_once(static_cast<T*>(params.sum) + place(i), own[i], policy);
+      to_floats(own[i], total);
+#pragma unroll
+      for (int e = 0; e < count; ++e) squares[0] += total[e] * total[e];
+    } else if (!group.failed) {
+      store_once(static_cast<T*>(params.y) + place(i), own[i], policy);
+    }
+  }
+
+  if constexpr (normalises) {
+    row_sums::apply(squares, shared, 0);
+    const float r = reciprocal_deviation(squares[0], d, params.eps);
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (!valid(i) || group.failed) continue;
+      float value[count], weight[count];
+      to_floats(own[i], value);
+      to_floats(weights[i], weight);
+#pragma unroll
+      for (int e = 0; e < count; ++e)
+        value[e] = Convention::template normalised<T>(value[e] * r) * Convention::factor(weight[e]);
+      store_once(static_cast<T*>(params.y) + place(i), from_floats<T>(value), policy);
+    }
+    row_sums::finish();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) group.finish();
+}
+
+}  // namespace fftune

@@ -1,0 +1,51 @@
+// Rows in blocks on all threads.
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels/common/cpu_task.hpp"
+#include "kernels/scale/scale.hpp"
+
+namespace fftune::scale {
+namespace {
+
+RowWork work_of(const Problem& problem) {
+  return {.rows = problem.size("m"),
+          .row_bytes = problem.size("h") * static_cast<std::int64_t>(dtype_bytes(problem.dtype)),
+          .nontemporal = false};
+}
+
+Program program(const Problem& problem, const DeviceFacts&, const Config& config) {
+  const RowWork work = work_of(problem);
+  const RowTasks tasks(work, config);
+  Program program;
+  program.host_tensors = 2;
+  program.steps.emplace_back(HostFunction([=, h = static_cast<std::size_t>(problem.size("h")),
+                                           dtype = problem.dtype](const HostCall& call) {
+    const float factor = *static_cast<const float*>(call.tensors[1]);
+    if (factor == 1) return;
+    tasks.run(call.parallel, nullptr, [&, row = std::vector<float>(h)](std::int64_t index) mutable {
+      auto* const x = static_cast<std::byte*>(call.tensors[0]) + index * work.row_bytes;
+      decode(dtype, x, std::span<float>(row));
+      for (float& value : row) value *= factor;
+      encode(dtype, std::span<const float>(row), x);
+    });
+  }));
+  return program;
+}
+
+}  // namespace
+
+std::vector<const Family*> cpu_families() {
+  static const CpuRowFamily family({.name = "cpu_rows",
+                                    .summary = "blocks of rows on all threads",
+                                    .device_kind = DeviceKind::cpu,
+                                    .pass = "fwd",
+                                    .sources = {"scale/cpu_families.cpp"},
+                                    .is_fallback = true,
+                                    .program = program},
+                                   work_of);
+  return {&family};
+}
+
+}  // namespace fftune::scale

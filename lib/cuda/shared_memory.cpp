@@ -1,0 +1,111 @@
+// Memory of a GPU that processes share through CUDA's handles for inter-process communication.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/error.hpp"
+#include "cuda/backend.hpp"
+#include "cuda/facts.hpp"
+
+namespace fftune::cuda {
+namespace {
+
+static_assert(sizeof(CUipcMemHandle) == sizeof(SharedHandle::bytes));
+
+class SharedDeviceBuffer final : public SharedBuffer {
+ public:
+  SharedDeviceBuffer(SharedContext context, std::unique_ptr<Buffer> memory)
+      : context_(std::move(context)), memory_(std::move(memory)) {
+    const Driver& driver = context_->driver();
+    CUipcMemHandle handle;
+    driver.accept(driver.ipc_get_mem_handle(&handle, device_address(memory_->data())),
+                  "cuIpcGetMemHandle: the memory of this GPU cannot be shared");
+    std::memcpy(handle_.bytes.data(), &handle, sizeof handle);
+    const std::string bus = pci_bus(driver, context_->device());
+    std::copy_n(bus.begin(), std::min(bus.size(), handle_.device.size() - 1),
+                handle_.device.begin());
+    void* host = nullptr;
+    driver.accept(driver.mem_host_alloc(&host, 2 * sizeof(std::uint32_t),
+                                        CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                  "cuMemHostAlloc");
+    notices_ = Owned<void*>(context_, host, driver.mem_free_host);
+    std::memset(host, 0, 2 * sizeof(std::uint32_t));
+    CUdeviceptr device = 0;
+    driver.check(driver.mem_host_get_device_pointer(&device, host, 0), "cuMemHostGetDevicePointer");
+    device_notices_ = device;
+  }
+  void* data() const override { return memory_->data(); }
+  std::size_t bytes() const override { return memory_->bytes(); }
+  const SharedHandle& handle() const override { return handle_; }
+  std::uint32_t* notices() const override { return static_cast<std::uint32_t*>(notices_.get()); }
+  std::uint64_t device_notices() const override { return device_notices_; }
+
+ private:
+  SharedContext context_;
+  std::unique_ptr<Buffer> memory_;
+  SharedHandle handle_;
+  Owned<void*> notices_;
+  std::uint64_t device_notices_ = 0;
+};
+
+class PeerBuffer final : public Buffer {
+ public:
+  PeerBuffer(Owned<CUdeviceptr> memory, std::size_t bytes)
+      : memory_(std::move(memory)), bytes_(bytes) {}
+  void* data() const override { return reinterpret_cast<void*>(memory_.get()); }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  Owned<CUdeviceptr> memory_;
+  std::size_t bytes_;
+};
+
+void require_sharing(const Driver& driver) {
+  if (!driver.ipc_get_mem_handle || !driver.ipc_open_mem_handle || !driver.mem_host_alloc)
+    throw Error(ErrorKind::unavailable,
+                "CUDA: this driver does not share memory between processes (cuIpcGetMemHandle)");
+}
+
+}  // namespace
+
+std::unique_ptr<SharedBuffer> CudaBackend::allocate_shared(std::size_t bytes) {
+  require_sharing(context_->driver());
+  const Current current(*context_);
+  auto memory = cuda::allocate(context_, bytes);
+  fill(memory->data(), 0, bytes);
+  synchronize();
+  return std::make_unique<SharedDeviceBuffer>(context_, std::move(memory));
+}
+
+std::unique_ptr<Buffer> CudaBackend::open_shared(const SharedHandle& handle, std::size_t bytes) {
+  const Driver& driver = context_->driver();
+  require_sharing(driver);
+  const Current current(*context_);
+  const std::string there = handle.device.data(), here = pci_bus(driver, context_->device());
+  CUdevice device = 0;
+  int reaches = 1;
+  // A GPU that this process does not see may be reached all the same.
+  if (there != here && driver.device_get_by_pci_bus_id(&device, there.c_str()) == CUDA_SUCCESS)
+    driver.device_can_access_peer(&reaches, context_->device(), device);
+  if (reaches == 0)
+    throw Error(ErrorKind::unavailable,
+                fmt::format("CUDA: GPU {} cannot reach the memory of GPU {}: choose GPUs that "
+                            "`nvidia-smi topo -p2p r` shows as OK, or use NCCL",
+                            here, there));
+  CUipcMemHandle given;
+  std::memcpy(&given, handle.bytes.data(), sizeof given);
+  CUdeviceptr address = 0;
+  const CUresult result =
+      driver.ipc_open_mem_handle(&address, given, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (result != CUDA_SUCCESS)
+    throw Error(ErrorKind::unavailable,
+                fmt::format("CUDA: GPU {} cannot open the memory that a process shares on GPU {}: "
+                            "{}: let each process see both GPUs (CUDA_VISIBLE_DEVICES)",
+                            here, there, driver.words(result)));
+  return std::make_unique<PeerBuffer>(
+      Owned<CUdeviceptr>(context_, address, driver.ipc_close_mem_handle), bytes);
+}
+
+}  // namespace fftune::cuda

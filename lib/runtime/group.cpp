@@ -1,0 +1,441 @@
+#include "runtime/group.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/fork.hpp"
+
+namespace fftune {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t protocol = 0x31304f5254554646;  // "FFTUNO01"
+
+enum class Kind : std::uint32_t { hello, ready, go, failure, gone };
+
+/// All that ranks tell each other, one packet each.
+struct Message {
+  std::uint64_t version = protocol;
+  Kind kind = Kind::hello;
+  std::int32_t rank = 0, ranks = 0;
+  std::uint32_t device_kind = 0;
+  std::uint64_t max_bytes = 0;
+  std::array<std::byte, 64> handle = {};
+  std::array<char, 32> device = {};
+  std::uint32_t fault = 0;          // of `gone`
+  std::array<char, 400> text = {};  // of `failure`
+};
+
+class Socket {
+ public:
+  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
+  ~Socket() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  int get() const { return descriptor_; }
+  explicit operator bool() const { return descriptor_ >= 0; }
+
+ private:
+  int descriptor_;
+};
+
+struct Received {
+  Message message;
+  int descriptor = -1;  // of shared memory, or none
+};
+
+std::string reason() {
+  return std::generic_category().message(errno);
+}
+
+/// Until `deadline`; false: not in time.
+bool wait_readable(int descriptor, Clock::time_point deadline) {
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd entry{descriptor, POLLIN, 0};
+    const int found = ::poll(&entry, 1, static_cast<int>(std::clamp<long>(left, 0, 1 << 30)));
+    if (found > 0) return true;
+    if (found == 0 && left <= 0) return false;
+    if (found < 0 && errno != EINTR) return true;  // the read reports it
+  }
+}
+
+/// False: the other end is gone. Never raises SIGPIPE and never blocks for long: packets are small.
+bool send_message(const Socket& socket, const Message& message, int descriptor = -1) {
+  Message copy = message;
+  iovec part{&copy, sizeof copy};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (descriptor >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
+  }
+  return ::sendmsg(socket.get(), &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof copy);
+}
+
+/// Nothing: the other end is gone, or is no rank.
+std::optional<Received> receive_message(const Socket& socket) {
+  Received received;
+  iovec part{&received.message, sizeof received.message};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t bytes = 0;
+  // A rank that ends without reading all resets the connection, behind what it sent.
+  do bytes = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC);
+  while (bytes < 0 && (errno == EINTR || errno == ECONNRESET));
+  const cmsghdr* const rights = bytes > 0 ? CMSG_FIRSTHDR(&header) : nullptr;
+  if (rights && rights->cmsg_type == SCM_RIGHTS)
+    std::memcpy(&received.descriptor, CMSG_DATA(rights), sizeof received.descriptor);
+  if (bytes != static_cast<ssize_t>(sizeof received.message) ||
+      received.message.version != protocol) {
+    if (received.descriptor >= 0) ::close(received.descriptor);
+    return std::nullopt;
+  }
+  received.message.text.back() = '\0';
+  received.message.device.back() = '\0';
+  return received;
+}
+
+struct Address {
+  explicit Address(const std::string& name) {
+    // A first byte of zero: the abstract namespace.
+    const std::string path = "fftune-group-" + name;
+    value.sun_family = AF_UNIX;
+    std::copy(path.begin(), path.end(), value.sun_path + 1);
+    bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
+  sockaddr_un value = {};
+  socklen_t bytes = 0;
+};
+
+/// Whether the process at the other end is of this user.
+bool is_own_user(const Socket& socket) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
+         peer.uid == ::geteuid();
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorKind::unavailable, why);
+}
+
+}  // namespace
+
+class Group::Members {
+ public:
+  Members(Backend& backend, const GroupOptions& options)
+      : options_(options), deadline_(Clock::now() + options.timeout) {
+    table_ = group_layout(options.ranks, options.max_bytes);
+    table_.rank = static_cast<std::uint32_t>(options.rank);
+    table_.timeout = static_cast<std::uint64_t>(std::chrono::nanoseconds(options.timeout).count());
+    own_ = backend.allocate_shared(group_bytes(table_));
+    table_.status = own_->device_notices();
+    connections_.resize(static_cast<std::size_t>(options.ranks));
+    opened_.resize(static_cast<std::size_t>(options.ranks));
+    if (options.ranks > 1) {
+      if (options.rank == 0)
+        gather(backend);
+      else
+        join(backend);
+    }
+    for (int rank = 0; rank < options.ranks; ++rank)
+      table_.base[rank] = reinterpret_cast<std::uint64_t>(
+          rank == options.rank ? own_->data() : opened_[static_cast<std::size_t>(rank)]->data());
+    backend.write(own_->data(), &table_, sizeof table_);
+    if (options.ranks == 1) return;
+    agree();
+    stop_ = Socket(::eventfd(0, EFD_CLOEXEC));
+    watcher_ = std::thread([this] { watch(); });
+  }
+
+  ~Members() {
+    if (!watcher_.joinable()) return;
+    if (fork_count() != forks_) {  // the thread is not in this process
+      watcher_.detach();
+      return;
+    }
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof one);
+    watcher_.join();
+    Message gone{.kind = Kind::gone, .rank = options_.rank};
+    gone.fault = fault_code(GroupFault::left, options_.rank);
+    for (const auto& socket : connections_)
+      if (socket) send_message(socket, gone);
+  }
+
+  void* memory() const { return own_->data(); }
+
+  void check() const {
+    for (const int word : {0, 1}) {
+      const std::uint32_t code = std::atomic_ref<std::uint32_t>(own_->notices()[word]).load();
+      // A rank that leaves is missed only by a collective that waits for it.
+      const bool left = static_cast<GroupFault>(code & 0xff) == GroupFault::left;
+      if (code != 0 && (word == 0 || !left))
+        throw Error(ErrorKind::device_fault, fault_text(code, options_.timeout));
+    }
+  }
+
+ private:
+  Message hello(const Backend& backend) const {
+    Message message{.kind = Kind::hello, .rank = options_.rank, .ranks = options_.ranks};
+    message.device_kind = static_cast<std::uint32_t>(backend.facts().kind);
+    message.max_bytes = options_.max_bytes;
+    message.handle = own_->handle().bytes;
+    message.device = own_->handle().device;
+    return message;
+  }
+
+  void open_memory(Backend& backend, const Received& from) {
+    SharedHandle handle;
+    handle.bytes = from.message.handle;
+    handle.device = from.message.device;
+    handle.descriptor = from.descriptor;
+    opened_[static_cast<std::size_t>(from.message.rank)] =
+        backend.open_shared(handle, group_bytes(table_));
+  }
+
+  /// Why a rank's hello does not fit, or nothing.
+  std::string mismatch(const Message& theirs, const Message& own) const {
+    if (theirs.kind != Kind::hello || theirs.rank < 1 || theirs.rank >= options_.ranks ||
+        theirs.ranks != options_.ranks)
+      return fmt::format("rank {} of {} came to a group of {}: give all the same number of ranks",
+                         theirs.rank, theirs.ranks, options_.ranks);
+    if (connections_[static_cast<std::size_t>(theirs.rank)])
+      return fmt::format("two processes came as rank {}", theirs.rank);
+    if (theirs.device_kind != own.device_kind)
+      return fmt::format("rank {} is on another kind of device than rank 0", theirs.rank);
+    if (theirs.max_bytes != own.max_bytes)
+      return fmt::format("max_bytes is {} on rank {} and {} on rank 0: give all the same",
+                         theirs.max_bytes, theirs.rank, own.max_bytes);
+    return "";
+  }
+
+  /// Tells all ranks that are there, and throws.
+  [[noreturn]] void call_off(const std::string& why, ErrorKind kind = ErrorKind::unavailable) {
+    Message failure{.kind = Kind::failure, .rank = options_.rank};
+    failure.fault = static_cast<std::uint32_t>(kind);
+    std::copy_n(why.begin(), std::min(why.size(), failure.text.size() - 1), failure.text.begin());
+    for (const auto& socket : connections_)
+      if (socket) send_message(socket, failure);
+    throw Error(kind, why);
+  }
+
+  /// Rank 0: waits for the others, and gives each all handles.
+  void gather(Backend& backend) {
+    const Address address(options_.name);
+    const Socket listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!listener || ::bind(listener.get(), address.get(), address.bytes) != 0 ||
+        ::listen(listener.get(), GroupTable::most_ranks) != 0)
+      refuse(
+          fmt::format("rank 0 cannot listen for group '{}': {}: give each group a name of its "
+                      "own",
+                      options_.name, reason()));
+    const Message own = hello(backend);
+    std::vector<Received> members;
+    while (members.size() + 1 < static_cast<std::size_t>(options_.ranks)) {
+      if (!wait_readable(listener.get(), deadline_))
+        call_off(fmt::format("group '{}': {} of {} ranks came within {} s: start all of them",
+                             options_.name, members.size() + 1, options_.ranks, seconds()));
+      Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      // Others may connect to a name that anyone can see: they are not heard.
+      if (!socket || !is_own_user(socket)) continue;
+      if (!wait_readable(socket.get(), std::min(deadline_, Clock::now() + std::chrono::seconds(5))))
+        continue;
+      const auto received = receive_message(socket);
+      if (!received) continue;
+      if (const auto why = mismatch(received->message, own); !why.empty()) {
+        if (received->descriptor >= 0) ::close(received->descriptor);
+        connections_.push_back(std::move(socket));  // it is told as well
+        call_off(fmt::format("group '{}': {}", options_.name, why), ErrorKind::invalid_input);
+      }
+      connections_[static_cast<std::size_t>(received->message.rank)] = std::move(socket);
+      members.push_back(*received);
+    }
+    for (const auto& to : members) {
+      const Socket& socket = connections_[static_cast<std::size_t>(to.message.rank)];
+      bool sent = send_message(socket, own, own_->handle().descriptor);
+      for (const auto& member : members)
+        if (member.message.rank != to.message.rank)
+          sent = sent && send_message(socket, member.message, member.descriptor);
+      if (!sent) lost_while_meeting(to.message.rank);
+    }
+    try {
+      for (const auto& member : members) open_memory(backend, member);
+    } catch (const Error& error) {
+      call_off(fmt::format("group '{}', rank 0: {}", options_.name, error.what()), error.kind());
+    }
+  }
+
+  /// Another rank: finds rank 0, and takes all handles.
+  void join(Backend& backend) {
+    const Address address(options_.name);
+    Socket socket;
+    for (;;) {
+      socket = Socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      if (::connect(socket.get(), address.get(), address.bytes) == 0) break;
+      if (Clock::now() > deadline_)
+        refuse(fmt::format("group '{}': rank 0 did not come within {} s: start all ranks",
+                           options_.name, seconds()));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (!is_own_user(socket))
+      refuse(fmt::format("group '{}': rank 0 is a process of another user", options_.name));
+    connections_[0] = std::move(socket);
+    if (!send_message(connections_[0], hello(backend), own_->handle().descriptor))
+      lost_while_meeting(0);
+    for (int count = 1; count < options_.ranks; ++count) {
+      const Received member = next(0, Kind::hello);
+      if (member.message.rank < 0 || member.message.rank >= options_.ranks ||
+          member.message.rank == options_.rank)
+        refuse(fmt::format("group '{}': rank 0 sent a wrong rank", options_.name));
+      try {
+        open_memory(backend, member);
+      } catch (const Error& error) {
+        call_off(fmt::format("group '{}', rank {}: {}", options_.name, options_.rank, error.what()),
+                 error.kind());
+      }
+    }
+  }
+
+  /// Until the memory of all ranks is mapped and written by all.
+  void agree() {
+    if (options_.rank == 0) {
+      for (int rank = 1; rank < options_.ranks; ++rank) next(rank, Kind::ready);
+      for (int rank = 1; rank < options_.ranks; ++rank)
+        send_message(connections_[static_cast<std::size_t>(rank)], {.kind = Kind::go});
+    } else {
+      send_message(connections_[0], {.kind = Kind::ready, .rank = options_.rank});
+      next(0, Kind::go);
+    }
+  }
+
+  /// The next message of a rank while the group meets.
+  Received next(int rank, Kind kind) {
+    const Socket& socket = connections_[static_cast<std::size_t>(rank)];
+    if (!wait_readable(socket.get(), deadline_))
+      call_off(fmt::format("group '{}': rank {} stopped answering within {} s", options_.name, rank,
+                           seconds()));
+    const auto received = receive_message(socket);
+    if (received && received->message.kind == Kind::failure) {
+      const std::string why = received->message.text.data();
+      const auto error = static_cast<ErrorKind>(received->message.fault);
+      if (options_.rank == 0) call_off(why, error);
+      throw Error(error, why);
+    }
+    if (!received || received->message.kind != kind) lost_while_meeting(rank);
+    return *received;
+  }
+
+  [[noreturn]] void lost_while_meeting(int rank) {
+    call_off(fmt::format("group '{}': rank {} died while the group was made", options_.name, rank));
+  }
+
+  double seconds() const { return std::chrono::duration<double>(options_.timeout).count(); }
+
+  /// The thread that learns that a rank is gone, and tells kernels and other ranks.
+  void watch() {
+    std::vector<pollfd> entries{{stop_.get(), POLLIN, 0}};
+    std::vector<std::size_t> ranks{0};
+    for (std::size_t rank = 0; rank < connections_.size(); ++rank)
+      if (connections_[rank]) {
+        entries.push_back({connections_[rank].get(), POLLIN, 0});
+        ranks.push_back(rank);
+      }
+    for (;;) {
+      if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) return;
+      if (entries[0].revents != 0) return;
+      for (std::size_t i = 1; i < entries.size(); ++i) {
+        if (entries[i].revents == 0) continue;
+        const auto received = receive_message(connections_[ranks[i]]);
+        Message gone{.kind = Kind::gone, .rank = static_cast<std::int32_t>(ranks[i])};
+        gone.fault = fault_code(GroupFault::lost, static_cast<int>(ranks[i]));
+        if (received && received->message.kind == Kind::gone) gone = received->message;
+        std::uint32_t none = 0;
+        std::atomic_ref<std::uint32_t> notice(own_->notices()[1]);
+        const std::uint32_t left = fault_code(GroupFault::left, gone.rank);
+        if (!notice.compare_exchange_strong(none, gone.fault) && gone.fault != left)
+          notice.store(gone.fault);
+        if (options_.rank == 0)
+          for (std::size_t other = 1; other < connections_.size(); ++other)
+            if (other != ranks[i] && connections_[other]) send_message(connections_[other], gone);
+        // Nothing more comes from it, but its end.
+        if (!received || gone.rank == static_cast<std::int32_t>(ranks[i])) entries[i].fd = -1;
+      }
+    }
+  }
+
+  GroupOptions options_;
+  Clock::time_point deadline_;
+  GroupTable table_;
+  int forks_ = fork_count();
+  std::unique_ptr<SharedBuffer> own_;
+  std::vector<std::unique_ptr<Buffer>> opened_;  // by rank
+  std::vector<Socket> connections_;              // by rank: rank 0's to all, others' to rank 0
+  Socket stop_;
+  std::thread watcher_;
+};
+
+Group::Group(Backend& backend, const GroupOptions& options) {
+  const auto require = [](bool holds, const std::string& why) {
+    if (!holds) throw Error(ErrorKind::invalid_input, why);
+  };
+  require(options.ranks >= 1 && options.ranks <= GroupTable::most_ranks,
+          fmt::format("ranks is {}: a group has 1 to {}", options.ranks, GroupTable::most_ranks));
+  require(options.rank >= 0 && options.rank < options.ranks,
+          fmt::format("rank is {}: use 0 to {}", options.rank, options.ranks - 1));
+  require(!options.name.empty() && options.name.size() <= 90,
+          "the group's name has no character, or more than 90");
+  require(options.max_bytes >= 1 && options.max_bytes <= std::uint64_t{1} << 36,
+          fmt::format("max_bytes is {}: use the bytes of the largest message", options.max_bytes));
+  require(options.timeout.count() >= 1,
+          fmt::format("timeout is {} ms: use 1 or more", options.timeout.count()));
+  members_ = std::make_unique<Members>(backend, options);
+}
+
+Group::~Group() = default;
+
+void* Group::memory() const {
+  return members_->memory();
+}
+
+void Group::check() const {
+  members_->check();
+}
+
+}  // namespace fftune

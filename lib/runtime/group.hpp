@@ -1,0 +1,46 @@
+// A group: ranks that are processes of one host and reach each other's memory.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "device/backend.hpp"
+#include "device/group_layout.hpp"
+
+namespace fftune {
+
+struct GroupOptions {
+  std::string name;  // the same on all ranks, and no other group's
+  int rank = 0;
+  int ranks = 1;
+  std::uint64_t max_bytes = 0;               // of a message
+  std::chrono::milliseconds timeout{60000};  // of the meeting, and of each wait
+};
+
+/// Ranks meet through a socket of Linux's abstract namespace, at which rank 0 listens: the kernel
+/// removes the name with the last process that has it. Rank 0 keeps a connection to each other
+/// rank, so the end of any is known to all at once.
+class Group {
+ public:
+  /// Returns when all ranks are there and their memory is mapped and clear. Throws
+  /// Error(invalid_input) for options that are wrong or differ between ranks, and
+  /// Error(unavailable) where a rank does not come in time or its memory is out of reach: then on
+  /// every rank.
+  Group(Backend& backend, const GroupOptions& options);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  /// The rank's own memory, which begins with its GroupTable: the tensor `group` of collectives.
+  void* memory() const;
+  /// Throws Error(device_fault) if a collective failed or a rank died. Waits for nothing.
+  void check() const;
+
+ private:
+  class Members;
+  std::unique_ptr<Members> members_;
+};
+
+}  // namespace fftune

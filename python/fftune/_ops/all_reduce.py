@@ -1,0 +1,58 @@
+"""all-reduce: the sum over the ranks of a group, the residual and RMSNorm behind it."""
+from torch import Tensor
+
+from .._custom import OPS, call, wants_gradient
+from .._declare import declare
+from .._library import Error
+from ..distributed import Group
+
+# The group's memory counts collectives, but is not declared as written: where a compiler copied what
+# an op writes to, the kernels would find the group's own by the table in it (base[rank]). As in
+# PyTorch's functional collectives, compilers may merge equal calls: all ranks do.
+declare("all_reduce", "all-reduce", "x, residual?, memory=group, ranks", "y",
+        fixed={"norm": "none", "link": "peers"})
+declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, eps, convention=norm",
+        "y, sum?residual", fixed={"link": "peers"})
+
+
+def _check(x: Tensor, group: Group, *others: Tensor | None) -> None:
+    if wants_gradient(x, *others):
+        raise Error("all-reduce: it has no gradient: call it under torch.no_grad() or "
+                    "torch.inference_mode(), or use torch.distributed.nn")
+    if x.numel() * x.element_size() > group.max_bytes:
+        raise Error(f"all-reduce: {x.numel() * x.element_size()} bytes are more than the group's "
+                    f"max_bytes, {group.max_bytes}: make it with more")
+
+
+def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Tensor:
+    """The sum of x over the ranks of a group, plus the residual.
+
+    Args:
+        x: This rank's summand, [..., d].
+        group: A `fftune.distributed.Group`.
+        residual: [..., d], the same on all ranks.
+
+    Returns:
+        [..., d], the same bits on all ranks.
+    """
+    _check(x, group, residual)
+    return call(OPS.all_reduce, x, residual, group.memory, group.ranks)
+
+
+def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None = None,
+                    eps: float = 1e-6, convention: str = "llama") -> tuple[Tensor, Tensor] | Tensor:
+    """The sum of x over the ranks of a group, plus the residual, and its RMSNorm, in one kernel.
+
+    Args:
+        x, group, residual: As in `all_reduce`.
+        w: The norm's weight, [d].
+        eps, convention: As in `rmsnorm`.
+
+    Returns:
+        (the norm, the sum), [..., d] each; the norm alone without a residual.
+    """
+    if convention not in ("llama", "gemma", "t5"):
+        raise Error(f"all-reduce: convention is {convention!r}: use 'llama', 'gemma' or 't5'")
+    _check(x, group, residual, w)
+    y, total = call(OPS.all_reduce_norm, x, residual, w, group.memory, group.ranks, eps, convention)
+    return y if residual is None else (y, total)

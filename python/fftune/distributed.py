@@ -1,0 +1,121 @@
+"""Groups of processes on one host, and the collectives that run as fftune's kernels.
+
+    torch.distributed.init_process_group("nccl")
+    group = fftune.distributed.init_group()
+    y, residual = fftune.ops.all_reduce_norm(x, w, residual=residual, group=group)
+
+Ranks reach each other's memory: over NVLink or PCIe on GPUs, as shared pages on a CPU. Across hosts,
+use NCCL. All ranks call the same collectives in the same order; a rank that dies, hangs or calls
+another one is an error on every other rank within the timeout.
+"""
+import ctypes
+import secrets
+import sys
+
+import torch
+
+from ._library import Error, check_status, context, library
+
+__all__ = ["Group", "init_group"]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p),
+                ("rank", ctypes.c_int), ("ranks", ctypes.c_int), ("max_bytes", ctypes.c_size_t),
+                ("timeout_milliseconds", ctypes.c_int64)]
+
+
+class _Memory:
+    """The group's memory in the form that torch.as_tensor takes."""
+
+    def __init__(self, address: int, words: int):
+        self.__cuda_array_interface__ = {"shape": (words,), "typestr": "<i8",
+                                         "data": (address, False), "version": 2}
+
+
+class Group:
+    """This process's rank of a group.
+
+    Args:
+        name: The same on all ranks, and no other group's on this host.
+        rank, ranks: This rank, from 0, and how many there are, 8 at most.
+        device: The rank's GPU, or the CPU.
+        max_bytes: Bytes of the largest message. A group takes 4 * ranks * max_bytes at most.
+        timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
+    """
+
+    TABLE_WORDS = 18  # of the memory, all that a tensor shows
+
+    def __init__(self, name: str, rank: int, ranks: int, *, device=None, max_bytes: int = 1 << 26,
+                 timeout: float = 60):
+        self._handle = None
+        self.device = torch.device("cpu" if device is None else device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        if self.device.type not in ("cpu", "cuda"):
+            raise Error(f"a group's device is {self.device}: use a CUDA device or the CPU")
+        self.rank, self.ranks, self.max_bytes, self.timeout = rank, ranks, max_bytes, timeout
+        ordinal = self.device.index if self.device.type == "cuda" else -1
+        if ordinal >= 0:
+            torch.cuda.init()
+        options = _Options(ctypes.sizeof(_Options), name.encode(), rank, ranks, max_bytes,
+                           max(1, round(timeout * 1000)))
+        handle = ctypes.c_void_p()
+        check_status(library().fftune_group_create(
+            context(ordinal).handle, ctypes.byref(options), ctypes.byref(handle)))
+        self._handle = handle
+        address = library().fftune_group_memory(handle)
+        if ordinal >= 0:
+            self.memory = torch.as_tensor(_Memory(address, self.TABLE_WORDS), device=self.device)
+        else:
+            self.memory = torch.frombuffer((ctypes.c_int64 * self.TABLE_WORDS).from_address(address),
+                                           dtype=torch.int64)
+
+    def check(self) -> None:
+        """Raises Error if a rank died, or if a collective that is complete failed on this rank."""
+        if self._handle is None:
+            raise Error("the group is closed: make a new one")
+        check_status(library().fftune_group_check(self._handle))
+
+    def close(self) -> None:
+        """Ends this rank's part, once its collectives are complete."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        if self.device.type == "cuda" and not sys.is_finalizing():
+            torch.cuda.synchronize(self.device)
+        library().fftune_group_destroy(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if self._handle is not None and not sys.is_finalizing():
+            self.close()
+
+
+def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
+               timeout: float = 60) -> Group:
+    """A group of the ranks of a process group of torch.distributed, all on one host.
+
+    Args:
+        process_group: Of torch.distributed; None: all processes.
+        device: This rank's device; None: the current CUDA device, or the CPU where there is none.
+        max_bytes, timeout: As in `Group`.
+    """
+    import torch.distributed as dist
+    if not dist.is_initialized():
+        raise Error("init_group: call torch.distributed.init_process_group first, or make "
+                    "fftune.distributed.Group with a name, a rank and the number of ranks")
+    names = [secrets.token_hex(16)]
+    first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dist.broadcast_object_list(names, src=first, group=process_group,
+                               device=torch.device(device) if dist.get_backend(process_group) == "nccl"
+                               else None)
+    return Group(names[0], dist.get_rank(process_group), dist.get_world_size(process_group),
+                 device=device, max_bytes=max_bytes, timeout=timeout)

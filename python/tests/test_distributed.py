@@ -1,0 +1,135 @@
+"""Groups of processes on the CPU, and their collectives."""
+import os
+import time
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+import fftune
+from fftune import distributed, ops
+
+
+def _start(work, ranks: int, *arguments) -> None:
+    """Runs work(rank, ranks, name, *arguments) in a process for each rank; raises what one raises."""
+    name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    mp.start_processes(work, (ranks, name, *arguments), nprocs=ranks, start_method="spawn")
+
+
+def _tensors(ranks: int, dtype, *shape):
+    """x of each rank, a residual and a weight: the same on all ranks."""
+    make = torch.Generator().manual_seed(5)
+    xs = [torch.randn(*shape, generator=make).to(dtype) for _ in range(ranks)]
+    return xs, torch.randn(*shape, generator=make).to(dtype), torch.randn(
+        shape[-1], generator=make).to(dtype)
+
+
+def _add_and_norm(rank: int, ranks: int, name: str) -> None:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=20) as group:
+        for dtype in (torch.float32, torch.bfloat16):
+            xs, residual, w = _tensors(ranks, dtype, 3, 5, 48)
+            total = sum((x.float() for x in xs[1:]), xs[0].float())
+            assert torch.equal(ops.all_reduce(xs[rank], group=group), total.to(dtype))
+            total = (total + residual.float()).to(dtype)
+            y, added = ops.all_reduce_norm(xs[rank], w, residual=residual, group=group, eps=1e-5)
+            assert torch.equal(added, total)
+            expected = ops.rmsnorm(total, w, eps=1e-5)
+            torch.testing.assert_close(y, expected)
+            # Views, and a compiled call.
+            turned = xs[rank].transpose(0, 1)
+            assert torch.equal(ops.all_reduce(turned, group=group),
+                               sum((x.float() for x in xs[1:]), xs[0].float()).to(dtype)
+                               .transpose(0, 1))
+        assert ops.all_reduce(torch.empty(0, 48), group=group).shape == (0, 48)
+        group.check()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_have_the_sum_and_its_norm(ranks):
+    _start(_add_and_norm, ranks)
+
+
+def _compiled(rank: int, ranks: int, name: str) -> None:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=60) as group:
+        xs, residual, w = _tensors(ranks, torch.float32, 4, 48)
+
+        def twice(x):
+            one, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, 1e-6, "t5")
+            two, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, 1e-6, "t5")
+            return one + two
+
+        expected = twice(xs[rank])
+        got = torch.compile(twice, backend="aot_eager", fullgraph=True)(xs[rank])
+        assert torch.equal(got, expected)
+        # A compiler may hand over a copy of the memory's head.
+        copy = torch.ops.fftune.all_reduce(xs[rank], None, group.memory.clone(), ranks)
+        assert torch.equal(copy, xs[0] + xs[1])
+        assert torch.equal(ops.all_reduce(xs[rank], group=group), copy)
+        group.check()
+
+
+def test_compiled_calls_are_kept():
+    _start(_compiled, 2)
+
+
+def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
+                                         world_size=ranks)
+    group = distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
+    assert (group.rank, group.ranks) == (rank, ranks)
+    x = torch.full((2, 8), float(rank + 1))
+    assert torch.equal(ops.all_reduce(x, group=group), torch.full((2, 8), 3.0))
+    group.close()
+    torch.distributed.destroy_process_group()
+
+
+def test_a_group_from_a_process_group(tmp_path):
+    _start(_from_torch, 2, str(tmp_path / "store"))
+
+
+def _die(rank: int, ranks: int, name: str) -> None:
+    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=20)
+    x = torch.ones(1, 8)
+    ops.all_reduce(x, group=group)
+    if rank == 1:
+        os._exit(0)
+    start = time.monotonic()
+    with pytest.raises(fftune.Error, match="rank 1 died"):
+        for _ in range(2):
+            ops.all_reduce(x, group=group)
+    with pytest.raises(fftune.Error, match="rank 1 died"):
+        group.check()
+    assert time.monotonic() - start < 10
+
+
+def test_a_rank_that_dies_is_an_error():
+    _start(_die, 2)
+
+
+def _other_options(rank: int, ranks: int, name: str) -> None:
+    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=20)
+    with pytest.raises(fftune.Error, match="another problem|has left"):
+        ops.all_reduce_norm(torch.ones(1, 8), torch.ones(8), group=group, eps=1e-5 * (rank + 1))
+
+
+def test_ranks_that_call_different_collectives_get_an_error():
+    _start(_other_options, 2)
+
+
+def test_wrong_arguments_are_one_line():
+    with distributed.Group("wrong", 0, 1, max_bytes=64) as group:
+        for call, words in (
+                (lambda: ops.all_reduce(torch.ones(1, 17), group=group), "68 bytes are more than"),
+                (lambda: ops.all_reduce(torch.ones(1, 16, requires_grad=True), group=group), "it has no gradient"),
+                (lambda: ops.all_reduce_norm(torch.ones(1, 16), torch.ones(3), group=group), "w"),
+                (lambda: ops.all_reduce_norm(torch.ones(1, 16), torch.ones(16), group=group,
+                                             convention="other"), "convention"),
+                (lambda: distributed.Group("wrong", 3, 2), "rank is 3: use 0 to 1"),
+                (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is meta")):
+            with pytest.raises(fftune.Error, match=words) as error:
+                call()
+            assert "\n" not in str(error.value)
+    with pytest.raises(fftune.Error, match="closed"):
+        group.check()
+    with pytest.raises(fftune.Error, match="init_process_group"):
+        distributed.init_group()

@@ -1,0 +1,531 @@
+// Ranks as processes: this program, started once for each rank with what it has to do in
+// FFTUNE_TEST_RANK: "rank ranks name device work".
+#include <fmt/format.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "all_reduce/problems.hpp"
+#include "core/error.hpp"
+#include "cpu/open.hpp"
+#include "runtime/group.hpp"
+#include "runtime/plan.hpp"
+#include "support/verify_variants.hpp"
+
+extern char** environ;
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+struct Task {
+  int rank = 0, ranks = 0;
+  std::string name, device, work;
+};
+
+std::unique_ptr<Backend> open(const Task& task) {
+  if (task.device == "cpu") return open_cpu();
+  const Environment environment = read_environment();
+  // "cuda:0", or "cuda": a GPU for each rank.
+  const std::string spec = task.device == "cuda" ? fmt::format("cuda:{}", task.rank) : task.device;
+  return open_device(spec, *builtin_catalog().sources, environment);
+}
+
+/// A rank's tensors of one problem, on its device.
+class RankRun {
+ public:
+  RankRun(Backend& backend, const Task& task, void* group, const Problem& problem)
+      : backend_(&backend),
+        task_(task),
+        problem_(problem),
+        specs_(all_reduce_op().tensors(problem)) {
+    for (const auto& spec : specs_) {
+      buffers_.push_back(backend.allocate(spec.bytes() + 256));
+      addresses_.push_back(spec.name == "group" ? group : buffers_.back()->data());
+    }
+  }
+
+  /// Runs the variant on the inputs of a seed; returns what is wrong with the results, or nothing.
+  std::string check(const Plan& plan, std::uint64_t seed) {
+    const auto form = all_reduce::form_of(problem_);
+    for (std::size_t i = 0; i < specs_.size(); ++i)
+      if (specs_[i].role == Role::output)
+        backend_->fill(addresses_[i], 0xff, specs_[i].bytes());
+      else if (specs_[i].name != "group")
+        write(i, bytes_of(specs_[i].name == "x" ? seed + static_cast<std::uint64_t>(task_.rank)
+                                                : seed + 100 + i,
+                          specs_[i]));
+    backend_->synchronize();
+    run(plan, backend_->stream());
+    backend_->synchronize();
+    const bool rounds_sum = plan.recipe().front().id().find("shots=2") != std::string::npos;
+    const auto expected = sums(form, seed, rounds_sum);
+    for (std::size_t i = 0; i < specs_.size(); ++i) {
+      if (specs_[i].role != Role::output) continue;
+      std::vector<std::byte> bytes(specs_[i].bytes());
+      backend_->read(bytes.data(), addresses_[i], bytes.size());
+      if (specs_[i].name == "sum" || !form.normalises) {
+        if (bytes != expected) return fmt::format("{}: other bits", specs_[i].name);
+        continue;
+      }
+      std::vector<float> got(static_cast<std::size_t>(specs_[i].elements()));
+      decode(form.dtype, bytes.data(), std::span<float>(got));
+      if (const auto wrong = norm_error(form, seed, expected, got); !wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+  void run(const Plan& plan, void* stream) const { plan.run(addresses_.data(), nullptr, stream); }
+
+ private:
+  static std::vector<std::byte> bytes_of(std::uint64_t seed, const TensorSpec& spec) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(static_cast<std::size_t>(spec.elements()));
+    for (float& value : values) value = normal(random);
+    std::vector<std::byte> bytes(spec.bytes());
+    encode(spec.dtype, std::span<const float>(values), bytes.data());
+    return bytes;
+  }
+  std::vector<float> floats_of(std::uint64_t seed, const TensorSpec& spec) const {
+    std::vector<float> values(static_cast<std::size_t>(spec.elements()));
+    decode(spec.dtype, bytes_of(seed, spec).data(), std::span<float>(values));
+    return values;
+  }
+  void write(std::size_t i, const std::vector<std::byte>& bytes) {
+    backend_->write(addresses_[i], bytes.data(), bytes.size());
+  }
+
+  /// In rank order, in float, rounded to the dtype.
+  std::vector<std::byte> sums(const all_reduce::Form& form, std::uint64_t seed,
+                              bool rounds_sum) const {
+    auto total = floats_of(seed, specs_[0]);
+    for (int rank = 1; rank < form.ranks; ++rank) {
+      const auto other = floats_of(seed + static_cast<std::uint64_t>(rank), specs_[0]);
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += other[i];
+    }
+    std::vector<std::byte> bytes(specs_[0].bytes());
+    if (rounds_sum) {
+      encode(form.dtype, std::span<const float>(total), bytes.data());
+      decode(form.dtype, bytes.data(), std::span<float>(total));
+    }
+    if (form.adds) {
+      const auto other = floats_of(seed + 101, specs_[1]);
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += other[i];
+    }
+    encode(form.dtype, std::span<const float>(total), bytes.data());
+    return bytes;
+  }
+
+  std::string norm_error(const all_reduce::Form& form, std::uint64_t seed,
+                         const std::vector<std::byte>& sum, const std::vector<float>& got) const {
+    std::vector<float> x(got.size());
+    decode(form.dtype, sum.data(), std::span<float>(x));
+    const std::size_t place = tensor_index(specs_, "w");
+    const auto w = floats_of(seed + 100 + place, specs_[place]);
+    const double tolerance = 4 * dtype_unit_roundoff(form.dtype) + 1e-5;
+    for (std::size_t row = 0; row < static_cast<std::size_t>(form.m); ++row) {
+      double squares = 0;
+      for (std::size_t i = 0; i < w.size(); ++i)
+        squares += double{x[row * w.size() + i]} * x[row * w.size() + i];
+      const double r = 1 / std::sqrt(squares / static_cast<double>(w.size()) + double{form.eps});
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        const double expected = x[row * w.size() + i] * r * double{w[i]};
+        const double value = got[row * w.size() + i];
+        if (!(std::abs(value - expected) <= tolerance * (std::abs(expected) + 1e-3)))
+          return fmt::format("y[{}, {}] is {} instead of {}", row, i, value, expected);
+      }
+    }
+    return "";
+  }
+
+  Backend* backend_;
+  Task task_;
+  Problem problem_;
+  std::vector<TensorSpec> specs_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<void*> addresses_;
+};
+
+Problem peers(const Backend& backend, const Task& task, DType dtype, std::int64_t m, std::int64_t d,
+              const std::string& norm, const std::string& residual) {
+  return all_reduce_problem(backend.facts().kind, dtype, task.ranks, m, d,
+                            {{"norm", norm}, {"residual", residual}, {"link", "peers"}});
+}
+
+Plan plan_of(Backend& backend, const Problem& problem, const DrawnVariant& variant) {
+  return Plan(backend, all_reduce_op(), problem,
+              Recipe{Variant{std::string(variant.family->name()), variant.config}});
+}
+
+/// Odd sizes and every family; each configuration twice, for both halves of the memory.
+void verify_all(const Task& task) {
+  const auto backend = open(task);
+  Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{2} << 20});
+  std::mt19937_64 random(7);  // the same on all ranks
+  const bool gpu = backend->facts().kind == DeviceKind::cuda;
+  int number = 0;
+  for (const auto& [m, d] : {std::pair{1, 4096}, {3, 65}, {37, 264}, {150, 1024}, {5, 32768}})
+    for (const DType dtype : all_reduce_op().dtypes(backend->facts().kind)) {
+      ++number;
+      if (gpu && dtype != DType::bf16 && number % 3 != 0) continue;
+      const Problem problem = peers(*backend, task, dtype, m, d, number % 4 == 3 ? "none" : "t5",
+                                    number % 5 == 4 ? "no" : "yes");
+      RankRun run(*backend, task, group.memory(), problem);
+      for (const auto& variant :
+           draw_variants(backend->facts(), all_reduce_op(), problem, random, gpu ? 2 : 1)) {
+        const Plan plan = plan_of(*backend, problem, variant);
+        for (const std::uint64_t seed : {1000u, 2000u, 3000u}) {
+          CAPTURE(task.rank, problem.text(), variant.family->name(), variant.config.text(), seed);
+          const std::string wrong = run.check(plan, seed);
+          group.check();
+          REQUIRE(wrong == "");
+        }
+      }
+    }
+}
+
+/// All-reduces of random sizes, one after the other, by the default variants; the last is checked.
+void run_many(const Task& task, int count) {
+  const auto backend = open(task);
+  Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
+  std::mt19937_64 random(11);
+  std::vector<RankRun> runs;
+  std::vector<Plan> plans;
+  for (const auto& [m, d] : {std::pair{1, 512}, {2, 4096}, {64, 1024}, {17, 40}, {9, 129}}) {
+    const Problem problem = peers(*backend, task, DType::bf16, m, d, "llama", "yes");
+    runs.emplace_back(*backend, task, group.memory(), problem);
+    plans.push_back(
+        plan_of(*backend, problem,
+                draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).back()));
+    // Packets too where they serve.
+    runs.emplace_back(*backend, task, group.memory(), problem);
+    plans.push_back(
+        plan_of(*backend, problem,
+                draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).front()));
+  }
+  for (int i = 0; i < count; ++i) {
+    const std::size_t at = random() % plans.size();
+    runs[at].run(plans[at], backend->stream());
+    if (i % 1000 == 999) {
+      backend->synchronize();
+      group.check();
+    }
+  }
+  for (std::size_t at = 0; at < plans.size(); ++at)
+    REQUIRE(runs[at].check(plans[at], 5000 + at) == "");
+  group.check();
+}
+
+/// Prints the time of variants in CUDA graphs: "m d variant µs".
+void time_variants(const Task& task) {
+  const auto backend = open(task);
+  Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{64} << 20});
+  using Size = std::pair<std::int64_t, std::int64_t>;
+  const std::vector<std::pair<std::string, std::vector<Size>>> list{
+      {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {64, 4096}}},
+      {"all_reduce_packets/threads=256,cluster=2", {{64, 4096}}},
+      {"all_reduce_packets/threads=256,cluster=1", {{64, 4096}}},
+      {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2",
+       {{64, 4096}, {138, 6144}, {512, 4096}}},
+      {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=1,blocks=2",
+       {{512, 4096}, {1024, 4096}, {4096, 8192}}},
+      {"all_reduce_chunks/shots=1,senders=4,summers=128,parts=1,blocks=3",
+       {{1024, 4096}, {4096, 8192}}},
+      {"all_reduce_chunks/shots=1,senders=4,summers=128,parts=4,blocks=3", {{138, 6144}}},
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=2,blocks=2", {{138, 6144}}},
+      {"all_reduce_chunks/shots=1,senders=2,summers=128,parts=1,blocks=4",
+       {{1024, 4096}, {4096, 8192}}},
+      {"all_reduce_chunks/shots=2,senders=4,summers=256,parts=1,blocks=2",
+       {{1024, 4096}, {4096, 8192}}},
+      {"all_reduce_chunks/shots=2,senders=4,summers=256,parts=4,blocks=2", {{138, 6144}}}};
+  // Compiles all kernels at once, into the cache.
+  std::vector<std::thread> compilers;
+  for (const auto& [id, sizes] : list)
+    for (const auto& [m, d] : sizes)
+      compilers.emplace_back([&, variant = Variant::parse(id), rows = m, width = d] {
+        const Problem problem = peers(*backend, task, DType::bf16, rows, width, "llama", "yes");
+        try {
+          const Plan plan(*backend, all_reduce_op(), problem, Recipe{variant});
+        } catch (const Error&) {  // is reported below
+        }
+      });
+  for (auto& compiler : compilers) compiler.join();
+  for (const auto& [id, sizes] : list)
+    for (const auto& [m, d] : sizes) {
+      const Problem problem = peers(*backend, task, DType::bf16, m, d, "llama", "yes");
+      RankRun run(*backend, task, group.memory(), problem);
+      const Variant variant = Variant::parse(id);
+      std::string wrong;
+      double best = 1, middle = 1;
+      try {
+        const Plan plan(*backend, all_reduce_op(), problem, Recipe{variant});
+        if (m <= 1024) wrong = run.check(plan, 1000);
+        const auto replay = backend->capture(20, [&](int, void* stream) { run.run(plan, stream); });
+        std::vector<double> times;
+        for (int i = 0; i < (m > 1024 ? 12 : 40); ++i) times.push_back(replay->sample());
+        std::sort(times.begin(), times.end());
+        best = times.front(), middle = times[times.size() / 2];
+      } catch (const Error& error) {
+        wrong = error.what();
+      }
+      group.check();
+      if (task.rank == 0)
+        std::printf("TIME %lld %lld %s %.2f %.2f %s\n", static_cast<long long>(m),
+                    static_cast<long long>(d), id.c_str(), middle * 1e6, best * 1e6, wrong.c_str());
+    }
+}
+
+/// Runs a collective until it fails; returns the error. The group may fail to come about instead.
+std::string run_until_error(const Task& task, std::int64_t m, int most, std::uint64_t max_bytes) {
+  try {
+    const auto backend = open(task);
+    const bool gpu = backend->facts().kind == DeviceKind::cuda;
+    // A rank that is killed before the meeting is missed for all of this time.
+    Group group(*backend, {task.name, task.rank, task.ranks, max_bytes,
+                           std::chrono::milliseconds(gpu                      ? 8000
+                                                     : task.work == "survive" ? 300
+                                                                              : 5000)});
+    std::mt19937_64 random(1);
+    const Problem problem = peers(*backend, task, DType::f32, m, 64, "none", "no");
+    RankRun run(*backend, task, group.memory(), problem);
+    const Plan plan =
+        plan_of(*backend, problem,
+                draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).front());
+    for (int i = 0; i < most; ++i) {
+      run.run(plan, backend->stream());
+      backend->synchronize();
+      group.check();
+    }
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+bool has(const std::string& text, const std::string& words) {
+  return text.find(words) != std::string::npos;
+}
+
+constexpr int endless = 1 << 30;
+
+/// Rank 1 is killed, and this one learns of it.
+void survive(const Task& task) {
+  const std::string error = run_until_error(task, 3, endless, 1 << 16);
+  CAPTURE(task.rank, error);
+  CHECK((has(error, "rank 1 died") || has(error, "came within") || has(error, "did not arrive")));
+}
+
+/// Rank 1 brings other rows.
+void differ(const Task& task) {
+  const std::string error = run_until_error(task, 2 + task.rank, endless, 1 << 16);
+  CAPTURE(task.rank, error);
+  CHECK((has(error, "another problem") || has(error, "has left") || has(error, "did not arrive")));
+  if (task.rank == 0) CHECK(has(error, "rank 1"));
+}
+
+/// Rank 1 ends after ten collectives.
+void stop_early(const Task& task) {
+  const std::string error = run_until_error(task, 1, task.rank == 1 ? 10 : endless, 1 << 16);
+  CAPTURE(task.rank, error);
+  if (task.rank != 1) CHECK(has(error, "rank 1 has left"));
+  if (task.rank == 1) CHECK(error == "");
+}
+
+/// Rank 1 asks for other memory: no rank gets a group.
+void disagree(const Task& task) {
+  const std::string error = run_until_error(task, 1, 1, task.rank == 1 ? 4096 : 8192);
+  CAPTURE(task.rank, error);
+  CHECK(has(error, "max_bytes is 4096 on rank 1 and 8192 on rank 0"));
+}
+
+pid_t start_rank(int rank, int ranks, const std::string& name, const std::string& device,
+                 const std::string& work) {
+  std::string what =
+      fmt::format("FFTUNE_TEST_RANK={} {} {} {} {}", rank, ranks, name, device, work);
+  std::vector<char*> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) variables.push_back(*variable);
+  variables.push_back(what.data());
+  variables.push_back(nullptr);
+  std::string program = "/proc/self/exe", filter = "[rank]";
+  char* const arguments[] = {program.data(), filter.data(), nullptr};
+  pid_t child = 0;
+  REQUIRE(::posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, variables.data()) ==
+          0);
+  return child;
+}
+
+bool ended_well(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+std::string new_name() {
+  static int groups = 0;
+  return fmt::format("test-{}-{}", ::getpid(), groups++);
+}
+
+/// Kills rank 1 of two at random moments, the meeting among them, and starts a group of the same
+/// name again each time.
+void kill_ranks(const std::string& device, int times, int most_milliseconds) {
+  std::mt19937_64 random(3);
+  const std::string name = new_name();
+  for (int i = 0; i < times; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    const pid_t survivor = start_rank(0, 2, name, device, "survive");
+    const pid_t victim = start_rank(1, 2, name, device, "survive");
+    std::this_thread::sleep_for(std::chrono::microseconds(
+        random() % (1000 * static_cast<std::uint64_t>(most_milliseconds))));
+    ::kill(victim, SIGKILL);
+    ended_well(victim);
+    CAPTURE(i);
+    REQUIRE(ended_well(survivor));
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+  }
+}
+
+/// Starts this program once for each rank, and returns whether all ended well.
+bool start_ranks(int ranks, const std::string& device, const std::string& work) {
+  const std::string name = new_name();
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank)
+    children.push_back(start_rank(rank, ranks, name, device, work));
+  bool good = true;
+  for (const pid_t child : children) good = ended_well(child) && good;
+  return good;
+}
+
+}  // namespace
+
+TEST_CASE("a rank of a group that another case starts", "[.rank]") {
+  const char* const given = std::getenv("FFTUNE_TEST_RANK");
+  if (given == nullptr) FFTUNE_SKIP("another case starts it");
+  Task task;
+  std::istringstream(given) >> task.rank >> task.ranks >> task.name >> task.device >> task.work;
+  if (task.work == "verify") verify_all(task);
+  if (task.work == "many") run_many(task, 5000);
+  if (task.work == "most") run_many(task, 100000);
+  if (task.work == "time") time_variants(task);
+  if (task.work == "survive") survive(task);
+  if (task.work == "differ") differ(task);
+  if (task.work == "leave") stop_early(task);
+  if (task.work == "disagree") disagree(task);
+}
+
+TEST_CASE("all-reduce: two and three processes have the same bits on the CPU") {
+  CHECK(start_ranks(2, "cpu", "verify"));
+  CHECK(start_ranks(3, "cpu", "verify"));
+}
+
+TEST_CASE("all-reduce: thousands of random sizes on the CPU") {
+  CHECK(start_ranks(2, "cpu", "many"));
+}
+
+TEST_CASE("all-reduce: two processes on one GPU have the same bits", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  CHECK(start_ranks(2, "cuda:0", "verify"));
+}
+
+TEST_CASE("all-reduce: three processes on one GPU have the same bits", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  CHECK(start_ranks(3, "cuda:0", "verify"));
+}
+
+TEST_CASE("a rank that is killed is an error on the other, 200 times, and nothing is left of it") {
+  kill_ranks("cpu", 200, 25);
+}
+
+TEST_CASE("ranks that call different collectives, or fewer, get an error in bounded time") {
+  CHECK(start_ranks(2, "cpu", "differ"));
+  CHECK(start_ranks(2, "cpu", "leave"));
+  CHECK(start_ranks(3, "cpu", "leave"));
+  CHECK(start_ranks(2, "cpu", "disagree"));
+}
+
+TEST_CASE("all-reduce: ranks that end or differ are errors on one GPU", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  kill_ranks("cuda:0", 8, 3000);
+  CHECK(start_ranks(2, "cuda:0", "differ"));
+  CHECK(start_ranks(2, "cuda:0", "leave"));
+}
+
+TEST_CASE("options of a group that are wrong are one line") {
+  const auto backend = open_cpu();
+  const auto error_of = [&](GroupOptions options) -> std::string {
+    try {
+      Group group(*backend, options);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  CHECK(error_of({"a", 0, 9, 1}) == "ranks is 9: a group has 1 to 8");
+  CHECK(error_of({"a", 2, 2, 1}) == "rank is 2: use 0 to 1");
+  CHECK(error_of({"", 0, 2, 1}) == "the group's name has no character, or more than 90");
+  CHECK(has(error_of({"a", 0, 2, 0}), "max_bytes is 0"));
+  const std::chrono::milliseconds soon(30);
+  CHECK(has(error_of({new_name(), 0, 2, 1, soon}), "1 of 2 ranks came within 0.03 s"));
+  CHECK(has(error_of({new_name(), 1, 2, 1, soon}), "rank 0 did not come within 0.03 s"));
+}
+
+TEST_CASE("a group of one rank needs no peer, and messages that are too large are refused") {
+  const auto backend = open_cpu();
+  Group group(*backend, {"alone", 0, 1, 64});
+  const Task task{0, 1, "alone", "cpu", ""};
+  std::mt19937_64 random(1);
+  for (const std::int64_t d : {16, 64, 65}) {
+    const Problem problem = peers(*backend, task, DType::f32, 1, d, "none", "no");
+    RankRun run(*backend, task, group.memory(), problem);
+    const Plan plan =
+        plan_of(*backend, problem,
+                draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).front());
+    // Slots are multiples of 256 bytes.
+    if (d <= 64)
+      CHECK(run.check(plan, 1) == "");
+    else
+      CHECK_THROWS_WITH(run.check(plan, 1),
+                        Catch::Matchers::Contains("larger than the group's memory"));
+  }
+}
+
+namespace {
+
+bool has_two_gpus() {
+  const auto devices = list_devices(read_environment()).found;
+  return std::count_if(devices.begin(), devices.end(), [](const auto& device) {
+           return device.facts.kind == DeviceKind::cuda;
+         }) >= 2;
+}
+
+}  // namespace
+
+TEST_CASE("all-reduce: two GPUs have the same bits", "[gpu]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
+  CHECK(start_ranks(2, "cuda", "verify"));
+}
+
+TEST_CASE("all-reduce: 100000 collectives of random sizes on two GPUs", "[gpu]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
+  CHECK(start_ranks(2, "cuda", "most"));
+}
+
+TEST_CASE("all-reduce: ranks that end or differ are errors on two GPUs", "[gpu]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
+  kill_ranks("cuda", 8, 3000);
+  CHECK(start_ranks(2, "cuda", "differ"));
+  CHECK(start_ranks(2, "cuda", "leave"));
+}
+
+TEST_CASE("all-reduce: times of variants on two GPUs", "[gpu][.time]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
+  CHECK(start_ranks(2, "cuda", "time"));
+}

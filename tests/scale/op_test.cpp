@@ -1,0 +1,89 @@
+// scale against its reference, and that a factor of 1 leaves every bit, NaN's too, as it is.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/open.hpp"
+#include "kernels/scale/scale.hpp"
+#include "support/fuzz.hpp"
+#include "support/op_reference.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  const auto [m, h] = draw.matrix(most_elements);
+  return canonical(scale_op(),
+                   {"scale", "fwd", draw.of(scale_op().dtypes(kind)), {{"m", m}, {"h", h}}, {}},
+                   kind);
+}
+
+/// Runs every family of the device on x.
+void check_factor(Backend& backend, float factor) {
+  const DeviceFacts& facts = backend.facts();
+  const Problem problem =
+      canonical(scale_op(), {"scale", "fwd", DType::f32, {{"m", 3}, {"h", 40}}, {}}, facts.kind);
+  for (const Family* family : scale_op().families()) {
+    if (family->refusal(problem, facts)) continue;
+    CAPTURE(family->name(), factor);
+    std::vector<float> x(120, 1.5f);
+    x[7] = std::numeric_limits<float>::quiet_NaN();
+    x[8] = std::numeric_limits<float>::denorm_min();
+    const auto result =
+        backend.compile(family->program(problem, facts, family->default_config(problem, facts)));
+    REQUIRE(result.report.failure == "");
+    const auto device = backend.allocate(480), given = backend.allocate(4);
+    backend.write(device->data(), x.data(), 480);
+    backend.write(given->data(), &factor, 4);
+    void* const tensors[] = {device->data(), given->data()};
+    result.executable->enqueue(tensors, nullptr, backend.stream());
+    std::vector<float> after(120);
+    backend.read(after.data(), device->data(), 480);
+    if (factor == 1) {
+      CHECK(std::memcmp(x.data(), after.data(), 480) == 0);
+    } else {
+      CHECK(after[0] == 1.5f * factor);
+      CHECK(after[119] == 1.5f * factor);
+      CHECK(std::isnan(after[7]));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("scale is in the catalog, and every source that its families name is embedded") {
+  check_registration(scale_op());
+}
+
+TEST_CASE("the reference of scale is the formula") {
+  const Problem problem = canonical(
+      scale_op(), {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {}}, DeviceKind::cpu);
+  const auto found = run_reference(scale_op(), problem, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
+  CHECK(found.at("x") == std::vector<double>{-0.5, 1, -1.5, 0});
+}
+
+TEST_CASE("random problems of scale are right on the CPU") {
+  verify_small_on_cpu(scale_op(), random_problem, 200);
+  verify_larger_on_cpu(scale_op(), random_problem, 10);
+}
+
+TEST_CASE("a factor of 1 moves nothing") {
+  const auto backend = open_cpu();
+  for (const float factor : {1.0f, 0.25f}) check_factor(*backend, factor);
+}
+
+TEST_CASE("every CUDA family of scale has a space with its default in it") {
+  check_cuda_spaces(scale_op(), random_problem);
+}
+
+TEST_CASE("random problems of scale are right on the GPU", "[gpu]") {
+  verify_on_gpu(scale_op(), random_problem, 40, 3);
+}
+
+TEST_CASE("on a GPU too, a factor of 1 moves nothing", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const float factor : {1.0f, 0.25f}) check_factor(*backend, factor);
+}
