@@ -198,20 +198,22 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
 }
 
 /// All warps of a block send a row together where there are few rows; a warp sends a row where they
-/// fill the device. Between two ranks one shot moves as many bytes over the link as two.
+/// fill the device. Blocks are small enough for two of an SM, unless rows are wide. Between two
+/// ranks one shot moves as many bytes over the link as two.
 Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
-  const std::int64_t summers = form.row_bytes() <= 128 * chunk_vector(form)   ? 128
-                               : form.row_bytes() <= 256 * chunk_vector(form) ? 256
-                                                                              : 512;
   Config config{{"shots", form.ranks > 2 ? 2 : 1},
-                {"senders", 8},
-                {"summers", summers},
+                {"senders", 4},
+                {"summers", form.row_bytes() <= 128 * chunk_vector(form) ? 128 : 256},
                 {"parts", 1},
-                {"blocks", summers == 512 ? 1 : 2}};
+                {"blocks", 2}};
+  if (chunk_vectors(form, config) == 0) {
+    config.set("summers", 512);
+    config.set("blocks", 1);
+  }
   const Space space = chunk_space(problem, facts);
   if (form.m <= 4 * facts.multiprocessors)
-    for (const std::int64_t parts : {2, 4, 8}) {
+    for (const std::int64_t parts : {2, 4}) {
       Config finer = config;
       finer.set("parts", parts);
       if (space.violations(finer).empty()) config = finer;

@@ -78,7 +78,7 @@ Config config_of(const Engine& engine, const GemmProblem& gemm, const DeviceFact
                   {"epilogue_stages", epilogue_stages},
                   {"group_m", 8}};
   };
-  // Of logits, of dw, and of dw that is added to. wgmma reads an MN-major A at a lower rate, so
+  // Three products: logits, dw, and dw that is added to. wgmma reads an MN-major A at a lower rate, so
   // that narrow tiles of dw wait for shared memory.
   Config measured = config;
   if (gemm.a_major == Major::k && gemm.b_major == Major::k)
@@ -340,7 +340,7 @@ class ChunkFamily final : public Family {
         {"threads", "cluster"});
     return space;
   }
-  // Blocks of 512 threads, of which an SM has two.
+  // Blocks of 512 threads: two of them are on an SM.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     if (device_kind() == DeviceKind::cpu || is_fallback()) return {};
     cross_entropy::RowBlocks blocks;

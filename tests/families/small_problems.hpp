@@ -42,10 +42,13 @@ inline bool is_nested(const Op& op) {
   return has_nested_parts(op, canonical(op, problem, DeviceKind::cpu));
 }
 
-/// The first small problem of this pass, dtype and form that the family does not refuse.
+/// The first small problem of this pass, dtype and form that the family does not refuse. None over
+/// the memory of other processes, which tests/all_reduce starts.
 inline std::optional<Problem> small_problem(const Op& op, const Family& family,
                                             const std::string& pass, DType dtype,
                                             const Options& options, const DeviceFacts& facts) {
+  if (const auto link = options.find("link"); link != options.end() && link->second == "peers")
+    return std::nullopt;
   constexpr double most_elements = 1 << 25;  // of a tensor with all extents
   for (const std::int64_t tokens : {33, 5, 128, 1})
     for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
@@ -59,7 +62,7 @@ inline std::optional<Problem> small_problem(const Op& op, const Family& family,
       double product = 1;
       for (const auto& size : op.sizes()) {
         if (size.rare) continue;
-        problem.sizes[size.name] = size.name == op.token_size() ? tokens : next;
+        problem.sizes[size.name] = size.name == op.token_size() ? tokens : std::min(next, size.max);
         product *= static_cast<double>(problem.sizes[size.name]);
         if (size.name != op.token_size()) next += extent;
       }

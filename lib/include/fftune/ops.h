@@ -713,7 +713,7 @@
  *   m            1 to 2147483647                 tokens (any number)
  *   top-k        1 to 32                         experts that a token chooses
  *   experts      1 to 1024                       experts to choose from
- *   groups       1 to 32, rare                   groups of experts, of which a token uses the best;
+ *   groups       1 to 32, rare                   groups of experts: a token uses the best ones;
  *                                                none if left out
  *   top-groups   1 to 32, rare                   groups that a token uses; all if left out
  *   score        softmax, sigmoid                function of a logit that gives an expert's score
@@ -1102,8 +1102,8 @@
  *   shared-h        1 to 16777216, rare               intermediate size of a network with weights
  *                                                     of its own beside the experts, for every
  *                                                     token; left out: none
- *   groups          1 to 32, rare                     groups of experts, of which a token uses the
- *                                                     best; left out: none
+ *   groups          1 to 32, rare                     groups of experts: a token uses the best
+ *                                                     ones; left out: none
  *   top-groups      1 to 32, rare                     groups that a token uses; all if left out
  *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
  *                                                     left out
@@ -1595,8 +1595,8 @@
  *   shared-h        1 to 16777216, rare                intermediate size of a network with weights
  *                                                      of its own beside the experts, for every
  *                                                      token; left out: none
- *   groups          1 to 32, rare                      groups of experts, of which a token uses the
- *                                                      best; left out: none
+ *   groups          1 to 32, rare                      groups of experts: a token uses the best
+ *                                                      ones; left out: none
  *   top-groups      1 to 32, rare                      groups that a token uses; all if left out
  *   window          1 to 1073741824, rare              keys of a query at most, the nearest; all if
  *                                                      left out

@@ -136,8 +136,8 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
 
 def _made_up(batch: "_Batch", block: int) -> "_Batch":
     """A batch of the same kind, whose keys are those of block 0. The first rows write theirs there. No
-    row is padded. Of pure decoding it has as many rows; with prompts it has one of `block` tokens, and
-    a sequence that decodes."""
+    row is padded. A batch of pure decoding keeps its rows; one with prompts gets a prompt of `block`
+    tokens and a sequence that decodes."""
     device = batch.slots.device
     queries = [1] * batch.tokens if batch.offsets is None else [block, 1]
     rows, sequences = sum(queries), len(queries)
