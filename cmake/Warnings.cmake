@@ -22,10 +22,11 @@ endfunction()
 option(FFTUNE_PRECOMPILE "Precompile common headers" ON)
 # A source with options of its own, such as -mavx2, quietly reads the headers themselves.
 set(CMAKE_PCH_WARN_INVALID OFF)
+# The headers behind the target are those that most of its files include besides.
 function(fftune_precompile target)
   if(FFTUNE_PRECOMPILE)
     target_precompile_headers(
       ${target} PRIVATE <algorithm> <cstdint> <functional> <map> <memory> <optional> <string>
-      <string_view> <utility> <variant> <vector> <fmt/format.h>)
+      <string_view> <utility> <variant> <vector> <fmt/format.h> ${ARGN})
   endif()
 endfunction()

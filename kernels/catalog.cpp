@@ -55,9 +55,9 @@ const Catalog& builtin_catalog() {
                                 &pack_weight_op(),
                                 &cross_entropy_op(),
                                 &linear_cross_entropy_op(),
-                                 &scale_op(),
-                                 &decode_op(),
-                                 &all_reduce_op()},
+                                &scale_op(),
+                                &decode_op(),
+                                &all_reduce_op()},
                                &sources};
   return catalog;
 }

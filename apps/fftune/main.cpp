@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -30,8 +29,7 @@ namespace {
 /// Every command, in the order of --help: a new one is declared in commands.hpp and has a row here.
 constexpr void (*commands[])(CommandLine&){
     add_tune,  // one command for each op, named after it
-    add_tune_presets,
-    add_tune_vllm,
+    add_tune_presets, add_tune_vllm,
     add_devices,  //
     add_ops,      //
     add_list,     //
@@ -55,8 +53,7 @@ std::string version_text(bool as_json) {
       {"compiler", __VERSION__},
       {"CLI11", CLI11_VERSION},
       {"fmt", three(FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100)},
-      {"nlohmann-json", three(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
-                              NLOHMANN_JSON_VERSION_PATCH)},
+      {"nlohmann-json", json_library_version()},
       {"spdlog", three(SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH)}};
   Json document;
   std::string lines;

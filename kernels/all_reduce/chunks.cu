@@ -161,17 +161,52 @@ __global__ void __launch_bounds__(config.summers + 32 * config.senders)
         const u32 adder = config.two_shots ? owner(chunk) : group.rank;
         const bool adds_here = adder == group.rank;
         if (adds_here != (shot == 0)) continue;
-        if (adds_here) {
-          for (int i = thread; i < ranks * parts; i += summers)
-            if (group.is_peer(i / parts)) arrived(i / parts, chunk * parts + i % parts);
-        } else if (thread == 0) {
-          arrived(static_cast<int>(adder), chunk * parts);
-        }
-        named_barrier_sync(1, summers);
-        const i64 end = chunk * chunk_rows + chunk_rows < rows ? (chunk + 1) * chunk_rows : rows;
-        for (i64 row = chunk * chunk_rows; row < end; ++row, buffer ^= 1) {
+        const i64 first_row = chunk * chunk_rows;
+        const i64 end = first_row + chunk_rows < rows ? first_row + chunk_rows : rows;
+        for (i64 row = first_row; row < end; ++row, buffer ^= 1) {
+          // All loads of a row are in flight together; those of the rank's own data do not wait.
+          constexpr int held = config.vectors > 0 ? config.vectors : 1;
+          aligned_vector<T, count> kept[held], others[held],
+              values[held][ranks > 1 ? ranks - 1 : 1];
+          const auto load_own = [&](int i, int place) {
+            const i64 at = row * d + (i * summers + thread) * count;
+            const bool valid = (i * summers + thread) * count < d;
+            if (adds_here) kept[place] = load_once<T, count>(x + at, valid, policy);
+            if constexpr (adds) others[place] = load_once<T, count>(residual + at, valid, policy);
+          };
+          const auto load_sent = [&](int i, int place) {
+            if ((i * summers + thread) * count >= d) return;
+            const auto slot = [&](u32 p) {
+              return group.own + group.slot_offset(group.data, group.data_bytes, p) +
+                     (row * d + (i * summers + thread) * count) * static_cast<i64>(sizeof(T));
+            };
+            if (!adds_here) {
+              values[place][0] = load_arrived<T, count>(slot(adder));
+              return;
+            }
+#pragma unroll
+            for (u32 peer = 0; peer < ranks - 1; ++peer)
+              values[place][peer] =
+                  load_arrived<T, count>(slot(peer + (peer >= group.rank ? 1 : 0)));
+          };
+          if constexpr (config.vectors > 0) {
+#pragma unroll
+            for (int i = 0; i < config.vectors; ++i) load_own(i, i);
+          }
+          if (row == first_row) {
+            if (adds_here) {
+              for (int i = thread; i < ranks * parts; i += summers)
+                if (group.is_peer(i / parts)) arrived(i / parts, chunk * parts + i % parts);
+            } else if (thread == 0) {
+              arrived(static_cast<int>(adder), chunk * parts);
+            }
+            named_barrier_sync(1, summers);
+          }
+          if constexpr (config.vectors > 0) {
+#pragma unroll
+            for (int i = 0; i < config.vectors; ++i) load_sent(i, i);
+          }
           float squares = 0.0f;
-          aligned_vector<T, count> kept[config.vectors > 0 ? config.vectors : 1];
           const int steps =
               config.vectors > 0 ? config.vectors : (d + summers * count - 1) / (summers * count);
 #pragma unroll
@@ -179,20 +214,20 @@ __global__ void __launch_bounds__(config.summers + 32 * config.senders)
             const int column = (i * summers + thread) * count;
             if (column >= d) continue;
             const i64 at = row * d + column;
-            const auto slot = [&](u32 p) {
-              return group.own + group.slot_offset(group.data, group.data_bytes, p) +
-                     at * static_cast<i64>(sizeof(T));
-            };
+            const int place = config.vectors > 0 ? i : 0;
+            if constexpr (config.vectors == 0) {
+              load_own(i, 0);
+              load_sent(i, 0);
+            }
             float total[count], summand[count];
             if (adds_here) {
-              const auto own = load_once<T, count>(x + at, true, policy);
-              aligned_vector<T, count> values[ranks];
-#pragma unroll
-              for (int p = 0; p < ranks; ++p)
-                values[p] = group.is_peer(p) ? load_arrived<T, count>(slot(p)) : own;
 #pragma unroll
               for (int p = 0; p < ranks; ++p) {
-                to_floats(values[p], summand);
+                aligned_vector<T, count> value = kept[place];
+                if (p > 0 && static_cast<u32>(p) > group.rank)
+                  value = values[place][larger(p - 1, 0)];
+                if (p < ranks - 1 && static_cast<u32>(p) < group.rank) value = values[place][p];
+                to_floats(value, summand);
 #pragma unroll
                 for (int e = 0; e < count; ++e)
                   total[e] = p == 0 ? summand[e] : total[e] + summand[e];
@@ -209,18 +244,17 @@ __global__ void __launch_bounds__(config.summers + 32 * config.senders)
                 to_floats(rounded, total);
               }
             } else {
-              to_floats(load_arrived<T, count>(slot(adder)), total);
+              to_floats(values[place][0], total);
             }
             if constexpr (adds) {
-              to_floats(load_once<T, count>(residual + at, true, policy), summand);
+              to_floats(others[place], summand);
 #pragma unroll
               for (int e = 0; e < count; ++e) total[e] += summand[e];
             }
-            const auto rounded = from_floats<T>(total);
-            if constexpr (config.vectors > 0) kept[i] = rounded;
+            kept[place] = from_floats<T>(total);
             if (!group.failed && (!normalises || adds || config.vectors == 0))
-              store_once(kept_sum + at, rounded, policy);
-            to_floats(rounded, total);
+              store_once(kept_sum + at, kept[place], policy);
+            to_floats(kept[place], total);
 #pragma unroll
             for (int e = 0; e < count; ++e) squares += total[e] * total[e];
           }

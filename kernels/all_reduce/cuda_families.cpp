@@ -151,11 +151,11 @@ std::int64_t chunk_vector(const Form& form) {
   return widest_vector(form.row_bytes());
 }
 
-/// Vectors of a summing thread in registers, or 0: too many.
+/// Vectors of a summing thread in registers, of all ranks and the residual; or 0: too many.
 std::int64_t chunk_vectors(const Form& form, const Config& config) {
   const std::int64_t vectors =
       quotient_up(form.row_bytes(), chunk_vector(form) * config.at("summers"));
-  return vectors <= 4 ? vectors : 0;
+  return vectors * (form.ranks + 1) <= 12 ? vectors : 0;
 }
 
 std::int64_t rows_of_chunk(const Form& form, const Config& config) {
@@ -197,20 +197,23 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
   return space;
 }
 
-/// All warps of a block send a row together where there are few rows; a warp sends a row where they
-/// fill the device. Between two ranks one shot moves as many bytes over the link as two.
+/// Few rows: all warps of a block send a row together, and a thread adds a vector or two. Many
+/// rows: a warp sends a row, and blocks are small enough for two of an SM, unless rows are wide.
+/// Between two ranks one shot moves as many bytes over the link as two.
 Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
-  const std::int64_t summers = form.row_bytes() <= 128 * chunk_vector(form)   ? 128
-                               : form.row_bytes() <= 256 * chunk_vector(form) ? 256
-                                                                              : 512;
+  const std::int64_t vectors = form.row_bytes() / chunk_vector(form);
+  const bool few = form.m <= 4 * facts.multiprocessors;
   Config config{{"shots", form.ranks > 2 ? 2 : 1},
-                {"senders", 8},
-                {"summers", summers},
-                {"parts", 1},
-                {"blocks", summers == 512 ? 2 : 3}};
+                {"senders", few ? 8 : 4},
+                {"summers", vectors <= 128         ? 128
+                            : few && vectors > 256 ? 512
+                                                   : 256},
+                {"parts", 1}};
+  if (chunk_vectors(form, config) == 0) config.set("summers", 512);
+  config.set("blocks", config.at("summers") == 512 ? 1 : 2);
   const Space space = chunk_space(problem, facts);
-  if (form.m <= 4 * facts.multiprocessors)
+  if (few)
     for (const std::int64_t parts : {2, 4, 8}) {
       Config finer = config;
       finer.set("parts", parts);

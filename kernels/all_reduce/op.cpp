@@ -45,8 +45,7 @@ OpFacts facts() {
             .help = "peers: a group's memory is given; loopback: one rank plays all, whose x "
                     "are equal",
             .choices = {"loopback", "peers"},
-            .rare = true,
-            .performance_neutral = true}},
+            .rare = true}},
       .families = {cuda_families, cpu_families}};
 }
 

@@ -72,26 +72,23 @@ void append_rows(Program& program, const Form& form, const Rows& rows, const Dev
                                   form.z_loss,
                                   form.softcap};
   const auto threads = static_cast<std::uint32_t>(blocks.threads);
-  if (held == 0) {
-    append_kernel(program, kernel_file,
-                  fmt::format("cross_entropy_rows<{}, {}, {}>", kind, count, threads),
-                  {static_cast<std::uint32_t>(rows.rows)}, threads, std::move(arguments))
-        .programmatic = has_clusters;
-    return;
+  std::string kernel = fmt::format("cross_entropy_rows<{}, {}, {}>", kind, count, threads);
+  std::int64_t grid = rows.rows, part = 0;
+  if (held > 0) {
+    kernel = fmt::format("cross_entropy_held<{}, {}, {}, {}>", kind, threads, held, blocks.cluster);
+    part = quotient_up(rows.vocab / count, blocks.cluster);
+    arguments.insert(arguments.end(), {static_cast<std::int32_t>(part), rows.rows});
+    // As many clusters as are resident. Those of more than two blocks do not fill every GPC.
+    std::int64_t clusters = 1024 / blocks.threads * facts.multiprocessors / blocks.cluster;
+    if (blocks.cluster > 2) clusters = clusters * 91 / 100;
+    grid = std::clamp<std::int64_t>(clusters, 1, rows.rows) * blocks.cluster;
   }
-  const std::int64_t part = quotient_up(rows.vocab / count, blocks.cluster);
-  arguments.insert(arguments.end(), {static_cast<std::int32_t>(part), rows.rows});
-  // As many clusters as are resident. Those of more than two blocks do not fill every GPC.
-  std::int64_t clusters = 1024 / blocks.threads * facts.multiprocessors / blocks.cluster;
-  if (blocks.cluster > 2) clusters = clusters * 91 / 100;
-  clusters = std::clamp<std::int64_t>(clusters, 1, rows.rows);
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
-      fmt::format("cross_entropy_held<{}, {}, {}, {}>", kind, threads, held, blocks.cluster),
-      {static_cast<std::uint32_t>(clusters * blocks.cluster)}, threads, std::move(arguments));
-  launch.cluster.x = static_cast<std::uint32_t>(blocks.cluster);
+  KernelLaunch& launch =
+      append_kernel(program, kernel_file, kernel, {static_cast<std::uint32_t>(grid)}, threads,
+                    std::move(arguments));
+  launch.programmatic = has_clusters;
+  if (held > 0) launch.cluster.x = static_cast<std::uint32_t>(blocks.cluster);
   launch.shared_bytes = static_cast<std::uint32_t>(part * 16);
-  launch.programmatic = true;
 }
 
 void append_total(Program& program, const Form& form, const Pointer& losses, const Pointer& total,

@@ -97,7 +97,7 @@ struct QkvHeads {
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   /// Rotation: the row's position, i32 [m], and either a table of angles, f32 [positions, rotary],
-  /// of which kernels read the first of each pair, or the frequency of each pair.
+  /// or the frequency of each pair. Kernels read the table's first angle of each pair.
   std::string_view positions = {};
   std::string_view angles = {};
   std::int64_t table_rows = 0;

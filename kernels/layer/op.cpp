@@ -441,8 +441,8 @@ OpFacts facts() {
                "intermediate size of a network with weights of its own beside the experts, for "
                "every token; left out: none",
                1 << 24, 1408),
-           rare_size("groups", "groups of experts, of which a token uses the best; left out: none",
-                     32, 8),
+           rare_size("groups", "groups of experts: a token uses the best ones; left out: none", 32,
+                     8),
            rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
            rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30,
                      4096),

@@ -198,6 +198,8 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
+    if (experts_ != problem.has("ffn", "moe"))
+      return experts_ ? "the layers have no experts" : "the layers have experts";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",

@@ -78,7 +78,7 @@ Config config_of(const Engine& engine, const GemmProblem& gemm, const DeviceFact
                   {"epilogue_stages", epilogue_stages},
                   {"group_m", 8}};
   };
-  // Of logits, of dw, and of dw that is added to. wgmma reads an MN-major A at a lower rate, so
+  // Three products: logits, dw, and dw that is added to. wgmma reads an MN-major A at a lower rate, so
   // that narrow tiles of dw wait for shared memory.
   Config measured = config;
   if (gemm.a_major == Major::k && gemm.b_major == Major::k)
@@ -319,6 +319,14 @@ class ChunkFamily final : public Family {
                                  "twice if it does not fit",
                                  {1, 2, 4, 8})
                       .when_absent(1);
+    space.constraint("a block's part of the next row fits in shared memory",
+                     [row = problem.size("vocab") * dtype_bytes(problem.dtype),
+                      most = facts.shared_bytes_per_block - 1024,
+                      reads_twice = reads_twice(problem, facts)](const Config& c) {
+                       const std::int64_t part = static_cast<std::int64_t>(row) / c.at("cluster");
+                       return !reads_twice || part > c.at("threads") * 128 || part <= most;
+                     },
+                     {"threads", "cluster"});
     space.constraint(
         "blocks of a cluster hold a row that half as many could not hold",
         [vocab = problem.size("vocab"), dtype = problem.dtype,
@@ -332,7 +340,7 @@ class ChunkFamily final : public Family {
         {"threads", "cluster"});
     return space;
   }
-  // Blocks of 512 threads, of which an SM has two.
+  // Blocks of 512 threads: two of them are on an SM.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     if (device_kind() == DeviceKind::cpu || is_fallback()) return {};
     cross_entropy::RowBlocks blocks;

@@ -125,8 +125,7 @@ OpFacts facts() {
           "the logits",
       .sizes = {row_tokens(), top_k_size(), experts_size(),
                 rare_size("groups",
-                          "groups of experts, of which a token uses the best; none if left out", 32,
-                          8),
+                          "groups of experts: a token uses the best ones; none if left out", 32, 8),
                 rare_size("top-groups", "groups that a token uses; all if left out", 32, 4)},
       .options =
           {{"score", "function of a logit that gives an expert's score", {"softmax", "sigmoid"}},

@@ -1,6 +1,6 @@
 // Codes, scales and zero points to the layout of packed weights (gemm/packed/layout.cuh), and back.
 //
-// A warp has a block of 16 rows and 64 elements of k, of which each lane has 32 codes of two rows.
+// A warp has a block of 16 rows and 64 elements of k: each lane has 32 codes of two of these rows.
 // Then the threads of all blocks share the scales and zero points.
 #include "common/async.cuh"
 #include "common/vectors.cuh"

@@ -1,18 +1,18 @@
 #include "api/describe.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "api/handles.hpp"
 #include "core/lookup.hpp"
 #include "registry/catalog.hpp"
+#include "store/json.hpp"
 #include "store/preset_file.hpp"
 
 namespace fftune {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = JsonValue;
 
 std::string_view name_of(DeviceMatch match) {
   using enum DeviceMatch;
@@ -24,17 +24,17 @@ std::string_view name_of(DeviceMatch match) {
 }
 
 Json variants_of(const Op& op, const Recipe& recipe) {
-  Json variants = Json::array();
+  Json::Array variants;
   for (const auto& variant : recipe) {
     const Family& family = family_of(op, variant.family);
-    Json parameters = Json::object();
+    Json parameters = Json::Object();
     for (const auto& [name, value] : variant.config.entries())
       parameters[name] = value.is_word() ? Json(value.word()) : Json(value.number());
-    variants.push_back({{"stages", family.stages()},
-                        {"id", variant.id()},
-                        {"family", variant.family},
-                        {"parameters", std::move(parameters)},
-                        {"fallback", family.is_fallback()}});
+    variants.push_back(Json{{"stages", family.stages()},
+                            {"id", variant.id()},
+                            {"family", variant.family},
+                            {"parameters", std::move(parameters)},
+                            {"fallback", family.is_fallback()}});
   }
   return variants;
 }
@@ -43,7 +43,7 @@ Json preset_of(const Choice& choice) {
   if (!choice.preset) return nullptr;
   const auto& match = *choice.preset;
   return {{"path", match.path.string()},
-          {"problem", Json::parse(problem_json(match.record->problem))},
+          {"problem", parse_json(problem_json(match.record->problem))},
           {"device_match", name_of(match.device)},
           {"exact_shape", match.exact_shape},
           {"distance", match.distance},
@@ -52,35 +52,35 @@ Json preset_of(const Choice& choice) {
 }
 
 Json problem_of(const PlanFacts& plan) {
-  auto problem = Json::parse(problem_json(*plan.problem));
+  auto problem = parse_json(problem_json(*plan.problem));
   if (plan.plan->token_plan)
-    problem[std::string(plan.op->token_size())] = {{"max", plan.plan->token_plan->most_tokens()}};
+    problem[plan.op->token_size()] = Json{{"max", plan.plan->token_plan->most_tokens()}};
   return problem;
 }
 
 Json segments_of(const PlanFacts& plan) {
-  Json segments = Json::array();
+  Json::Array segments;
   for (const auto& segment : plan.plan->token_plan->segments())
-    segments.push_back({{"first", segment.first},
-                        {"last", segment.last},
-                        {"each", segment.each},
-                        {"variants", variants_of(*plan.op, segment.choice.recipe)},
-                        {"preset", preset_of(segment.choice)},
-                        {"reason", segment.choice.reason},
-                        {"stale", segment.choice.stale}});
+    segments.push_back(Json{{"first", segment.first},
+                            {"last", segment.last},
+                            {"each", segment.each},
+                            {"variants", variants_of(*plan.op, segment.choice.recipe)},
+                            {"preset", preset_of(segment.choice)},
+                            {"reason", segment.choice.reason},
+                            {"stale", segment.choice.stale}});
   return segments;
 }
 
 Json buffers_of(const fftune_plan& plan) {
-  Json buffers = Json::array();
+  Json::Array buffers;
   for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
     const auto& tensor = plan.tensors()[i];
-    buffers.push_back({{"name", tensor.name},
-                       {"role", role_name(tensor.role)},
-                       {"dtype", dtype_name(tensor.dtype)},
-                       {"shape", tensor.shape},
-                       {"bytes", tensor.bytes()},
-                       {"alignment", plan.alignments[i]}});
+    buffers.push_back(Json{{"name", tensor.name},
+                           {"role", role_name(tensor.role)},
+                           {"dtype", dtype_name(tensor.dtype)},
+                           {"shape", tensor.shape},
+                           {"bytes", tensor.bytes()},
+                           {"alignment", plan.alignments[i]}});
   }
   return buffers;
 }
@@ -108,8 +108,7 @@ std::string describe(const PlanFacts& plan) {
                    {"warnings", plan.warnings},
                    {"preset_complaints", plan.complaints}};
   if (plan.plan->token_plan) description["segments"] = segments_of(plan);
-  // A path or a device may name itself in bytes that are not UTF-8.
-  return description.dump(2, ' ', false, Json::error_handler_t::replace);
+  return json_page(description);
 }
 
 }  // namespace fftune

@@ -132,7 +132,7 @@ class Backend {
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   /// Zeros, for peers. Throws Error(unavailable).
   virtual std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes);
-  /// What a peer shares, `bytes` of it; takes the handle's descriptor over. Throws
+  /// The first `bytes` of a peer's memory; takes the handle's descriptor over. Throws
   /// Error(unavailable) that says why this device cannot reach it.
   virtual std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes);
   virtual void write(void* device, const void* host, std::size_t bytes) = 0;

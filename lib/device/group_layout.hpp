@@ -26,8 +26,9 @@ struct GroupTable {
   std::uint64_t status = 0;
 };
 
-/// Messages up to this size may go as packets, which take twice their bytes.
-constexpr std::uint64_t most_packet_message = std::uint64_t{4} << 20;
+/// Messages up to this size may go as packets, which take twice their bytes on the link: larger
+/// ones are slower than as plain data.
+constexpr std::uint64_t most_packet_message = std::uint64_t{512} << 10;
 
 /// The areas for messages of up to `bytes` between `ranks` ranks.
 inline GroupTable group_layout(int ranks, std::uint64_t bytes) {

@@ -93,10 +93,63 @@ std::string json_line(const JsonValue& value);
 /// fits. Ends in a newline.
 std::string json_page(const JsonValue& value);
 
+/// The version of nlohmann/json: "3.11.2".
+std::string json_library_version();
+
 /// A brief form of the value for a complaint: "12", "\"x\"", "an array"; one short printable line.
 std::string json_brief(const JsonValue& value);
 /// `text` in printable ASCII on one line, cut to `limit` characters: fit for an error message.
 std::string printable(std::string_view text, std::size_t limit = 80);
+
+// Reading what this program wrote itself. Every call throws Error(invalid_input).
+
+const JsonValue& member(const JsonValue& object, std::string_view key);
+const JsonValue::Array& items_of(const JsonValue& array);
+[[noreturn]] void not_as_expected(const JsonValue& value, std::string_view what);
+
+/// The value as T: bool, an integer that T holds, a double, text, or a container of these.
+template <typename T>
+T value_as(const JsonValue& value) {
+  if constexpr (std::same_as<T, bool> || std::same_as<T, std::string>) {
+    if (const auto* same = value.get_if<T>()) return *same;
+    not_as_expected(value, std::same_as<T, bool> ? "true or false" : "text");
+  } else if constexpr (std::integral<T> || std::floating_point<T>) {
+    if (const auto* number = value.get_if<std::int64_t>()) {
+      if constexpr (std::floating_point<T>)
+        return static_cast<T>(*number);
+      else if (std::in_range<T>(*number))
+        return static_cast<T>(*number);
+    }
+    if (const auto* number = value.get_if<std::uint64_t>()) {
+      if constexpr (std::floating_point<T>)
+        return static_cast<T>(*number);
+      else if (std::in_range<T>(*number))
+        return static_cast<T>(*number);
+    }
+    if constexpr (std::floating_point<T>)
+      if (const auto* number = value.get_if<double>()) return *number;
+    not_as_expected(value, std::integral<T> ? "a whole number in its range" : "a number");
+  } else {
+    T all;
+    for (const JsonValue& item : items_of(value))
+      all.insert(all.end(), value_as<typename T::value_type>(item));
+    return all;
+  }
+}
+
+template <typename T>
+T field_as(const JsonValue& object, std::string_view key) {
+  return value_as<T>(member(object, key));
+}
+template <typename T>
+T field_or(const JsonValue& object, std::string_view key, T if_missing) {
+  const JsonValue* const found = object.find(key);
+  return found == nullptr ? if_missing : value_as<T>(*found);
+}
+template <typename T>
+void read_field(const JsonValue& object, std::string_view key, T& to) {
+  to = field_as<T>(object, key);
+}
 
 // Reading an object's fields, each wrong one named: "verdict.median_us: expected …, found …".
 

@@ -204,12 +204,32 @@ JsonValue parse_json(std::string_view text) {
   return std::move(builder.root);
 }
 
+const JsonValue& member(const JsonValue& object, std::string_view key) {
+  if (const JsonValue* const found = object.find(key)) return *found;
+  throw Error(ErrorKind::invalid_input, fmt::format("'{}' is missing", key));
+}
+
+const JsonValue::Array& items_of(const JsonValue& array) {
+  if (const auto* items = array.get_if<JsonValue::Array>()) return *items;
+  not_as_expected(array, "an array");
+}
+
+void not_as_expected(const JsonValue& value, std::string_view what) {
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("expected {}, found {}", what, json_brief(value)));
+}
+
 std::string json_line(const JsonValue& value) {
   return line(value, "");
 }
 
 std::string json_page(const JsonValue& value) {
   return page(value, 0, 0) + "\n";
+}
+
+std::string json_library_version() {
+  return fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                     NLOHMANN_JSON_VERSION_PATCH);
 }
 
 std::string json_brief(const JsonValue& value) {

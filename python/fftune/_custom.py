@@ -142,13 +142,17 @@ def _taken(argument, place, at: int):
 
 
 def _by_reference(name: str):
-    function = getattr(reference, name)
+    function = getattr(reference, name, None)
 
     def implementation(*arguments):
+        if function is None:
+            raise Error(f"{name}: it has no PyTorch reference: unset FFTUNE_DISABLE")
         result = function(*arguments)
         # An op's results are tensors of their own, contiguous ones.
         own = lambda t: t.clone(memory_format=torch.contiguous_format)
-        return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
+        if isinstance(result, tuple):
+            return tuple(map(own, result))
+        return None if result is None else own(result)
     return implementation
 
 

@@ -40,7 +40,8 @@ class Group:
         name: The same on all ranks, and no other group's on this host.
         rank, ranks: This rank, from 0, and how many there are, 8 at most.
         device: The rank's GPU, or the CPU.
-        max_bytes: Bytes of the largest message. A group takes 4 * ranks * max_bytes at most.
+        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and up to
+            2 MB for each rank besides.
         timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
     """
 

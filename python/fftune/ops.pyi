@@ -35,7 +35,7 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          ignore_index: int | float=-100, label_smoothing: float=0.0,
                          z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
                          logprobs: bool=False, entropy: bool=False, workspace: float=512,
-                         recompute: bool=False, skip_ignored: bool=False
+                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None
                         ) -> Tensor | tuple[Tensor, ...]: ...
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,

@@ -264,6 +264,19 @@ def _with_dense(format, x, w, scale, *others):
             kv_heads, *options)
 
 
+def _moe_ffn_packed(format, x, ids, weights, w_gate, w_up, w_down, *others):
+    scales, others = others[:3], others[3:]
+    zeros, others = (others[:3], others[3:]) if format == "int4" else ((None,) * 3, others)
+    b_gate, b_up, b_down, experts, h, act, weigh, shared, group, routing = others
+    d, count = x.shape[-1], experts + shared
+    gate, up, down = (
+        _dense(format, w, scale, zero, count * n, k, group, x.dtype).view(count, n, k)
+        for w, scale, zero, n, k in zip((w_gate, w_up, w_down), scales, zeros, (h, h, d), (d, d, h)))
+    b_gate_up = None if b_gate is None else torch.cat((b_gate, b_up), 1)
+    return moe_ffn(x, ids, weights, torch.cat((gate, up), 1), None, down, b_gate_up, b_down, act, "halves",
+                   weigh, shared, routing)
+
+
 def _define_packed(format: str) -> None:
     """The ops of a format, by their names."""
     end = "" if format == "int4" else f"_{format}"
@@ -275,6 +288,7 @@ def _define_packed(format: str) -> None:
     globals().update({
         f"linear_packed{end}": linear_packed,
         f"ffn_packed{end}": functools.partial(_ffn_packed, format),
+        f"moe_ffn_packed{end}": functools.partial(_moe_ffn_packed, format),
         f"qkv_packed{end}": lambda *a: qkv(*_with_dense(format, *a)),
         f"qkv_packed_cached{end}": lambda *a: qkv_cached(*_with_dense(format, *a))})
     if format != "int4":
@@ -762,7 +776,7 @@ def act_mul_backward(dy, gate, up, act):
 
 
 def scale_(x, factor):
-    x.copy_(x.float() * factor)
+    x.mul_(factor)
 
 
 def act_mul_packed(gate_up, act):

@@ -85,6 +85,17 @@ def _group_as(format):
     return "128" if format == "mxfp4" else "32"
 
 
+def _moe_as(format, random, *options, bias=False, zeros=False, experts=6, d=64, h=96):
+    x, ids, shares, *_ = _moe(random, d=d, h=h)
+    pack = (lambda n, k: _packed(random, n, k, zeros)) if format == "int4" else (
+        lambda n, k: _packed_as(format, n, k))
+    weights = [pack(n, k) for n, k in ((experts * h, d), (experts * h, d), (experts * d, h))]
+    biases = ((random(experts, h), random(experts, h), random(experts, d)) if bias else (None,) * 3)
+    act, weigh, shared = options
+    return (x, ids, shares, *[w[i] for i in range(len(weights[0])) for w in weights], *biases,
+            experts - shared, h, act, weigh, shared, _group_as(format), "")
+
+
 def _cases_as(format):
     words = ("",) if format == "mxfp4" else ("_128", "_64", "_32", "_row")
     counts = {"": 4, "_128": 1, "_64": 2, "_32": 4, "_row": 1}
@@ -323,6 +334,14 @@ CASES = [
     Case("ffn_packed-zeros", "ffn_packed", lambda r: _packed_ffn(r, 70, True),
          constants=tuple(range(1, 10))),
     *(case for format in ("mxfp4", "fp8", "int8") for case in _cases_as(format)),
+    Case("moe_ffn_packed", "moe_ffn_packed", lambda r: _moe_as("int4", r, "silu", "before", 1, zeros=True),
+         differentiable=False),
+    Case("moe_ffn_packed_mxfp4", "moe_ffn_packed_mxfp4",
+         lambda r: _moe_as("mxfp4", r, "swiglu-oai", "after", 0, bias=True), differentiable=False),
+    Case("moe_ffn_packed_fp8", "moe_ffn_packed_fp8", lambda r: _moe_as("fp8", r, "silu", "after", 0),
+         differentiable=False),
+    Case("moe_ffn_packed_int8", "moe_ffn_packed_int8",
+         lambda r: _moe_as("int8", r, "gelu", "after", 1, bias=True), differentiable=False),
     Case("masked_linear", "masked_linear",
          lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24), "")),
     Case("masked_linear-pattern", "masked_linear",

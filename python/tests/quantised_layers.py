@@ -112,6 +112,22 @@ class FP8Linear(nn.Linear):
         return nn.functional.linear(x, (self.weight.float() * scale[:n, :k]).to(x.dtype), self.bias)
 
 
+def quantise_to_fp8(model, block=32, skip=("lm_head",)):
+    """All linear layers of a model but those of a name, as transformers' FP8Linear."""
+    for name, child in list(model.named_modules()):
+        parent, _, own = name.rpartition(".")
+        if type(child) is not nn.Linear or own in skip:
+            continue
+        w = child.weight.detach().float()
+        rows, columns = (-(-size // block) for size in w.shape)
+        blocks = nn.functional.pad(w, (0, columns * block - w.shape[1], 0, rows * block - w.shape[0]))
+        scale = blocks.view(rows, block, columns, block).abs().amax((1, 3)) / 448
+        wide = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)[:w.shape[0], :w.shape[1]]
+        setattr(model.get_submodule(parent), own, FP8Linear(
+            (w / wide).to(torch.float8_e4m3fn), scale, child.bias, block_size=(block, block)))
+    return model
+
+
 def of_file(name, bias=None):
     """(layer, the weight [n, k] that it stands for, in float32)"""
     from safetensors.torch import load_file

@@ -60,6 +60,36 @@ def test_beside_pytorch(sizes, reduction, rules):
     assert error(torch.autograd.grad(loss, logits, seed)[0], other) < 2e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"reduction": "none"}], ids=str)
+def test_gradients_of_weights_are_added_to_an_accumulator(dtype, options):
+    torch.manual_seed(0)
+    w = (torch.randn(70, 24) / 2).bfloat16().requires_grad_()
+    into = torch.randn(70, 24).to(dtype)
+    right = into.double()
+    for batch in range(8):
+        x = torch.randn(33, 24).bfloat16().requires_grad_()
+        labels = labels_of(33, 70)
+        loss = ops.linear_cross_entropy(x, w, labels, **options).sum() / 8
+        dx, dw = torch.autograd.grad(loss, (x, w))
+        right += dw.double()
+        loss = ops.linear_cross_entropy(x, w, labels, into=into, **options).sum() / 8
+        loss.backward()
+        assert torch.equal(x.grad, dx) and w.grad is None
+    assert error(into, right) < (1e-6 if dtype == torch.float32 else 1e-2)
+    with torch.no_grad():
+        before = into.clone()
+        ops.linear_cross_entropy(x, w, labels, into=into)
+        assert torch.equal(into, before)
+
+
+def test_an_accumulator_that_does_not_fit_is_refused():
+    x, w, labels = torch.randn(3, 8), torch.randn(10, 8), torch.zeros(3, dtype=torch.int64)
+    for into in (torch.zeros(10, 7), torch.zeros(10, 8).half(), torch.zeros(10, 8).requires_grad_(), 3):
+        with pytest.raises(fftune.Error, match="linear-cross-entropy: into is .*: give a tensor like w"):
+            ops.linear_cross_entropy(x, w, labels, into=into)
+
+
 def test_nan_and_infinities_are_those_of_pytorch():
     inf, nan = float("inf"), float("nan")
     logits = torch.tensor([[0.0, 1, 2], [inf, 0, 1], [-inf, 0, 1], [-inf, 0, 1], [nan, 0, 1],

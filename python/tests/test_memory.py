@@ -12,7 +12,7 @@ MODES = ["fast", "balanced", "small"]
 
 @pytest.fixture
 def made(monkeypatch):
-    """What stood in the place of a norm's output."""
+    """The objects that stood in the place of a norm's output."""
     found = []
     init = memory._Again.__init__
 

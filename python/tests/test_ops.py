@@ -28,6 +28,8 @@ def op_of(case):
 
 
 def listed(result) -> list[Tensor]:
+    if result is None:  # an op in place
+        return []
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 

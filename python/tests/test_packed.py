@@ -253,3 +253,44 @@ def test_layers_whose_packed_weights_do_not_go_together():
     assert "w_gate has other groups than the first packed weight" in words(
         w_gate=a_layer(0)["w_gate"])
     assert "w_up of layer 0" in words(w_up=QuantLinear(64, 192, False, 32).packed_weight)
+
+
+def test_experts_of_gpt_oss_from_their_checkpoint():
+    """mxfp4 tensors of a checkpoint, rows of gate and up in turn, beside the dense experts."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    packed, dense = {}, {}
+    for name in ("gate_up", "down"):
+        tensors = safetensors.load_file(FILES / f"mxfp4_gpt_oss_{name}.safetensors")
+        dense[name] = tensors.pop("expected")
+        found = {key.rpartition("_")[2]: tensor for key, tensor in tensors.items()}
+        blocks, scales = found["blocks"].flatten(2), found["scales"]
+        if name == "down":  # of other sizes than the file of gate and up
+            continue
+        for own, rows in (("gate", slice(0, None, 2)), ("up", slice(1, None, 2))):
+            packed[own] = fftune.ops.pack_weight(
+                blocks[:, rows].flatten(0, 1).contiguous(), scales[:, rows].flatten(0, 1).contiguous(),
+                group=32, format="mxfp4")
+            dense[own] = dense[name][:, rows]
+    experts, h, d = dense["gate"].shape
+    down = torch.randn(experts * d, h) / h**0.5
+    packed["down"] = QuantLinear.from_linear(_linear_of(down), format="mxfp4").packed_weight
+    dense["down"] = packed["down"].dense().view(experts, d, h)
+    x, biases = torch.randn(5, d), (torch.randn(experts, h), torch.randn(experts, h), torch.randn(experts, d))
+    ids = torch.stack([torch.randperm(experts)[:1] for _ in range(5)])
+    shares = torch.rand(5, 1)
+    y = fftune.ops.moe_ffn(x, ids, shares, packed["gate"], packed["up"], packed["down"], biases=biases,
+                           act="swiglu-oai")
+    right = fftune.ops.moe_ffn(
+        x, ids, shares, torch.cat((dense["gate"], dense["up"]), 1), None, dense["down"],
+        biases=(torch.cat(biases[:2], 1), biases[2]), act="swiglu-oai")
+    assert close(y, right)
+    with pytest.raises(fftune.Error, match="w_up is torch.float32.*three packed weights"):
+        fftune.ops.moe_ffn(x, ids, shares, packed["gate"], dense["up"], packed["down"])
+    with pytest.raises(fftune.Error, match=r"give \[experts \* h, "):
+        fftune.ops.moe_ffn(x, ids, shares, packed["down"], packed["up"], packed["gate"])
+
+
+def _linear_of(weight):
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight)
+    return linear

@@ -9,7 +9,7 @@ from torch import nn
 import fftune
 from fftune.patching.quantised import packed_of
 from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, gptq_of, of_file, packed,
-                              quantise_by_gptq)
+                              quantise_by_gptq, quantise_to_fp8)
 
 pytest.importorskip("safetensors")
 
@@ -279,7 +279,7 @@ SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_la
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, eos_token_id=None)
 
 
-def llama(kind="Llama", dtype=torch.float32, device="cpu", **options):
+def dense_llama(kind="Llama", dtype=torch.float32, device="cpu"):
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**SIZES)
@@ -287,7 +287,11 @@ def llama(kind="Llama", dtype=torch.float32, device="cpu", **options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
-    return quantise_by_gptq(model.to(device, dtype).eval(), **options)
+    return model.to(device, dtype).eval()
+
+
+def llama(kind="Llama", dtype=torch.float32, device="cpu", **options):
+    return quantise_by_gptq(dense_llama(kind, dtype, device), **options)
 
 
 @pytest.mark.parametrize("device, dtype", DEVICES)
@@ -337,6 +341,26 @@ def test_all_layers_of_a_quantised_model_by_one_op(kind, device, dtype):
     fftune.unpatch(model)
     assert bits_of(model) == saved
     assert not [name for name, _ in model.named_buffers() if "_fftune" in name]
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("whole", (False, True))
+def test_a_model_of_fp8_layers(whole, device, dtype):
+    model = quantise_to_fp8(dense_llama("Qwen3", dtype, device))
+    ids, saved = torch.randint(3, 96, (2, 9), device=device), bits_of(model)
+    with torch.no_grad():
+        before = model(ids).logits
+        report = str(fftune.patch(model, whole_layers=whole))
+        assert "by linear with a packed weight (FP8Linear, groups of 32)" in report, report
+        words = ("by layer in calls",) if whole else ("projections of", "by ffn with packed weights (silu)")
+        assert all(entry in report for entry in words), report
+        assert error(model(ids).logits, before.double()) <= (1e-5 if dtype == torch.float32 else 0.05)
+        right = model.generate(ids[:1], max_new_tokens=4, do_sample=False, eos_token_id=None)[:, 9:]
+        if whole and dtype == torch.float32:
+            assert torch.equal(fftune.generate(model, ids[:1], 4)[:, 9:], right)
+    assert bits_of(model) == saved
+    fftune.unpatch(model)
+    assert bits_of(model) == saved
 
 
 def test_whole_layers_need_packed_weights_of_one_format():

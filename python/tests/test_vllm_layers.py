@@ -167,6 +167,16 @@ def test_prompts_with_tokens_behind(prompts, stand_in):
     assert torch.equal(got[:27], step(model, metadata, positions)) and got[27:].eq(0).all()
 
 
+def test_prompts_of_other_lengths_are_the_same_plans(prompts, stand_in, monkeypatch):
+    model = warm(warm(model_of(stand_in)), *MIXED)
+    ops = importlib.import_module("fftune.ops")
+    own, rows = ops.attention, set()
+    monkeypatch.setattr(ops, "attention", lambda q, *a, **o: rows.add(len(q)) or own(q, *a, **o))
+    for queries in ([5, 1, 20, 1], [5, 1, 30, 1]):
+        expect_right(model, *batch_of(model, (5, 40, 33, 17), 0, queries))
+    assert rows == {64}
+
+
 def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog):
     """The test of pure decoding does not see this error; the one of prompts does."""
     ops = importlib.import_module("fftune.ops")

@@ -138,7 +138,7 @@ TEST_CASE("tiles of several heads, and pages that several warps copy, are right 
   add(6, 96, {{"s", 65}, {"kv", 200}}, {{"lengths", "yes"}, {"sinks", "yes"}, {"lse", "yes"}});
   for (int i = 0; i < 120; ++i)
     problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
-  std::vector<Chosen> cases;
+  std::vector<ChosenVariant> cases;
   for (const Problem& problem : problems) {
     if (family.refusal(problem, facts)) continue;
     const auto configs = family.space(problem, facts).feasible();

@@ -50,7 +50,7 @@ TEST_CASE("refresh leaves what is fresh alone, and times again what is stale") {
             .size() == 1);
 }
 
-TEST_CASE("a record of which nothing is feasible any more stays, and fails the refresh") {
+TEST_CASE("a record with nothing that is feasible any more stays, and fails the refresh") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("2");
   edit(path, [](Json& file) {

@@ -1,4 +1,4 @@
-// fftune tune-presets: the problems of preset files, and what of them is searched.
+// fftune tune-presets: the problems of preset files, and those that are searched.
 #include <string>
 
 #include "sandbox.hpp"

@@ -1,6 +1,7 @@
 #include "device/backend.hpp"
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -64,6 +65,17 @@ TEST_CASE("buffers are aligned, and hold what is written, copied and filled") {
     backend->read(back.data(), buffer->data(), bytes);
     REQUIRE(back == std::vector<unsigned char>(bytes, 9));
   }
+}
+
+TEST_CASE("a small buffer does not ask the system for its memory each time") {
+  const auto backend = open_cpu();
+  constexpr int count = 2000;
+  const auto seconds = [](const auto& body) {
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < count; ++i) body();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  };
+  CHECK(seconds([&] { backend->allocate(4096); }) < seconds([&] { backend->free_bytes(); }) / 4);
 }
 
 TEST_CASE("memory that is not there is refused with the bytes needed and there") {

@@ -83,8 +83,8 @@ TEST_CASE("other projects' headers have their few users") {
   REQUIRE(broken("tuning/a.cpp", "#include <spdlog/spdlog.h>\n") == 1);
   REQUIRE(broken("lib/cuda/a.cpp", "#include <spdlog/spdlog.h>\n") == 1);
   REQUIRE(broken("apps/fftune/search/sweep_device.cpp", "#include <mpi.h>\n") == 1);
-  REQUIRE(broken("lib/store/a.cpp", "#include <nlohmann/json.hpp>\n") == 0);
-  REQUIRE(broken("tuning/journal/journal.cpp", "#include <nlohmann/json.hpp>\n") == 0);
+  REQUIRE(broken("lib/store/json_value.cpp", "#include <nlohmann/json.hpp>\n") == 0);
+  REQUIRE(broken("lib/store/a.cpp", "#include <nlohmann/json.hpp>\n") == 1);
   REQUIRE(broken("tuning/tuner.cpp", "#include <nlohmann/json.hpp>\n") == 1);
   REQUIRE(broken("lib/cuda/a.cpp", "#include <cuda.h>\n#include <nvrtc.h>\n") == 0);
   for (const char* header : {"cuda.h", "cuda_runtime.h", "nvrtc.h", "cublasLt.h"}) {

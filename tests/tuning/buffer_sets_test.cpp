@@ -58,7 +58,7 @@ TEST_CASE("the sets overflow the cache by the stage that touches least") {
   CHECK(set_count(uneven, 804'000'000, gpu(50'000'000), free) == 2);
 }
 
-TEST_CASE("sets of which a stage reads a small part overflow the cache too") {
+TEST_CASE("sets whose stage reads a small part of them overflow the cache too") {
   // One token of DeepSeek-V3 in fp8, of 256 experts with an eighth of their features: it reads the
   // weights of eight.
   const std::vector<StageSpec> stages{{"gate_up", {}, {}, 1, 0, 29.4e6},

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "support/catch.hpp"
@@ -15,12 +14,11 @@
 #include "tuning/worker/supervisor.hpp"
 
 using namespace fftune;
-using nlohmann::json;
 
 namespace {
 
-json again(const json& message) {
-  return json::parse(line_of(message));
+JsonValue again(const JsonValue& message) {
+  return parse_json(line_of(message));
 }
 
 }  // namespace
@@ -53,8 +51,8 @@ TEST_CASE("nonsense is refused") {
         R"({"samples_us":[0],"abandoned":false,"device_fault":false,"failure":""})",
         R"({"samples_us":[-1],"abandoned":false,"device_fault":false,"failure":""})",
         R"({"samples_us":["x"],"abandoned":false,"device_fault":false,"failure":""})"})
-    CHECK_THROWS(read_timing(json::parse(text)));
-  json passed = message_of(Verified{true, 0.5, 1e-3, false, ""});
+    CHECK_THROWS(read_timing(parse_json(text)));
+  JsonValue passed = message_of(Verified{true, 0.5, 1e-3, false, ""});
   CHECK_THROWS(read_verified(passed));  // more error than is tolerated
   passed["error"] = 1e-4;
   passed["bits"] = "00000000000000b1";
@@ -62,8 +60,8 @@ TEST_CASE("nonsense is refused") {
   CHECK(read_verified(passed).bits == "00000000000000b1");
   passed["failure"] = "but";
   CHECK_THROWS(read_verified(passed));
-  json compiled = message_of(Compiled{});
-  for (const json& value : {json(-1), json(1e300), json(0.5), json("7")}) {
+  JsonValue compiled = message_of(Compiled{});
+  for (const JsonValue& value : JsonValue::Array{-1, 1e300, 0.5, "7"}) {
     compiled["registers"] = value;
     CHECK_THROWS(read_compiled(compiled));
   }

@@ -2,30 +2,22 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "store/json.hpp"
 #include "store/renamed_parameters.hpp"
 
 namespace fftune {
 namespace {
 
-using nlohmann::json;
-
-// Names of files and messages of compilers may hold any bytes: they become U+FFFD, not an error.
-std::string compact(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-json outcome_to_json(const Outcome& outcome) {
-  json value{{"first_stage", outcome.first_stage},
-             {"id", outcome.id},
-             {"kind", outcome_kind_name(outcome.kind)},
-             {"registers", outcome.registers},
-             {"compile_seconds", outcome.compile_seconds},
-             {"cached", outcome.cached},
-             {"error", outcome.error}};
+JsonValue outcome_to_json(const Outcome& outcome) {
+  JsonValue value{{"first_stage", outcome.first_stage},
+                  {"id", outcome.id},
+                  {"kind", outcome_kind_name(outcome.kind)},
+                  {"registers", outcome.registers},
+                  {"compile_seconds", outcome.compile_seconds},
+                  {"cached", outcome.cached},
+                  {"error", outcome.error}};
   if (outcome.spill_bytes) value["spill_bytes"] = outcome.spill_bytes;
   if (!outcome.bits.empty()) value["bits"] = outcome.bits;
   if (!outcome.reason.empty()) value["reason"] = outcome.reason;
@@ -38,52 +30,53 @@ json outcome_to_json(const Outcome& outcome) {
   return value;
 }
 
-/// Throws json::exception or Error for a line that is not an outcome.
-Outcome outcome_from_json(const json& value) {
+/// Throws Error for a line that is not an outcome.
+Outcome outcome_from_json(const JsonValue& value) {
   Outcome outcome;
-  outcome.first_stage = value.at("first_stage").get<std::size_t>();
-  outcome.id = renamed_id(value.at("id").get<std::string>());
-  outcome.kind = parse_outcome_kind(value.at("kind").get<std::string>());
-  outcome.registers = value.at("registers").get<int>();
-  outcome.compile_seconds = value.at("compile_seconds").get<double>();
-  outcome.cached = value.at("cached").get<bool>();
+  outcome.first_stage = field_as<std::size_t>(value, "first_stage");
+  outcome.id = renamed_id(field_as<std::string>(value, "id"));
+  outcome.kind = parse_outcome_kind(field_as<std::string>(value, "kind"));
+  outcome.registers = field_as<int>(value, "registers");
+  outcome.compile_seconds = field_as<double>(value, "compile_seconds");
+  outcome.cached = field_as<bool>(value, "cached");
   // A number that is not finite is written as null.
-  if (value.at("error").is_number()) outcome.error = value.at("error").get<double>();
-  outcome.spill_bytes = value.value("spill_bytes", 0);
-  outcome.bits = value.value("bits", "");
-  outcome.reason = value.value("reason", "");
-  outcome.finalist = value.value("finalist", false);
-  if (value.contains("us")) {
-    const auto& us = value.at("us");
-    outcome.samples = us.at("samples").get<int>();
-    outcome.median_us = us.at("median").get<double>();
-    outcome.low_us = us.at("low").get<double>();
-    outcome.high_us = us.at("high").get<double>();
+  if (!member(value, "error").get_if<std::nullptr_t>())
+    outcome.error = field_as<double>(value, "error");
+  outcome.spill_bytes = field_or(value, "spill_bytes", 0);
+  outcome.bits = field_or<std::string>(value, "bits", "");
+  outcome.reason = field_or<std::string>(value, "reason", "");
+  outcome.finalist = field_or(value, "finalist", false);
+  if (value.find("us")) {
+    const JsonValue& us = member(value, "us");
+    outcome.samples = field_as<int>(us, "samples");
+    outcome.median_us = field_as<double>(us, "median");
+    outcome.low_us = field_as<double>(us, "low");
+    outcome.high_us = field_as<double>(us, "high");
   }
   if (outcome.kind == OutcomeKind::measured && !(outcome.median_us > 0))
     throw Error(ErrorKind::invalid_input, "a measured outcome without a time");
   return outcome;
 }
 
-/// Throws json::exception or Error for a line that is none of a journal's.
-JournalEntry entry_of(const json& line) {
+/// Throws Error for a line that is none of a journal's.
+JournalEntry entry_of(const JsonValue& line) {
   JournalEntry entry;
-  if (line.contains("fftune")) {
-    entry.header = {line.at("fftune").get<std::string>(), line.at("device").get<std::string>(),
-                    line.at("driver").get<std::string>(), line.at("toolkit").get<std::string>(),
-                    line.value("data", "")};
+  if (line.find("fftune")) {
+    entry.header = {field_as<std::string>(line, "fftune"), field_as<std::string>(line, "device"),
+                    field_as<std::string>(line, "driver"), field_as<std::string>(line, "toolkit"),
+                    field_or<std::string>(line, "data", "")};
     return entry;
   }
-  entry.problem = line.at("problem").get<std::string>();
-  if (line.contains("launch")) {
+  entry.problem = field_as<std::string>(line, "problem");
+  if (line.find("launch")) {
     entry.kind = JournalEntry::Kind::launch;
-    for (const auto& id : line.at("launch").get<std::vector<std::string>>())
+    for (const auto& id : field_as<std::vector<std::string>>(line, "launch"))
       entry.ids.push_back(renamed_id(id));
     return entry;
   }
   entry.kind = JournalEntry::Kind::outcome;
-  entry.sources = line.at("sources").get<std::string>();
-  entry.seconds = line.value("seconds", 0.0);
+  entry.sources = field_as<std::string>(line, "sources");
+  entry.seconds = field_or(line, "seconds", 0.0);
   entry.outcome = outcome_from_json(line);
   return entry;
 }
@@ -106,13 +99,10 @@ JournalText parse_journal(const std::string& text) {
   if (journal.whole_bytes < text.size()) ++journal.damaged_lines;
   for (std::size_t begin = 0; begin < journal.whole_bytes;) {
     const std::size_t end = text.find('\n', begin);
-    const auto first = text.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto last = text.begin() + static_cast<std::ptrdiff_t>(end);
+    const std::string_view own = std::string_view(text).substr(begin, end - begin);
     begin = end + 1;
     try {
-      journal.entries.push_back(entry_of(json::parse(first, last, nullptr, false)));
-    } catch (const json::exception&) {
-      ++journal.damaged_lines;
+      journal.entries.push_back(entry_of(parse_json(own)));
     } catch (const Error&) {
       ++journal.damaged_lines;
     }
@@ -121,24 +111,24 @@ JournalText parse_journal(const std::string& text) {
 }
 
 std::string journal_line(const JournalHeader& header) {
-  return compact({{"fftune", header.fftune},
-                  {"device", header.device},
-                  {"driver", header.driver},
-                  {"toolkit", header.toolkit},
-                  {"data", header.data}});
+  return json_line({{"fftune", header.fftune},
+                    {"device", header.device},
+                    {"driver", header.driver},
+                    {"toolkit", header.toolkit},
+                    {"data", header.data}});
 }
 
 std::string journal_line(const std::string& problem, const std::vector<std::string>& launched) {
-  return compact({{"launch", launched}, {"problem", problem}});
+  return json_line({{"launch", launched}, {"problem", problem}});
 }
 
 std::string journal_line(const std::string& problem, const std::string& sources, double seconds,
                          const Outcome& outcome) {
-  json line = outcome_to_json(outcome);
+  JsonValue line = outcome_to_json(outcome);
   line["problem"] = problem;
   line["sources"] = sources;
   line["seconds"] = seconds;
-  return compact(line);
+  return json_line(line);
 }
 
 }  // namespace fftune

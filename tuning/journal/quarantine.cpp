@@ -6,20 +6,18 @@
 
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/utc.hpp"
+#include "store/json.hpp"
 #include "store/renamed_parameters.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune {
 namespace {
-
-using nlohmann::json;
 
 constexpr const char* file_name = "quarantine.jsonl";
 
@@ -55,20 +53,20 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
   }
   for (std::string text; std::getline(in, text);) {
     try {
-      const json line = json::parse(text);
-      if (line.at("driver").get<std::string>() != driver_) continue;
-      Quarantined entry{line.at("op").get<std::string>(),
-                        line.at("problem").get<std::string>(),
-                        renamed_id(line.at("id").get<std::string>()),
-                        line.at("sources").get<std::string>(),
-                        line.at("cause").get<std::string>(),
-                        line.at("date").get<std::string>()};
+      const JsonValue line = parse_json(text);
+      if (field_as<std::string>(line, "driver") != driver_) continue;
+      Quarantined entry{field_as<std::string>(line, "op"),
+                        field_as<std::string>(line, "problem"),
+                        renamed_id(field_as<std::string>(line, "id")),
+                        field_as<std::string>(line, "sources"),
+                        field_as<std::string>(line, "cause"),
+                        field_as<std::string>(line, "date")};
       const Key key{entry.problem, entry.id, entry.source_hash};
-      if (line.at("released").get<bool>())
+      if (field_as<bool>(line, "released"))
         entries_.erase(key);
       else
         entries_[key] = std::move(entry);
-    } catch (const json::exception&) {
+    } catch (const Error&) {
       // Torn, or not ours: this line is lost, the rest is not.
     }
   }
@@ -114,12 +112,12 @@ void Quarantine::release(const Problem& problem, const std::string& id,
 }
 
 void Quarantine::append(const Quarantined& entry, bool released) {
-  const json line{{"op", entry.op},       {"problem", entry.problem},
-                  {"id", entry.id},       {"sources", entry.source_hash},
-                  {"driver", driver_},    {"date", entry.date},
-                  {"cause", entry.cause}, {"released", released}};
+  const JsonValue line{{"op", entry.op},       {"problem", entry.problem},
+                       {"id", entry.id},       {"sources", entry.source_hash},
+                       {"driver", driver_},    {"date", entry.date},
+                       {"cause", entry.cause}, {"released", released}};
   try {
-    append_line(own_folder(), line.dump(-1, ' ', false, json::error_handler_t::replace));
+    append_line(own_folder(), json_line(line));
   } catch (const Error& error) {
     logging::warn("the quarantine {} cannot be written: {}", path_.string(), error.what());
   }

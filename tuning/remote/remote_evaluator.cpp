@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -14,19 +13,17 @@
 namespace fftune {
 namespace {
 
-using nlohmann::json;
-
 constexpr double forever = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
 RemoteEvaluator::RemoteEvaluator(std::unique_ptr<LineChannel> channel, std::string name)
     : channel_(std::move(channel)), name_(std::move(name)) {
-  if (!await([&](const json& value) { facts_ = read_facts(value.at("facts")); }, {}))
+  if (!await([&](const JsonValue& value) { facts_ = read_facts(member(value, "facts")); }, {}))
     throw Error(ErrorKind::unavailable, lost_);
 }
 
-bool RemoteEvaluator::ask(const json& call, const Take& take, const Take& listen) {
+bool RemoteEvaluator::ask(const JsonValue& call, const Take& take, const Take& listen) {
   if (!lost_.empty()) return false;
   // A send that fails shows as a closed channel.
   channel_->send(line_of(call));
@@ -39,17 +36,17 @@ bool RemoteEvaluator::await(const Take& take, const Take& listen) {
     if (!line) continue;
     std::optional<Error> thrown;
     try {
-      const json message = json::parse(*line);
-      const auto reply = message.at("reply").get<std::string>();
+      const JsonValue message = parse_json(*line);
+      const auto reply = field_as<std::string>(message, "reply");
       if (reply == "done") {
-        message.at("lost").get_to(lost_);
+        read_field(message, "lost", lost_);
         if (!lost_.empty()) return false;
-        take(message.at("value"));
+        take(member(message, "value"));
         return true;
       }
       if (reply == "error")
-        thrown.emplace(parse_error_kind(message.at("kind").get<std::string>()),
-                       message.at("text").get<std::string>());
+        thrown.emplace(parse_error_kind(field_as<std::string>(message, "kind")),
+                       field_as<std::string>(message, "text"));
       else if (listen)
         listen(message);
     } catch (const std::exception& error) {
@@ -65,21 +62,22 @@ bool RemoteEvaluator::await(const Take& take, const Take& listen) {
 Limits RemoteEvaluator::limits(DType dtype) {
   Limits limits;
   if (!ask({{"call", "limits"}, {"dtype", dtype_name(dtype)}},
-           [&](const json& value) { limits = read_limits(value); }))
+           [&](const JsonValue& value) { limits = read_limits(value); }))
     throw Error(ErrorKind::unavailable, lost_);
   return limits;
 }
 
 std::vector<std::string> RemoteEvaluator::disturbances() {
   std::vector<std::string> found;
-  ask({{"call", "disturbances"}}, [&](const json& value) { value.get_to(found); });
+  ask({{"call", "disturbances"}},
+      [&](const JsonValue& value) { found = value_as<std::vector<std::string>>(value); });
   return found;
 }
 
 Setup RemoteEvaluator::begin(const Problem& problem) {
   Setup setup;
   if (!ask({{"call", "begin"}, {"problem", message_of(problem)}, {"avoid", avoided_}},
-           [&](const json& value) { setup = read_setup(value); }))
+           [&](const JsonValue& value) { setup = read_setup(value); }))
     setup.refusal = "the device is lost: " + lost_;
   return setup;
 }
@@ -91,10 +89,10 @@ std::vector<Compiled> RemoteEvaluator::compile(const std::vector<Candidate>& can
   std::vector<Compiled> results(candidates.size(), not_started);
   bool stopped = false;
   ask(
-      {{"call", "compile"}, {"candidates", message_of(candidates)}}, [](const json&) {},
-      [&](const json& message) {
-        const auto index = message.at("index").get<std::size_t>();
-        results.at(index) = read_compiled(message.at("compiled"));
+      {{"call", "compile"}, {"candidates", message_of(candidates)}}, [](const JsonValue&) {},
+      [&](const JsonValue& message) {
+        const auto index = field_as<std::size_t>(message, "index");
+        results.at(index) = read_compiled(member(message, "compiled"));
         if (stopped || sink(index, results[index])) return;
         stopped = true;
         channel_->send(line_of({{"call", "stop"}}));
@@ -105,7 +103,7 @@ std::vector<Compiled> RemoteEvaluator::compile(const std::vector<Candidate>& can
 Verified RemoteEvaluator::verify(const Candidate& candidate) {
   Verified verified;
   if (!ask({{"call", "verify"}, {"candidate", message_of(candidate)}},
-           [&](const json& value) { verified = read_verified(value); }))
+           [&](const JsonValue& value) { verified = read_verified(value); }))
     return failed_as_lost<Verified>(lost_);
   return verified;
 }
@@ -115,8 +113,8 @@ std::vector<Timing> RemoteEvaluator::time(const std::vector<Candidate>& candidat
   std::vector<Timing> timings;
   const bool answered = ask(
       {{"call", "time"}, {"candidates", message_of(candidates)}, {"request", message_of(request)}},
-      [&](const json& value) {
-        for (const auto& each : value) timings.push_back(read_timing(each));
+      [&](const JsonValue& value) {
+        for (const auto& each : items_of(value)) timings.push_back(read_timing(each));
         if (timings.size() != candidates.size())
           throw Error(ErrorKind::invalid_input, "not one timing for each candidate");
       });
@@ -140,9 +138,9 @@ void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Eval
     // The only thing that is said in the middle of a call is to stop it.
     return !channel.receive(0) && !channel.closed();
   };
-  serve_calls(channel, [&](const json& call) {
+  serve_calls(channel, [&](const JsonValue& call) {
     try {
-      json value = answer_to(call, *evaluator, compiled);
+      JsonValue value = answer_to(call, *evaluator, compiled);
       channel.send(
           line_of({{"reply", "done"}, {"value", std::move(value)}, {"lost", evaluator->lost()}}));
     } catch (const Error& error) {

@@ -5,11 +5,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "store/json.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/protocol/line_channel.hpp"
 
@@ -34,10 +34,10 @@ class RemoteEvaluator : public Evaluator {
   std::string lost() const override { return lost_; }
 
  private:
-  using Take = std::function<void(const nlohmann::json&)>;
+  using Take = std::function<void(const JsonValue&)>;
 
   /// False if nobody answers any more: lost() says why. Throws Error if the answer is one.
-  bool ask(const nlohmann::json& call, const Take& take, const Take& listen = {});
+  bool ask(const JsonValue& call, const Take& take, const Take& listen = {});
   bool await(const Take& take, const Take& listen);
 
   std::unique_ptr<LineChannel> channel_;

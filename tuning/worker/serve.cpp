@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -16,8 +15,6 @@
 
 namespace fftune {
 namespace {
-
-using nlohmann::json;
 
 class Service {
  public:
@@ -33,22 +30,23 @@ class Service {
         });
   }
 
-  /// Throws Error or json::exception for a call that is none.
-  void answer(const json& call) {
-    beginning_ = call.at("call") == "begin";
-    compiling_ = call.at("call") == "compile";
-    json value = answer_to(call, evaluator_, [this](std::size_t index, const Compiled& compiled) {
-      send({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(compiled)}});
-      // The only thing that is said to a worker in the middle of a call is to stop it.
-      return !channel_.receive(0) && !channel_.closed();
-    });
+  /// Throws Error for a call that is none.
+  void answer(const JsonValue& call) {
+    beginning_ = field_as<std::string>(call, "call") == "begin";
+    compiling_ = field_as<std::string>(call, "call") == "compile";
+    JsonValue value =
+        answer_to(call, evaluator_, [this](std::size_t index, const Compiled& compiled) {
+          send({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(compiled)}});
+          // The only thing that is said to a worker in the middle of a call is to stop it.
+          return !channel_.receive(0) && !channel_.closed();
+        });
     const auto lost = evaluator_.lost();
     // Nothing was launched after the one that lost the device: it stays for the supervisor to see.
     if (lost.empty()) in_flight_.land();
     send({{"reply", "done"}, {"value", std::move(value)}, {"lost", lost}});
   }
 
-  void send(const json& message) {
+  void send(const JsonValue& message) {
     const std::lock_guard lock(mutex_);
     channel_.send(line_of(message));
   }
@@ -62,7 +60,7 @@ class Service {
   bool compiling_ = false;
 };
 
-json hello(const Backend& backend) {
+JsonValue hello(const Backend& backend) {
   return {{"reply", "done"},
           {"value", {{"facts", message_of(backend.facts())}, {"warnings", backend.warnings()}}},
           {"lost", ""}};
@@ -89,7 +87,7 @@ int serve_worker(const Catalog& catalog, InputData data,
   LocalEvaluator evaluator(*backend, catalog, data, worker_reference_descriptor,
                            &in_flight.cancelled());
   Service service(channel, in_flight, evaluator);
-  serve_calls(channel, [&](const json& call) {
+  serve_calls(channel, [&](const JsonValue& call) {
     try {
       service.answer(call);
     } catch (const Error& error) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/error.hpp"
@@ -14,7 +13,6 @@
 namespace fftune {
 namespace {
 
-using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 /// The watchdog looks this often. An answer is heard at once.
@@ -44,9 +42,9 @@ bool Supervisor::start() {
   worker_.emplace(command_, references_.descriptor());
   std::vector<std::string> warnings;
   DeviceFacts facts;
-  const Take take = [&](const json& value) {
-    facts = read_facts(value.at("facts"));
-    value.at("warnings").get_to(warnings);
+  const Take take = [&](const JsonValue& value) {
+    facts = read_facts(member(value, "facts"));
+    read_field(value, "warnings", warnings);
   };
   if (await("open", 0, take, {})) return false;
   if (!opened_) {
@@ -92,11 +90,11 @@ bool Supervisor::make_ready() {
   const auto began = Clock::now();
   std::set<std::string> avoid = avoided_;
   for (const auto& [id, death] : faults_.attributed()) avoid.insert(id);
-  const json call{{"call", "begin"}, {"problem", message_of(*problem_)}, {"avoid", avoid}};
+  const JsonValue call{{"call", "begin"}, {"problem", message_of(*problem_)}, {"avoid", avoid}};
   std::string trying;
   const auto trouble = exchange(
-      call, 0, [&](const json& value) { setup_ = read_setup(value); },
-      [&](const json& message) { message.at("candidate").get_to(trying); });
+      call, 0, [&](const JsonValue& value) { setup_ = read_setup(value); },
+      [&](const JsonValue& message) { read_field(message, "candidate", trying); });
   if (trouble) {
     if (!trying.empty()) faults_.add(trying, trouble->death);
     return false;
@@ -115,7 +113,7 @@ bool Supervisor::make_ready() {
   return true;
 }
 
-Ended Supervisor::ask(const json& call, const std::vector<std::string>& ids, const Take& take,
+Ended Supervisor::ask(const JsonValue& call, const std::vector<std::string>& ids, const Take& take,
                       const Take& listen) {
   if (!ensure()) return Ended::over;
   auto trouble = exchange(call, ids.size(), take, listen);
@@ -125,7 +123,7 @@ Ended Supervisor::ask(const json& call, const std::vector<std::string>& ids, con
   }
   if (trouble->candidate) {
     unexplained_ = 0;
-    trouble->death.compiling = call.at("call") == "compile";
+    trouble->death.compiling = field_as<std::string>(call, "call") == "compile";
     faults_.add(ids[*trouble->candidate], trouble->death);
     return Ended::died;
   }
@@ -134,7 +132,7 @@ Ended Supervisor::ask(const json& call, const std::vector<std::string>& ids, con
   return Ended::over;
 }
 
-void Supervisor::tell(const json& message) {
+void Supervisor::tell(const JsonValue& message) {
   if (worker_) worker_->send(line_of(message));
 }
 
@@ -143,11 +141,12 @@ void Supervisor::discard(const std::string& why) {
   worker_.reset();
 }
 
-std::optional<Supervisor::Trouble> Supervisor::exchange(const json& call, std::size_t candidates,
-                                                        const Take& take, const Take& listen) {
+std::optional<Supervisor::Trouble> Supervisor::exchange(const JsonValue& call,
+                                                        std::size_t candidates, const Take& take,
+                                                        const Take& listen) {
   // A send that fails shows as a closed channel.
   worker_->send(line_of(call));
-  return await(call.at("call").get<std::string>(), candidates, take, listen);
+  return await(field_as<std::string>(call, "call"), candidates, take, listen);
 }
 
 std::optional<Supervisor::Trouble> Supervisor::await(const std::string& call,
@@ -166,17 +165,17 @@ std::optional<Supervisor::Trouble> Supervisor::await(const std::string& call,
       waited = 0;
       std::optional<Error> thrown;
       try {
-        const json message = json::parse(*line);
-        const auto reply = message.at("reply").get<std::string>();
+        const JsonValue message = parse_json(*line);
+        const auto reply = field_as<std::string>(message, "reply");
         if (reply == "done") {
-          if (auto lost = message.at("lost").get<std::string>(); !lost.empty())
+          if (auto lost = field_as<std::string>(message, "lost"); !lost.empty())
             return end({std::move(lost), false, true}, candidates);
-          take(message.at("value"));
+          take(member(message, "value"));
           return {};
         }
         if (reply == "error")
-          thrown.emplace(parse_error_kind(message.at("kind").get<std::string>()),
-                         message.at("text").get<std::string>());
+          thrown.emplace(parse_error_kind(field_as<std::string>(message, "kind")),
+                         field_as<std::string>(message, "text"));
         else if (listen)
           listen(message);
         else

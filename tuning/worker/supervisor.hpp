@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <nlohmann/json_fwd.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "store/json.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/worker/process.hpp"
 
@@ -118,7 +118,7 @@ enum class Ended {
 class Supervisor {
  public:
   /// Reads the value of a message. If it throws, the message is invalid and the worker is replaced.
-  using Take = std::function<void(const nlohmann::json&)>;
+  using Take = std::function<void(const JsonValue&)>;
 
   /// Starts a worker. Throws the worker's error in opening its device, and Error(unavailable) if
   /// there is no worker. Once `cancel` is set, the worker computes no reference any more.
@@ -135,10 +135,10 @@ class Supervisor {
   /// Makes the call, in a new worker if need be. `ids` are its candidates, in the order of the
   /// indices that the worker reports. `take` gets the value of the answer, `listen` every message
   /// before it. Throws Error if the worker answers with one.
-  Ended ask(const nlohmann::json& call, const std::vector<std::string>& ids, const Take& take,
+  Ended ask(const JsonValue& call, const std::vector<std::string>& ids, const Take& take,
             const Take& listen = {});
   /// Sends a message during a call.
-  void tell(const nlohmann::json& message);
+  void tell(const JsonValue& message);
   /// Ends the worker: the next call gets a new one.
   void discard(const std::string& why);
 
@@ -153,8 +153,8 @@ class Supervisor {
   bool ensure();
   bool start();
   bool make_ready();
-  std::optional<Trouble> exchange(const nlohmann::json& call, std::size_t candidates,
-                                  const Take& take, const Take& listen);
+  std::optional<Trouble> exchange(const JsonValue& call, std::size_t candidates, const Take& take,
+                                  const Take& listen);
   std::optional<Trouble> await(const std::string& call, std::size_t candidates, const Take& take,
                                const Take& listen);
   Trouble end(Death death, std::size_t candidates);

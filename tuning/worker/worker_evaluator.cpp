@@ -1,7 +1,6 @@
 #include "tuning/worker/worker_evaluator.hpp"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -10,8 +9,6 @@
 #include "tuning/protocol/messages.hpp"
 
 namespace fftune {
-
-using nlohmann::json;
 
 CompileCall::CompileCall(Supervisor& supervisor, const std::vector<Candidate>& candidates,
                          const Evaluator::CompileSink& sink)
@@ -66,20 +63,20 @@ Ended CompileCall::ask(const std::vector<std::size_t>& places) {
   std::vector<std::string> ids;
   if (places.size() == 1) ids.push_back(asked.front().id());
   return supervisor_.ask(
-      {{"call", "compile"}, {"candidates", message_of(asked)}}, ids, [](const json&) {},
-      [&](const json& message) { hear(places, message); });
+      {{"call", "compile"}, {"candidates", message_of(asked)}}, ids, [](const JsonValue&) {},
+      [&](const JsonValue& message) { hear(places, message); });
 }
 
-void CompileCall::hear(const std::vector<std::size_t>& places, const json& message) {
-  const auto index = message.at("index").get<std::size_t>();
+void CompileCall::hear(const std::vector<std::size_t>& places, const JsonValue& message) {
+  const auto index = field_as<std::size_t>(message, "index");
   if (index >= places.size() || done_[places[index]])
     throw Error(ErrorKind::invalid_input, "a candidate that is not being compiled");
   const auto place = places[index];
-  if (message.at("reply") == "begun") {
+  if (field_as<std::string>(message, "reply") == "begun") {
     begun_.insert(place);
     return;
   }
-  auto compiled = read_compiled(message.at("compiled"));
+  auto compiled = read_compiled(member(message, "compiled"));
   begun_.erase(place);
   const bool before = stopped_;
   finish(place, std::move(compiled));
@@ -93,8 +90,6 @@ void CompileCall::finish(std::size_t place, Compiled compiled) {
 }
 
 namespace {
-
-using nlohmann::json;
 
 std::vector<std::string> ids_of(const std::vector<Candidate>& candidates,
                                 const std::vector<std::size_t>& places) {
@@ -118,21 +113,22 @@ Result failed_by(const Death& death, const std::string& what) {
 
 Limits WorkerEvaluator::limits(DType dtype) {
   if (const auto known = limits_.find(dtype); known != limits_.end()) return known->second;
-  const json call{{"call", "limits"}, {"dtype", dtype_name(dtype)}};
+  const JsonValue call{{"call", "limits"}, {"dtype", dtype_name(dtype)}};
   Limits limits;
   for (;;) {
     const auto ended =
-        supervisor_.ask(call, {}, [&](const json& value) { limits = read_limits(value); });
+        supervisor_.ask(call, {}, [&](const JsonValue& value) { limits = read_limits(value); });
     if (ended == Ended::over) throw Error(ErrorKind::unavailable, lost());
     if (ended == Ended::answered) return limits_[dtype] = limits;
   }
 }
 
 std::vector<std::string> WorkerEvaluator::disturbances() {
-  const json call{{"call", "disturbances"}};
+  const JsonValue call{{"call", "disturbances"}};
   std::vector<std::string> all;
   for (;;) {
-    const auto ended = supervisor_.ask(call, {}, [&](const json& value) { value.get_to(all); });
+    const auto ended = supervisor_.ask(
+        call, {}, [&](const JsonValue& value) { all = value_as<std::vector<std::string>>(value); });
     if (ended == Ended::over) return {};
     if (ended == Ended::answered) return all;
   }
@@ -144,14 +140,14 @@ std::vector<Compiled> WorkerEvaluator::compile(const std::vector<Candidate>& can
 }
 
 Verified WorkerEvaluator::verify(const Candidate& candidate) {
-  const json call{{"call", "verify"}, {"candidate", message_of(candidate)}};
+  const JsonValue call{{"call", "verify"}, {"candidate", message_of(candidate)}};
   const auto id = candidate.id();
   for (;;) {
     if (const auto* death = supervisor_.faults().of(id))
       return failed_by<Verified>(*death, "it was verified");
     Verified verified;
-    const auto ended =
-        supervisor_.ask(call, {id}, [&](const json& value) { verified = read_verified(value); });
+    const auto ended = supervisor_.ask(
+        call, {id}, [&](const JsonValue& value) { verified = read_verified(value); });
     if (ended == Ended::over) return failed_as_lost<Verified>(lost());
     if (ended != Ended::answered) continue;
     supervisor_.faults().clear(id);
@@ -182,13 +178,13 @@ void WorkerEvaluator::time_together(const std::vector<Candidate>& candidates,
     if (open.empty()) return;
     std::vector<Candidate> asked;
     for (const auto place : open) asked.push_back(candidates[place]);
-    const json call{
+    const JsonValue call{
         {"call", "time"}, {"candidates", message_of(asked)}, {"request", message_of(request)}};
     std::vector<Timing> answer;
     const auto ids = ids_of(candidates, open);
-    const auto ended = supervisor_.ask(call, ids, [&](const json& value) {
+    const auto ended = supervisor_.ask(call, ids, [&](const JsonValue& value) {
       answer.clear();
-      for (const auto& each : value) answer.push_back(read_timing(each));
+      for (const auto& each : items_of(value)) answer.push_back(read_timing(each));
       if (answer.size() != open.size())
         throw Error(ErrorKind::invalid_input, "not one timing for each candidate");
     });

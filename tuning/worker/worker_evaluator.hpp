@@ -2,14 +2,13 @@
 // process, the candidate has failed: the process is replaced and the others are tried again.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-
 #include <deque>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "store/json.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/worker/supervisor.hpp"
 
@@ -58,7 +57,7 @@ class CompileCall {
   /// The places to request next: one suspect, or all that are left.
   std::vector<std::size_t> next();
   Ended ask(const std::vector<std::size_t>& places);
-  void hear(const std::vector<std::size_t>& places, const nlohmann::json& message);
+  void hear(const std::vector<std::size_t>& places, const JsonValue& message);
   void finish(std::size_t place, Compiled compiled);
 
   Supervisor& supervisor_;

@@ -75,7 +75,7 @@ std::string announcement(const std::vector<CheckedRecord>& records, const Catalo
   return fmt::format(
       "checking {}, {} of them this device's: about {}{}", counted(checked, "record"), own,
       seconds_text(seconds),
-      bounded ? fmt::format(", of which {} are given", seconds_text(settings.budget_seconds)) : "");
+      bounded ? fmt::format(", and {} are given", seconds_text(settings.budget_seconds)) : "");
 }
 
 /// The problems of a saved layer, and where their values are.

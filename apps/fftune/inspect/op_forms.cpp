@@ -221,7 +221,7 @@ class Formulas {
     }
     return "";
   }
-  /// Sizes, and the features of all heads of q, k and v.
+  /// Sizes, the features of all heads of q, k and v, and the rows of all experts, shared ones too.
   std::vector<Term> rows_of_matrices() const {
     std::vector<Term> rows(sizes().begin(), sizes().end());
     const auto add = [&](std::string text, const auto& value) {
@@ -231,6 +231,15 @@ class Formulas {
       for (const Term& heads : sizes()) {
         add(fmt::format("3 * {} * {}", dim.text, heads.text),
             [&](std::size_t row) { return 3 * dim.values[row] * heads.values[row]; });
+        if (&dim < &heads)
+          add(fmt::format("{} * {}", dim.text, heads.text),
+              [&](std::size_t row) { return dim.values[row] * heads.values[row]; });
+        for (const Term& other : sizes())
+          if (&heads < &other)
+            add(fmt::format("{} * ({} + {})", dim.text, heads.text, other.text),
+                [&](std::size_t row) {
+                  return dim.values[row] * (heads.values[row] + other.values[row]);
+                });
         for (const Term& kv_heads : sizes())
           add(fmt::format("{} * ({} + 2 * {})", dim.text, heads.text, kv_heads.text),
               [&](std::size_t row) {

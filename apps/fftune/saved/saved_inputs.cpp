@@ -545,7 +545,7 @@ void SavedInputs::require_all_rows_used(const Problem& problem) const {
     const auto& shape = tensor->saved.shape;
     const std::int64_t all = is_transposed(tensor->saved) ? shape.back() : shape.at(0);
     if (used != all)
-      fail("{} has {} rows, of which {} has {}: give other sizes", tensor->saved.name, all,
+      fail("{} has {} rows, and {} uses {} of them: give other sizes", tensor->saved.name, all,
            problem.text(), used);
   }
 }

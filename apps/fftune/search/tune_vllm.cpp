@@ -119,8 +119,8 @@ void add_tune_vllm(CommandLine& line) {
                  "graphs, and for experts 1024 and 4096)",
                  group);
   command
-      .flag("--every-graph", options->every_graph,
-            "all sizes of vLLM's CUDA graphs, of which there are up to 51", group)
+      .flag("--every-graph", options->every_graph, "all sizes of vLLM's CUDA graphs, up to 51",
+            group)
       .excludes = "--m";
   command.option("--parts LIST", options->parts,
                  "parts that FFTUNE_VLLM turns on (default: experts,layers)", group);

@@ -155,7 +155,7 @@ struct packed_stream {
         for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
           for (int tile = 0; tile < tiles; ++tile) {
-            // Of a block's four k16 steps: half of its one part, or one of its two.
+            // Two of a block's four k16 steps: half of its one part, or one of its two.
             const int first = (half * 2) % (4 / parts);
             const u32* const own = words[operand][tile][i * parts + half * parts / 2].word;
             multiply_half(separate_sums ? part[operand][tile] : sum[operand][tile], b,

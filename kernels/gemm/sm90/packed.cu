@@ -1,5 +1,5 @@
-// The sm_90a kernel for packed weights: C = epilogue(A B^T) for a B of packed codes with
-// scales (gemm/packed/layout.cuh), which are expanded in registers. wgmma takes its operand A from
+// The sm_90a kernel for packed weights: C = epilogue(A B^T) for a B of packed codes with scales
+// (gemm/packed/layout.cuh). They are expanded in registers. wgmma takes its operand A from
 // registers, so the operands are swapped: weights are the 64 rows of the MMA, tokens its columns.
 //
 //   warps            MMA warpgroups, [k group][row group]: a row group has `tiles` tiles of 64 rows

@@ -629,33 +629,33 @@
  *   6  residual  input  T  [m, d]
  * with weights=int4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
  *   w_down_scale, y
- *   3  w_gate        input  u8  [?, 512]
- *   4  w_up          input  u8  [?, 512]
- *   5  w_down        input  u8  [?, 512]
+ *   3  w_gate        input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8  [ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
  *   6  w_gate_scale  input  T   [ceil(experts * h / 16), ceil(d / 128), 16]
  *   7  w_up_scale    input  T   [ceil(experts * h / 16), ceil(d / 128), 16]
  *   8  w_down_scale  input  T   [ceil(d * experts / 16), ceil(h / 128), 16]
  * with weights=mxfp4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
  *   w_down_scale, y
- *   3  w_gate        input  u8  [?, 512]
- *   4  w_up          input  u8  [?, 512]
- *   5  w_down        input  u8  [?, 512]
+ *   3  w_gate        input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8  [ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
  *   6  w_gate_scale  input  u8  [ceil(experts * h / 16), ceil(d / 32), 16]
  *   7  w_up_scale    input  u8  [ceil(experts * h / 16), ceil(d / 32), 16]
  *   8  w_down_scale  input  u8  [ceil(d * experts / 16), ceil(h / 32), 16]
  * with weights=fp8: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
  *   w_down_scale, y
- *   3  w_gate        input  u8   [?, 512]
- *   4  w_up          input  u8   [?, 512]
- *   5  w_down        input  u8   [?, 512]
+ *   3  w_gate        input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8   [2 * ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
  *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
  *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
  *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
  * with weights=int8: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
  *   w_down_scale, y
- *   3  w_gate        input  u8   [?, 512]
- *   4  w_up          input  u8   [?, 512]
- *   5  w_down        input  u8   [?, 512]
+ *   3  w_gate        input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8   [2 * ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8   [2 * ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
  *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
  *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
  *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
@@ -713,7 +713,7 @@
  *   m            1 to 2147483647                 tokens (any number)
  *   top-k        1 to 32                         experts that a token chooses
  *   experts      1 to 1024                       experts to choose from
- *   groups       1 to 32, rare                   groups of experts, of which a token uses the best;
+ *   groups       1 to 32, rare                   groups of experts: a token uses the best ones;
  *                                                none if left out
  *   top-groups   1 to 32, rare                   groups that a token uses; all if left out
  *   score        softmax, sigmoid                function of a logit that gives an expert's score
@@ -1102,8 +1102,8 @@
  *   shared-h        1 to 16777216, rare               intermediate size of a network with weights
  *                                                     of its own beside the experts, for every
  *                                                     token; left out: none
- *   groups          1 to 32, rare                     groups of experts, of which a token uses the
- *                                                     best; left out: none
+ *   groups          1 to 32, rare                     groups of experts: a token uses the best
+ *                                                     ones; left out: none
  *   top-groups      1 to 32, rare                     groups that a token uses; all if left out
  *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
  *                                                     left out
@@ -1595,8 +1595,8 @@
  *   shared-h        1 to 16777216, rare                intermediate size of a network with weights
  *                                                      of its own beside the experts, for every
  *                                                      token; left out: none
- *   groups          1 to 32, rare                      groups of experts, of which a token uses the
- *                                                      best; left out: none
+ *   groups          1 to 32, rare                      groups of experts: a token uses the best
+ *                                                      ones; left out: none
  *   top-groups      1 to 32, rare                      groups that a token uses; all if left out
  *   window          1 to 1073741824, rare              keys of a query at most, the nearest; all if
  *                                                      left out

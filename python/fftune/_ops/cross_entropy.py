@@ -95,6 +95,32 @@ def _differentiate_scaled(name: str) -> None:
         return *made, *(None,) * (len(needs) - len(made))
 
 
+class _Into(torch.autograd.Function):
+    """A weight whose gradient is added to a tensor, instead of going on to the weight."""
+
+    @staticmethod
+    def forward(ctx, w, into):
+        ctx.into = into
+        return w.view_as(w)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dw):
+        ctx.into.add_(dw)  # in the wider of both types
+        return None, None
+
+
+def _accumulated(label: str, w: Tensor, into: Tensor | None) -> Tensor:
+    if into is None:
+        return w
+    plain = all(isinstance(t, Tensor) and not t.is_nested and t.layout is torch.strided
+                for t in (into, w))
+    if not plain or into.shape != w.shape or into.dtype not in (w.dtype, torch.float32) \
+            or into.device != w.device or into.requires_grad:
+        raise Error(f"{label}: into is {named(into)}: give a tensor like w, or float32, without a gradient")
+    return _Into.apply(w, into) if wants_gradient(w) else w
+
+
 _differentiate_scaled("linear_cross_entropy_gradients")
 _differentiate_scaled("linear_cross_entropy_gradients_frozen")
 
@@ -189,7 +215,7 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0,
                          lse: bool = False, logprobs: bool = False, entropy: bool = False,
                          workspace: float = 512, recompute: bool = False,
-                         skip_ignored: bool = False) -> Tensor | tuple[Tensor, ...]:
+                         skip_ignored: bool = False, into: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
     """`cross_entropy` of the logits ``x wᵀ + bias``, without all logits in memory.
 
     Rows are computed in chunks. Logits are rounded to x's element type, as those of a linear layer are.
@@ -208,6 +234,8 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         workspace: Most MiB that a chunk's logits take.
         recompute: Compute the logits again in the backward pass.
         skip_ignored: Leave out rows whose label is `ignore_index`. The host waits for their number.
+        into: A tensor like w, of w's element type or float32, that the backward pass adds the gradient of
+            w to, in place. w itself then gets none from here: float32 keeps what many small batches add.
 
     Returns:
         As `cross_entropy`.
@@ -224,6 +252,7 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         index = (labels.reshape(-1) != ignore_index).nonzero().flatten()
         labels = labels.reshape(-1).index_select(0, index)
         x = x.reshape(-1, x.shape[-1]).index_select(0, index)
+    w = _accumulated(label, w, into)
     rules = ignore_index, label_smoothing, z_loss, softcap, workspace, logprobs, entropy
     if reduction == "none":
         results = call(OPS.linear_cross_entropy_rows, x, w, bias, labels, class_weights, *rules)

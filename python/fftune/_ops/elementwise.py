@@ -75,7 +75,7 @@ def scale_(x: Tensor, factor: Tensor) -> Tensor:
     Returns:
         `x`.
     """
-    if isinstance(factor, Tensor) and factor.numel() == 1:
+    if isinstance(factor, Tensor) and not factor.is_nested and factor.dim() == 0:
         factor = factor.reshape(1)
     call(OPS.scale_, x, factor)
     return x

@@ -10,6 +10,7 @@ from .._declare import declare, run_into
 from .._library import Error
 from .._run import ready
 from .ffn import expect_both
+from .packed import (FORMATS, PackedWeight, format_of, group_word, has_zeros, named_packed, parts_of, suffix)
 
 _CHOICES = "x, ids:ints, weights:floats"
 _SEPARATE = "w_gate=w_gate|w_gate_up, w_up?, w_down"
@@ -66,8 +67,16 @@ declare("moe_ffn_backward_into", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, w_gate
 _FP8 = declare(
     "moe_ffn_fp8", "moe-ffn", f"{_CHOICES}, {_SEPARATE}, x_scale, "
         "w_gate_scale=w_gate_scale|w_gate_up_scale, w_up_scale?, hidden_scale?, w_down_scale, "
-        "act, packing=gate-up:str, shared, routing", "y", fixed={"dtype": "fp8"},
+        "act, packing=gate-up:str, shared, routing", "y", fixed={"dtype": "fp8", "weights": "dense"},
         check=_expect_scales, **_RULES)
+
+for _format in FORMATS:
+    _zeros = ("gate_zero=w_gate_zero?, up_zero=w_up_zero?, down_zero=w_down_zero?, "
+              if has_zeros(_format) else "")
+    declare(f"moe_ffn_packed{suffix(_format)}", "moe-ffn",
+            f"{_CHOICES}, w_gate, w_up, w_down, gate_scale=w_gate_scale, up_scale=w_up_scale, "
+            f"down_scale=w_down_scale, {_zeros}b_gate?, b_up?, b_down?, experts, h, act, weigh, shared, "
+            "group, routing", "y", fixed={"weights": _format}, by_row=True, prepare={"ids": _ids})
 
 
 def _save(ctx, inputs, output):
@@ -105,8 +114,10 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
         weights: [..., k] of any floating-point type; kernels use float32.
         w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
             the order of `packing`.
-        w_down: [experts, d, h].
-        biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone.
+        w_down: [experts, d, h]. Or all three are a ``PackedWeight`` of all experts' rows, [experts · h, d]
+            and [experts · d, h]; these have no gradients.
+        biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone. With packed
+            weights ([experts, h], [experts, h], [experts, d]).
         act: As in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
         packing: "halves" for all rows of gate, then all of up; "interleaved" for alternating rows.
         weigh: "after" the experts, or "before": x is multiplied by the weight (Llama 4).
@@ -118,6 +129,9 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     Returns:
         [..., d].
     """
+    if any(isinstance(w, PackedWeight) for w in (w_gate, w_up, w_down)):
+        return _packed(x, ids, weights, (w_gate, w_up, w_down), biases, act, weigh, shared,
+                       "" if routing is None else routing)
     biases = (None, None) if biases is None else several(
         "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
     arguments = (x, ids, weights, w_gate, w_up, w_down, *biases, act, packing, weigh, shared,
@@ -126,6 +140,28 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             and not flag("moe-ffn", "recompute", recompute)):
         return call(OPS.moe_ffn_preact, *arguments)[0]
     return call(OPS.moe_ffn, *arguments)
+
+
+def _packed(x: Tensor, ids: Tensor, weights: Tensor, experts: Sequence[PackedWeight],
+            biases: Sequence[Tensor] | None, act: str, weigh: str, shared: int, routing: str) -> Tensor:
+    for name, w in zip(("w_gate", "w_up", "w_down"), experts):
+        named_packed("moe-ffn", name, w, "three packed weights")
+        if format_of(w) != format_of(experts[0]):
+            raise Error(f"moe-ffn: {name} has another format than w_gate")
+    gate, up, down = experts
+    d, h = x.shape[-1], down.k
+    count = down.n // d
+    if (gate.n, gate.k) != (count * h, d) or (up.n, up.k) != (count * h, d) or down.n % d \
+            or not 0 <= shared < count:
+        raise Error(f"moe-ffn: w_gate is [{gate.n}, {gate.k}], w_up [{up.n}, {up.k}], w_down [{down.n}, "
+                    f"{down.k}]: give [experts * h, {d}], the same, and [experts * {d}, h]")
+    biases = (None, None, None) if biases is None else several(
+        "moe-ffn", "biases", biases, 3, "those of gate, of up and of down")
+    if wants_gradient(x, weights, *biases):
+        raise Error("moe-ffn: packed weights have no gradients: use torch.no_grad()")
+    return call(getattr(OPS, f"moe_ffn_packed{suffix(gate.format)}"), x, ids, weights, *parts_of(*experts),
+                *biases, count - shared, h, act, weigh, shared,
+                group_word("moe-ffn", gate.group, gate.format), routing)
 
 
 def moe_ffn_into(y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor,

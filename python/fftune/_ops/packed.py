@@ -255,6 +255,11 @@ def ffn_packed(x: Tensor, gate: PackedWeight, up: PackedWeight, down: PackedWeig
                 gate.n, group_word("ffn", gate.group, gate.format), act)
 
 
+def named_packed(label: str, name: str, weight, words: str) -> None:
+    if not isinstance(weight, PackedWeight):
+        raise Error(f"{label}: {name} is {named(weight)}: give {words}, or dense ones")
+
+
 def format_of(weight: PackedWeight) -> tuple:
     """Equal for weights that one op can have."""
     return weight.format, weight.group, weight.zero is None

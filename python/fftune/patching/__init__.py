@@ -50,9 +50,8 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
         model: A model of transformers, or any module with such parts.
         recompute: Save only the inputs of MLPs for the backward pass.
         memory: How much the backward pass may find saved. "fast" saves what makes it fastest, "balanced"
-            computes the norms of layers again, which costs the least time for each byte, and "small" the
-            norms and, as `recompute` does, the first products of MLPs. torch.compile decides about the
-            norms itself.
+            computes the norms of layers again, a pass over memory each, and "small" the norms and, as
+            `recompute` does, the first products of MLPs. torch.compile decides about the norms itself.
         projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
         attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.

@@ -24,7 +24,7 @@ from .experts import experts_of, router_of
 from .inline_mlps import chain_of
 from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
-from .quantised import is_quantised, merge, packed_of
+from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
                         view_of)
@@ -353,7 +353,7 @@ def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -
     """The layer with dense layers, which have shapes and no numbers, in the place of those with weights
     of 4 bits."""
     def dense(module: nn.Module) -> nn.Linear:
-        format, like = module._fftune[0], module._fftune_scale
+        format, like = module._fftune[0], numbers_of(module)
         if module.bias is not None and module.bias.dtype != like.dtype:
             raise Unfit("layers: weights of several types")
         linear = nn.Linear(format.k, format.n, module.bias is not None, device="meta")

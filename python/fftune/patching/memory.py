@@ -1,7 +1,7 @@
 """Tensors that the backward pass computes again instead of reading what the forward pass saved.
 
-The output of a norm is as large as its input, and is saved by each product that reads it. A norm reads
-and writes it once, so to compute it again is the cheapest way to need less memory: patch(memory=).
+The output of a norm is as large as its input, and the products that read it save it. To compute it again
+takes one pass over memory, where the products of an MLP take FLOPs too: patch(memory=).
 """
 from contextlib import AbstractContextManager, nullcontext
 

@@ -14,9 +14,10 @@ import copy
 import functools
 import itertools
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
@@ -135,8 +136,8 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
 
 def _made_up(batch: "_Batch", block: int) -> "_Batch":
     """A batch of the same kind, whose keys are those of block 0. The first rows write theirs there. No
-    row is padded. Of pure decoding it has as many rows; with prompts it has one of `block` tokens, and
-    a sequence that decodes."""
+    row is padded. A batch of pure decoding keeps its rows; one with prompts gets a prompt of `block`
+    tokens and a sequence that decodes."""
     device = batch.slots.device
     queries = [1] * batch.tokens if batch.offsets is None else [block, 1]
     rows, sequences = sum(queries), len(queries)
@@ -237,18 +238,36 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
 
 def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
+    rows = batch.rows
+    if batch.offsets is not None and all(layer.mixture is None for layer in state.model.layers):
+        batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
     whole = batch.offsets is None and _is_one_op(state.model, own)
     of_layers = _run_whole if whole else _run_ops
     added, x = of_layers(state.model, own, batch, x, slots, table)
-    y, _ = _norm(added, x, module.norm)
-    if batch.tokens == batch.rows:
+    y = _norm(added, x, module.norm)[0][:rows]
+    if batch.tokens == rows:
         return y
     padded = y.new_zeros(batch.tokens, y.shape[1])
-    padded[:batch.rows] = y
+    padded[:rows] = y
     return padded
+
+
+def _rounded(batch: _Batch) -> _Batch:
+    """The batch with more rows, which write nothing and belong to no sequence: the number of tokens of
+    a batch with prompts is hardly ever the same twice, and each number of rows is a plan of its own."""
+    step = max(64, (1 << batch.rows.bit_length()) // 32)
+    more = -batch.rows % step
+
+    def longer(tensor: Tensor | None, value: int = 0) -> Tensor | None:
+        return None if tensor is None else F.pad(
+            tensor, (0, 0) * (tensor.dim() - 1) + (0, more), value=value)
+
+    return replace(batch, rows=batch.rows + more, ids=longer(batch.ids),
+                   embeddings=longer(batch.embeddings), positions=longer(batch.positions),
+                   slots=longer(batch.slots, -1))
 
 
 def _is_one_op(model: Model, pages: list[Pages]) -> bool:
