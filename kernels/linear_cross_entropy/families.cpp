@@ -78,8 +78,8 @@ Config config_of(const Engine& engine, const GemmProblem& gemm, const DeviceFact
                   {"epilogue_stages", epilogue_stages},
                   {"group_m", 8}};
   };
-  // Three products: logits, dw, and dw that is added to. wgmma reads an MN-major A at a lower rate, so
-  // that narrow tiles of dw wait for shared memory.
+  // Three products: logits, dw, and dw that is added to. wgmma reads an MN-major A at a lower rate,
+  // so that narrow tiles of dw wait for shared memory.
   Config measured = config;
   if (gemm.a_major == Major::k && gemm.b_major == Major::k)
     measured = tile(128, 192, "pingpong", 1, 1);

@@ -160,8 +160,9 @@ bool is_own_user(const Socket& socket) {
 class Group::Members {
  public:
   Members(Backend& backend, const GroupOptions& options)
-      : options_(options), deadline_(Clock::now() + options.timeout) {
-    table_ = group_layout(options.ranks, options.max_bytes);
+      : options_(options),
+        deadline_(Clock::now() + options.timeout),
+        table_(group_layout(options.ranks, options.max_bytes)) {
     table_.rank = static_cast<std::uint32_t>(options.rank);
     table_.timeout = static_cast<std::uint64_t>(std::chrono::nanoseconds(options.timeout).count());
     own_ = backend.allocate_shared(group_bytes(table_));
