@@ -240,5 +240,5 @@ TEST_CASE("a parameter that was added later is completed, any other that is miss
     for (const std::string& pass : op->passes()) check(op, pass);
   CHECK(added == std::set<std::string>{"a_reuse", "cluster", "gather_warps", "group", "head_groups",
                                        "keep", "l2_prefetch", "l2_prefetch_rows", "pack_heads",
-                                       "pause", "pre_permute", "rotate", "split_keys", "vector"});
+                                       "pre_permute", "split_keys", "vector"});
 }
