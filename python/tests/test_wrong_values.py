@@ -1,6 +1,7 @@
 """Every kind of wrong value at every argument of every public function: one line, and no crash."""
 import inspect
 import math
+import os
 
 import numpy
 import pytest
@@ -73,7 +74,7 @@ GOOD = {
                                  skip_ignored=False, into=torch.zeros_like(W)),
     "pack_weight": dict(codes=torch.randint(0, 256, (6, 32), dtype=torch.uint8),
                         scale=torch.rand(6, 2), zero=torch.zeros(6, 2, dtype=torch.uint8), k=64,
-                        group=32),
+                        group=32, format="int4"),
     "unpack_weight": dict(packed=ops.pack_weight(torch.zeros(6, 4, dtype=torch.uint8),
                                                  torch.ones(6, 1), group=0)),
     "pack_mask": dict(mask=torch.ones(2, 1, 3, 3, dtype=torch.bool)),
@@ -117,6 +118,9 @@ GOOD["decode"] = dict(
     stop=None, pages=None, angles=None, final_norm_bias=None, head_bias=None, temperature=None,
     seeds=None, top_k=None, top_p=None, min_p=None, embed_scale=1.0, logit_softcap=0.0, pad=0,
     logprobs=False, options=None)
+GROUP = fftune.distributed.Group(f"wrong values {os.getpid()}", 0, 1)
+GOOD |= {"all_reduce": dict(x=X, group=GROUP, residual=X),
+         "all_reduce_norm": dict(x=X, w=V, group=GROUP, residual=X, eps=1e-6, convention="llama")}
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
 WRONG_TENSORS = {
     **{str(t).removeprefix("torch."): (lambda t: lambda a: a.to(t))(dtype) for dtype in (

@@ -1,6 +1,7 @@
 """all-reduce: the sum over the ranks of a group, the residual and RMSNorm behind it."""
 from torch import Tensor
 
+from .._checks import named
 from .._custom import OPS, call, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -15,13 +16,19 @@ declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, 
         "y, sum?residual", fixed={"link": "peers"})
 
 
-def _check(x: Tensor, group: Group, *others: Tensor | None) -> None:
+def _memory_of(group: Group, x: Tensor, *others: Tensor | None) -> Tensor:
+    """The group's, once it is known that x fits there."""
+    if not isinstance(x, Tensor):
+        raise Error(f"all-reduce: x is {named(x)}: give a tensor [..., d]")
+    if not isinstance(group, Group):
+        raise Error(f"all-reduce: group is {named(group)}: give a fftune.distributed.Group")
     if wants_gradient(x, *others):
         raise Error("all-reduce: it has no gradient: call it under torch.no_grad() or "
                     "torch.inference_mode(), or use torch.distributed.nn")
     if x.numel() * x.element_size() > group.max_bytes:
         raise Error(f"all-reduce: {x.numel() * x.element_size()} bytes are more than the group's "
                     f"max_bytes, {group.max_bytes}: make it with more")
+    return group.memory.to("meta") if x.is_meta else group.memory
 
 
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Tensor:
@@ -35,8 +42,8 @@ def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Te
     Returns:
         [..., d], the same bits on all ranks.
     """
-    _check(x, group, residual)
-    return call(OPS.all_reduce, x, residual, group.memory, group.ranks)
+    memory = _memory_of(group, x, residual)
+    return call(OPS.all_reduce, x, residual, memory, group.ranks)
 
 
 def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None = None,
@@ -51,8 +58,8 @@ def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | No
     Returns:
         (the norm, the sum), [..., d] each; the norm alone without a residual.
     """
-    if convention not in ("llama", "gemma", "t5"):
-        raise Error(f"all-reduce: convention is {convention!r}: use 'llama', 'gemma' or 't5'")
-    _check(x, group, residual, w)
-    y, total = call(OPS.all_reduce_norm, x, residual, w, group.memory, group.ranks, eps, convention)
+    if not isinstance(convention, str) or convention not in ("llama", "gemma", "t5"):
+        raise Error(f"all-reduce: convention is {named(convention)}: use 'llama', 'gemma' or 't5'")
+    memory = _memory_of(group, x, residual, w)
+    y, total = call(OPS.all_reduce_norm, x, residual, w, memory, group.ranks, eps, convention)
     return y if residual is None else (y, total)

@@ -56,10 +56,10 @@ for _format in FORMATS:
 
 def group_word(label: str, group: int, format: str = "int4") -> str:
     """The library's word for a group of that many elements of k; 0: a whole row."""
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise Error(f"{label}: format is {named(format)}: give one of {', '.join(FORMATS)}")
     if format == "mxfp4":
-        if group != 32:
+        if type(group) is not int or group != 32:
             raise Error(f"{label}: group is {named(group)}: mxfp4 has groups of 32 alone")
         return "128"  # the option's default, which stands for those of the format
     if type(group) is not int or group not in _GROUPS:
