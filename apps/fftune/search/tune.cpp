@@ -221,6 +221,17 @@ std::string strategy_help() {
 
 }  // namespace
 
+int list_problems(const std::vector<SearchedOp>& ops, const Session& session) {
+  Json document = Json::Array();
+  for (const SearchedOp& each : ops)
+    for (const Problem& problem : each.problems) {
+      session.output.line(problem.text());
+      document.push_back(to_json(problem));
+    }
+  session.output.document(document);
+  return exit_good;
+}
+
 int search(const std::function<std::vector<SearchedOp>(const std::string&)>& searched,
            const SearchOptions& options, const SavedInputs* saved, const Session& session) {
   TuneOptions tuning = tune_options(options);

@@ -40,6 +40,9 @@ struct SearchedOp {
   std::vector<Problem> problems;  // canonical
 };
 
+/// Prints the problems, one a line. Returns the exit code.
+int list_problems(const std::vector<SearchedOp>& ops, const Session& session);
+
 /// Searches the ops' problems, prints the results and writes the records. `searched` gives them for
 /// a device by name, once for devices of one model. --budget is divided by the number of problems.
 /// Returns the exit code; throws Error.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
@@ -15,7 +16,6 @@
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/search/records.hpp"
 #include "apps/fftune/search/tune.hpp"
-#include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "tuning/log.hpp"
@@ -31,12 +31,11 @@ struct Options {
   SearchOptions search;
 };
 
-/// By the op's name. The problems of the files that the filter admits and that this version knows
-/// for the kind of device. Warns of the others.
-std::map<std::string, std::set<Problem>> problems_of(const std::vector<PresetFile>& files,
-                                                     const Options& options, DeviceKind kind,
-                                                     const Session& session) {
-  std::map<std::string, std::set<Problem>> found;
+/// The problems of the files that the filter admits and that this version knows for the kind of
+/// device, each once. Warns of the others.
+std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const Options& options,
+                                    DeviceKind kind, const Session& session) {
+  std::map<std::string, std::set<Problem>> found;  // by the op's name
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
       logging::warn("{}; it is skipped", complaint);
@@ -51,43 +50,39 @@ std::map<std::string, std::set<Problem>> problems_of(const std::vector<PresetFil
       }
     }
   }
-  return found;
+  std::vector<SearchedOp> ops;
+  for (const auto& [name, problems] : found)
+    ops.push_back({&session.catalog.op(name), {problems.begin(), problems.end()}});
+  return ops;
 }
 
-std::vector<SearchedOp> searched_on(const std::string& device, const std::vector<PresetFile>& files,
-                                    const Options& options, const Session& session) {
-  std::vector<SearchedOp> searched;
+/// Leaves out what --out has a record of for the device.
+std::vector<SearchedOp> without_recorded(std::vector<SearchedOp> ops, const std::string& device,
+                                         const Options& options, const Session& session) {
   std::size_t known = 0;
   const PresetDevice preset = preset_device(facts_of_device(device, session.environment));
-  for (const auto& [name, problems] :
-       problems_of(files, options, kind_of_device(device), session)) {
-    SearchedOp each{&session.catalog.op(name), {}};
-    std::map<Problem, PresetRecord> own;
-    if (!options.again) own = own_records(options.search.out, preset, *each.op);
-    for (const Problem& problem : problems)
-      own.contains(problem) ? void(++known) : each.problems.push_back(problem);
-    if (!each.problems.empty()) searched.push_back(std::move(each));
+  for (SearchedOp& each : ops) {
+    const auto own = own_records(options.search.out, preset, *each.op);
+    known +=
+        std::erase_if(each.problems, [&](const Problem& problem) { return own.contains(problem); });
   }
+  std::erase_if(ops, [](const SearchedOp& each) { return each.problems.empty(); });
   if (known > 0)
     logging::warn("{} has records of {} already: --again searches {} too", options.search.out,
                   counted(known, "problem"), known == 1 ? "it" : "them");
-  return searched;
+  return ops;
 }
 
 int run(const Options& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(options.paths);
-  if (!options.list)
-    return search(
-        [&](const std::string& device) { return searched_on(device, files, options, session); },
-        options.search, nullptr, session);
-  Json document = Json::Array();
-  for (const auto& [name, problems] : problems_of(files, options, DeviceKind::cuda, session))
-    for (const Problem& problem : problems) {
-      session.output.line(problem.text());
-      document.push_back(to_json(problem));
-    }
-  session.output.document(document);
-  return exit_good;
+  if (options.list)
+    return list_problems(problems_of(files, options, DeviceKind::cuda, session), session);
+  return search(
+      [&](const std::string& device) {
+        auto ops = problems_of(files, options, kind_of_device(device), session);
+        return options.again ? ops : without_recorded(std::move(ops), device, options, session);
+      },
+      options.search, nullptr, session);
 }
 
 }  // namespace

@@ -69,17 +69,6 @@ VllmProblems read_problems(const Catalog& catalog, std::filesystem::path path,
   }
 }
 
-int list(const VllmProblems& found, const Session& session) {
-  Json document = Json::Array();
-  for (const SearchedOp& each : found.ops)
-    for (const Problem& problem : each.problems) {
-      session.output.line(problem.text());
-      document.push_back(to_json(problem));
-    }
-  session.output.document(document);
-  return exit_good;
-}
-
 int run(const Options& options, const Session& session) {
   if (options.paths.size() != 1)
     throw Error(ErrorKind::invalid_input, "tune-vllm takes one model: give its config.json");
@@ -92,7 +81,7 @@ int run(const Options& options, const Session& session) {
     told = true;
     return found;
   };
-  if (options.list) return list(problems(DeviceKind::cuda), session);
+  if (options.list) return list_problems(problems(DeviceKind::cuda).ops, session);
   return search([&](const std::string& device) { return problems(kind_of_device(device)).ops; },
                 options.search, nullptr, session);
 }
