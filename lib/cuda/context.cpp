@@ -67,8 +67,11 @@ std::unique_ptr<Buffer> allocate(const SharedContext& context, std::size_t bytes
                             free, total));
   }
   driver.check(result, "cuMemAlloc");
-  return std::make_unique<DeviceBuffer>(Owned<CUdeviceptr>(context, address, driver.mem_free),
-                                        bytes);
+  return buffer_of(Owned<CUdeviceptr>(context, address, driver.mem_free), bytes);
+}
+
+std::unique_ptr<Buffer> buffer_of(Owned<CUdeviceptr> memory, std::size_t bytes) {
+  return std::make_unique<DeviceBuffer>(std::move(memory), bytes);
 }
 
 }  // namespace fftune::cuda

@@ -90,6 +90,7 @@ Owned<CUstream> make_stream(const SharedContext& context);
 Owned<CUevent> make_event(const SharedContext& context);
 /// Throws Error(unavailable) with the bytes needed and there.
 std::unique_ptr<Buffer> allocate(const SharedContext& context, std::size_t bytes);
+std::unique_ptr<Buffer> buffer_of(Owned<CUdeviceptr> memory, std::size_t bytes);
 
 inline CUdeviceptr device_address(const void* pointer) {
   return reinterpret_cast<CUdeviceptr>(pointer);

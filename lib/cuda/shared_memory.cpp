@@ -50,18 +50,6 @@ class SharedDeviceBuffer final : public SharedBuffer {
   std::uint64_t device_notices_ = 0;
 };
 
-class PeerBuffer final : public Buffer {
- public:
-  PeerBuffer(Owned<CUdeviceptr> memory, std::size_t bytes)
-      : memory_(std::move(memory)), bytes_(bytes) {}
-  void* data() const override { return reinterpret_cast<void*>(memory_.get()); }
-  std::size_t bytes() const override { return bytes_; }
-
- private:
-  Owned<CUdeviceptr> memory_;
-  std::size_t bytes_;
-};
-
 void require_sharing(const Driver& driver) {
   if (!driver.ipc_get_mem_handle || !driver.ipc_open_mem_handle || !driver.mem_host_alloc)
     throw Error(ErrorKind::unavailable,
@@ -104,8 +92,7 @@ std::unique_ptr<Buffer> CudaBackend::open_shared(const SharedHandle& handle, std
                 fmt::format("CUDA: GPU {} cannot open the memory that a process shares on GPU {}: "
                             "{}: let each process see both GPUs (CUDA_VISIBLE_DEVICES)",
                             here, there, driver.words(result)));
-  return std::make_unique<PeerBuffer>(
-      Owned<CUdeviceptr>(context_, address, driver.ipc_close_mem_handle), bytes);
+  return buffer_of(Owned<CUdeviceptr>(context_, address, driver.ipc_close_mem_handle), bytes);
 }
 
 }  // namespace fftune::cuda
