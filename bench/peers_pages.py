@@ -20,9 +20,9 @@ import statistics
 
 import torch
 
+from contenders import ROUNDS, graph_of
 from fftune import ops
 
-ROUNDS = 15
 HEADS = {"32/8, 128": (32, 8, 128), "32/8, 64": (32, 8, 64), "32/4, 128": (32, 4, 128)}
 # The new tokens of each sequence, and its keys, these among them.
 BATCHES = {
@@ -36,21 +36,9 @@ BATCHES = {
 }
 
 
-def graph_of(run):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
-
-
 def microseconds(runs, flush):
     """The median of each contender's cold rounds."""
-    graphs = [graph_of(run) for run in runs]
+    graphs = [graph_of([run]) for run in runs]
     times = [[] for _ in graphs]
     for _ in range(ROUNDS):
         for graph, found in zip(graphs, times):
