@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
@@ -316,24 +316,17 @@ void define_advance(const Problem& problem, ReferenceTensors& tensors) {
   }
 }
 
-/// A family of a part. The first kernel of the layers does not start before `embed` is complete:
-/// kernels behind it may read lengths, slots and pages before they wait.
-class DecodeFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    const Problem one = unrepeated(decode_op(), problem);
-    auto* const launch =
-        program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
-    if (launch != nullptr && !covers_repetition() &&
-        stages().front() == decode_op().stages(one).at(1).name)
-      launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
-    return program;
-  }
-};
+/// The first kernel of the layers does not start before `embed` is complete: kernels behind it may
+/// read lengths, slots and pages before they wait.
+void launch_behind_embed(const Family& family, const Problem& problem, const DeviceFacts&,
+                         Program& program) {
+  const Problem one = unrepeated(decode_op(), problem);
+  auto* const launch =
+      program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
+  if (launch != nullptr && !family.covers_repetition() &&
+      family.stages().front() == decode_op().stages(one).at(1).name)
+    launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
+}
 
 std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
@@ -434,15 +427,15 @@ class Decode final : public DescribedOp {
   }
 
   std::vector<const Family*> families() const override {
+    std::vector<const Family*> list = DescribedOp::families();
     static const auto families = [] {
-      std::vector<std::unique_ptr<const DecodeFamily>> all;
+      std::deque<PartFamily> all;
       for (const auto& [name, op] : {std::pair{"layer", &layer_op}, {"head", &head_op}})
         for (const Family* family : op().families())
-          all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
+          all.emplace_back(decode_op, name, *family, launch_behind_embed);
       return all;
     }();
-    std::vector<const Family*> list = DescribedOp::families();
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     return list;
   }
 

@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,18 +24,11 @@ namespace {
 
 constexpr const char* usual_eps = "1e-06";
 
-/// A family of a part; without a norm its product is the first of all kernels.
-class HeadFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    if (!problem.has("norm", "none")) launch_programmatically(program, facts);
-    return program;
-  }
-};
+/// Without a norm the product is the first of all kernels.
+void launch_behind_norm(const Family&, const Problem& problem, const DeviceFacts& facts,
+                        Program& program) {
+  if (!problem.has("norm", "none")) launch_programmatically(program, facts);
+}
 
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields = sample::options();
@@ -134,18 +127,18 @@ class Head final : public DescribedOp {
         const Op& (*op)();
         const char* stage;
       };
-      std::vector<std::unique_ptr<const HeadFamily>> all;
+      std::deque<PartFamily> all;
       for (const Part& part :
            {Part{"norm", rmsnorm_op, stage_forward}, Part{"layernorm", layernorm_op, stage_forward},
             Part{"product", linear_op, linear::stage_product},
             Part{"choose", sample_op, sample::stage}})
         for (const Family* family : part.op().families())
           if (family->stages() == std::vector<std::string>{part.stage})
-            all.push_back(std::make_unique<HeadFamily>(head_op, part.name, *family));
+            all.emplace_back(head_op, part.name, *family, launch_behind_norm);
       return all;
     }();
     std::vector<const Family*> list{&choose_decode()};
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     return list;
   }
 };

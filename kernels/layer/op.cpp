@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -293,19 +294,6 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
-/// A family of a part.
-class LayerFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    launch_programmatically(program, facts);
-    return program;
-  }
-};
-
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields{
       {"act", "activation of the feed-forward network", gated_activation_names()},
@@ -545,17 +533,19 @@ class Layer final : public DescribedOp {
 
   std::vector<const Family*> families() const override {
     static const auto families = [] {
-      std::vector<std::unique_ptr<const LayerFamily>> all;
+      std::deque<PartFamily> all;
       for (const PartKind& kind : part_kinds())
         for (const Family* family : kind.op().families())
           if (has_stages(kind, *family))
-            all.push_back(std::make_unique<LayerFamily>(layer_op, kind.name, *family));
+            all.emplace_back(layer_op, kind.name, *family,
+                             [](const Family&, const Problem&, const DeviceFacts& facts,
+                                Program& program) { launch_programmatically(program, facts); });
       return all;
     }();
     // Untuned a norm is a kernel of its own: behind another it takes about a microsecond, no more
     // than it takes each block of a product to find the deviations, and only a search can tell.
     std::vector<const Family*> list{&persistent_layers(), &persistent_expert_layers()};
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     for (const Family* family : normed_products()) list.push_back(family);
     return list;
   }
