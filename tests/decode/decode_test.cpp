@@ -18,6 +18,7 @@
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
+#include "support/op_reference.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
@@ -101,14 +102,7 @@ class Memory {
   Memory(Backend& backend, const std::vector<TensorSpec>& tensors) : backend_(backend) {
     std::mt19937_64 random(3);
     for (const TensorSpec& spec : tensors) {
-      std::normal_distribution<double> normal(spec.mean, spec.scale);
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      if (spec.draw)
-        spec.draw(1, values);
-      else
-        for (double& value : values) value = normal(random);
-      std::vector<std::byte> bytes(spec.bytes());
-      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      const std::vector<std::byte> bytes = drawn_bytes(spec, random);
       write(spec.name, bytes);
     }
   }
