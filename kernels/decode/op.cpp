@@ -441,7 +441,8 @@ class Decode final : public DescribedOp {
           all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
       return all;
     }();
-    std::vector<const Family*> list = DescribedOp::families();
+    std::vector<const Family*> list = persistent_tokens();
+    for (const Family* family : DescribedOp::families()) list.push_back(family);
     for (const auto& family : families) list.push_back(family.get());
     return list;
   }
