@@ -10,7 +10,8 @@ with FFTUNE_VLLM=1, or for weights of 4 bits (llama-3.1-8b-int4) FFTUNE_VLLM=lin
 value, such as layers,prompts. The two take turns.
 
 decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
-         the head and the sampling; "wall" is the time that a caller waits for one step
+         the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
+         the host's time for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
 serve    --serve N: the time of N requests of 1,024 tokens in and 128 out
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
@@ -112,6 +113,17 @@ class LastGraph:
         end.synchronize()
         return begin.elapsed_time(end) / repeats
 
+    def host_milliseconds(self, repeats=5):
+        import torch
+
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            self.plain(self.graph)
+        took = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        return took * 1e3 / repeats
+
 
 def unit_gain(model):
     """Normal weights: vLLM's dummy weights are so small that all tokens choose the same experts."""
@@ -181,7 +193,8 @@ class Engine:
         steps = self.made - first
         wall = (time.perf_counter() - begin) * 1e3 / steps
         one_graph = self.graphs.replays - replays < 1.5 * steps
-        return {"wall": wall, "gpu": self.graphs.milliseconds() if one_graph else None}
+        return {"wall": wall, "gpu": self.graphs.milliseconds() if one_graph else None,
+                "launch": self.graphs.host_milliseconds() if one_graph else None}
 
     def finish(self):
         while self.engine.has_unfinished_requests():
@@ -365,7 +378,7 @@ def run(model, arguments, folder):
                 both("decode", batch, arguments.context)
                 rounds = [both("step") for _ in range(ROUNDS)]
                 both("finish")
-                for kind in ("gpu", "wall"):
+                for kind in ("gpu", "wall", "launch"):
                     times = [[pair[i][kind] for pair in rounds] for i in (0, 1)]
                     if None not in times[0] + times[1]:
                         add(work="decode", batch=batch, context=arguments.context, time=kind,

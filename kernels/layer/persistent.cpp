@@ -88,7 +88,8 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .rotates = heads.rotates(),
                          .wide_slots = heads.wide_slots,
                          .packed_qkv = heads.packed,
-                         .page = static_cast<int>(size_or(problem, "page", 0))};
+                         .page = static_cast<int>(size_or(problem, "page", 0)),
+                         .kv_head = static_cast<int>(heads.cache_head)};
   if (const auto& router = layer.router) {
     form.experts = static_cast<int>(router->experts);
     form.choices = static_cast<int>(router->choices);
@@ -165,10 +166,10 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}{}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups, mixture);
 }
 
 /// Layers with a dense network, or with experts.

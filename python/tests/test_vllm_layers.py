@@ -413,12 +413,11 @@ def test_wrong_computations_are_found(stand_in, monkeypatch, caplog, name, chang
     assert re.search(f"layers of LlamaModel stay vLLM's: {reason} from vLLM's by", line)
 
 
-@pytest.mark.parametrize("stand_in", ["0.24.0"], indirect=True)  # heads without gaps are one op
 @pytest.mark.parametrize("change, reason", [
     (lambda layer, x, w, caches, *a, **o:
      layer(x, w, [pair[::-1] for pair in caches], *a, **o), "results differ"),
     (lambda layer, *a, **o: layer(*a, **{**o, "positions": o["positions"] + 3}),
-     "keys and values differ"),
+     "(results|keys and values) differ"),
     (lambda layer, *a, **o: layer(*a, **{**o, "slots": o["slots"] + 1}),
      "keys and values differ")])
 def test_wrong_computations_of_all_layers_are_found(stand_in, monkeypatch, caplog, change, reason):
@@ -441,7 +440,6 @@ def test_results_that_say_nothing(stand_in):
     expect_right(warm(model), *batch_of(model))
 
 
-@pytest.mark.parametrize("stand_in", ["0.24.0"], indirect=True)
 def test_an_error_of_all_layers_is_left_to_vllm(stand_in, monkeypatch, caplog):
     model = warm(model_of(stand_in))
 

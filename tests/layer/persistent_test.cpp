@@ -72,7 +72,11 @@ std::vector<Use> uses() {
        {{"lengths", "ragged"}, {"qk-norm", "yes"}}},
       {DType::bf16,
        {{"s", 3}, {"batch", 2}, {"cache", 200}, {"page", 64}, {"kv-heads", 2}},
-       {{"lengths", "ragged"}, {"angles", "table"}}}};
+       {{"lengths", "ragged"}, {"angles", "table"}}},
+      // Keys and values of a head side by side.
+      {DType::bf16,
+       {{"batch", 3}, {"cache", 500}, {"page", 16}, {"kv-heads", 4}, {"kv-head", 128}},
+       {{"lengths", "ragged"}}}};
 }
 /// And with experts.
 std::vector<Use> uses_of_experts() {

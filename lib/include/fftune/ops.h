@@ -1115,6 +1115,8 @@
  *                                                     zeros; contiguous if left out
  *   pages           1 to 67108864, rare               pages of a layer's cache; what the sequences
  *                                                     take if left out
+ *   kv-head         1 to 16777216, rare               elements from a head of the caches to the
+ *                                                     next one, a multiple of dim; dim if left out
  *   positions       1 to 1073741824, rare             rows of the table of angles; 4096 if left out
  *   act                                               silu, gelu, gelu-tanh, relu, none,
  *                                                     swiglu-oai: activation of the feed-forward
@@ -1609,6 +1611,8 @@
  *                                                      zeros; contiguous if left out
  *   pages           1 to 67108864, rare                pages of a layer's cache; what the sequences
  *                                                      take if left out
+ *   kv-head         1 to 16777216, rare                elements from a head of the caches to the
+ *                                                      next one, a multiple of dim; dim if left out
  *   positions       1 to 1073741824, rare              rows of the table of angles; 4096 if left
  *                                                      out
  *   vocab           1 to 524288                        ids to choose from

@@ -245,7 +245,7 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
-    whole = batch.offsets is None and _is_one_op(state.model, own)
+    whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
     added, x = of_layers(state.model, own, batch, x, slots, table)
     y = _norm(added, x, module.norm)[0][:rows]
@@ -275,10 +275,9 @@ def _rounded(batch: _Batch) -> _Batch:
                    offsets=longer(batch.offsets, sequences, batch.rows))
 
 
-def _is_one_op(model: Model, pages: list[Pages]) -> bool:
-    """Whether the op `layer` computes the layers, with these caches: without gaps between heads. It is
-    not batch-invariant."""
-    return model.is_one_op and not BATCH_INVARIANT and all(own.apart for own in pages)
+def _is_one_op(model: Model) -> bool:
+    """Whether the op `layer` computes the layers. It is not batch-invariant."""
+    return model.is_one_op and not BATCH_INVARIANT
 
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
