@@ -96,6 +96,7 @@ class Parts {
                                               {"cache-slots", cache_rows()}};
     for (const char* name : {"kv-heads", "rotary", "positions"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
+    if (problem_.sizes.contains("kv-head")) sizes["cache-head"] = problem_.size("kv-head");
     const std::string rotation = option_or(problem_, "rotation", "halves");
     // Norms of heads round nothing on the way, in either convention.
     const bool from_one = problem_.has("convention", "gemma");
@@ -145,7 +146,7 @@ class Parts {
                                               {"kv", problem_.size("cache")},
                                               {"heads", problem_.size("heads")},
                                               {"dim", problem_.size("dim")}};
-    for (const char* name : {"kv-heads", "window", "page", "pages"})
+    for (const char* name : {"kv-heads", "window", "page", "pages", "kv-head"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     // A single query is at the last key, so causality masks nothing.
     std::map<std::string, std::string> options{{"lengths", "yes"},

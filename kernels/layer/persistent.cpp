@@ -130,6 +130,7 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .wide_slots = heads.wide_slots,
                          .packed_qkv = heads.packed,
                          .page = static_cast<int>(size_or(problem, "page", 0)),
+                         .kv_head = static_cast<int>(heads.cache_head),
                          .sinks = problem.has("sinks", "yes"),
                          .out_bias = problem.has("out-bias", "yes")};
   if (const auto& router = layer.router) {
@@ -219,12 +220,13 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .head_groups = {}, .held = {}, .ahead = {}, .sinks = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .ahead = {}, "
+      ".sinks = {}, "
       ".out_bias = {}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
-      c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, c.held,
-      c.ahead, c.sinks, c.out_bias, mixture, token);
+      c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
+      c.held, c.ahead, c.sinks, c.out_bias, mixture, token);
 }
 
 /// Layers with one kind of feed-forward network.

@@ -850,51 +850,53 @@
 
 /* attention: attention: out = softmax(scale * q k^T + mask) v, without scores in memory
  *
- *   s               1 to 16777216               queries of a sequence; in layout thd of all
- *                                               sequences together (any number)
- *   b               1 to 65536                  sequences
- *   heads           1 to 1024                   heads of q
- *   dim             1 to 512                    features of a head, an even number
- *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
- *                                               together, with pages the most of a sequence; s if
- *                                               left out
- *   kv-heads        1 to 1024, rare             heads of k and v, which divide those of q; heads if
- *                                               left out
- *   window          1 to 16777216, rare         keys to the left that a query sees, itself
- *                                               included; all if left out
- *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                               two; one that is not in memory is zeros; contiguous
- *                                               if left out
- *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
- *                                               out. With fewer and lengths=yes, test data have
- *                                               shorter sequences
- *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
- *                                               a part of a packed row; heads * dim if left out
- *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out
- *   v-row           1 to 17179869184, rare      the same of v; kv-heads * dim if left out
- *   kv-head         1 to 17179869184, rare      elements from a head of k, and of v, to the next
- *                                               one, a multiple of dim; dim if left out
- *   mask            none, causal, bool, packed  keys that a query may see: all, those up to its
- *                                               position, or by a mask of bytes or of bits
- *   layout          bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
- *                                               sequences
- *   mask-heads      one, each                   masks of a sequence: one, or each head's own
- *   mask-data                                   random, documents, causal-documents, upper, all,
- *                                               none: distribution of the mask in tests and
- *                                               measurements
- *   bias            no, yes                     whether a matrix is added to the scores
- *   bias-heads      each, one                   biases of a sequence: each head's own, or one
- *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
- *   lengths         no, yes                     whether each sequence has its own number of keys,
- *                                               of kv at most
- *   sinks           no, yes                     whether each head has a logit that joins the
- *                                               softmax without a value
- *   lse             no, yes                     pass fwd: whether the log of the sum of
- *                                               exponentials is written for a backward pass
- *   deterministic   no, yes                     pass bwd: whether every run gives the same bits
- *   softcap         a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
- *                                               they stay
- *   scale           a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
+ *   s                1 to 16777216               queries of a sequence; in layout thd of all
+ *                                                sequences together (any number)
+ *   b                1 to 65536                  sequences
+ *   heads            1 to 1024                   heads of q
+ *   dim              1 to 512                    features of a head, an even number
+ *   kv               1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
+ *                                                together, with pages the most of a sequence; s if
+ *                                                left out
+ *   kv-heads         1 to 1024, rare             heads of k and v, which divide those of q; heads
+ *                                                if left out
+ *   window           1 to 16777216, rare         keys to the left that a query sees, itself
+ *                                                included; all if left out
+ *   page             1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
+ *                                                two; one that is not in memory is zeros;
+ *                                                contiguous if left out
+ *   pages            1 to 16777216, rare         pages in memory; what the sequences take if left
+ *                                                out. With fewer and lengths=yes, test data have
+ *                                                shorter sequences
+ *   q-row            1 to 17179869184, rare      elements from a token's q to the next token's, for
+ *                                                a part of a packed row; heads * dim if left out
+ *   k-row            1 to 17179869184, rare      the same of k; kv-heads * dim if left out
+ *   v-row            1 to 17179869184, rare      the same of v; kv-heads * dim if left out
+ *   kv-head          1 to 17179869184, rare      elements from a head of k, and of v, to the next
+ *                                                one, a multiple of dim; dim if left out
+ *   mask             none, causal, bool, packed  keys that a query may see: all, those up to its
+ *                                                position, or by a mask of bytes or of bits
+ *   layout           bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
+ *                                                sequences
+ *   mask-heads       one, each                   masks of a sequence: one, or each head's own
+ *   mask-data                                    random, documents, causal-documents, upper, all,
+ *                                                none: distribution of the mask in tests and
+ *                                                measurements
+ *   bias             no, yes                     whether a matrix is added to the scores
+ *   bias-heads       each, one                   biases of a sequence: each head's own, or one
+ *   bias-sequences   one, each                   biases: one for all sequences, or each one's own
+ *   lengths          no, yes                     whether each sequence has its own number of keys,
+ *                                                of kv at most
+ *   sinks            no, yes                     whether each head has a logit that joins the
+ *                                                softmax without a value
+ *   lse              no, yes                     pass fwd: whether the log of the sum of
+ *                                                exponentials is written for a backward pass
+ *   batch-invariant  no, yes                     pass fwd: whether the bits of a row are the same
+ *                                                whatever other rows there are
+ *   deterministic    no, yes                     pass bwd: whether every run gives the same bits
+ *   softcap          a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
+ *                                                they stay
+ *   scale            a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  q    input   T  [b, s, heads, dim]
@@ -1113,6 +1115,8 @@
  *                                                     zeros; contiguous if left out
  *   pages           1 to 67108864, rare               pages of a layer's cache; what the sequences
  *                                                     take if left out
+ *   kv-head         1 to 16777216, rare               elements from a head of the caches to the
+ *                                                     next one, a multiple of dim; dim if left out
  *   positions       1 to 1073741824, rare             rows of the table of angles; 4096 if left out
  *   act                                               silu, gelu, gelu-tanh, relu, none,
  *                                                     swiglu-oai: activation of the feed-forward
@@ -1607,6 +1611,8 @@
  *                                                      zeros; contiguous if left out
  *   pages           1 to 67108864, rare                pages of a layer's cache; what the sequences
  *                                                      take if left out
+ *   kv-head         1 to 16777216, rare                elements from a head of the caches to the
+ *                                                      next one, a multiple of dim; dim if left out
  *   positions       1 to 1073741824, rare              rows of the table of angles; 4096 if left
  *                                                      out
  *   vocab           1 to 524288                        ids to choose from

@@ -50,8 +50,8 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     rows = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
-    sizes = _values_of_layers(options, x, rows if rotates else None, angles, rows, rows[:, 0], pages,
-                              *layers)
+    sizes = _values_of_layers((options[0], None), x, rows if rotates else None, angles, rows,
+                              rows[:, 0], pages, *layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
