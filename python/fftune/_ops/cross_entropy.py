@@ -15,17 +15,19 @@ _EXTRAS = "logprobs:bool, entropies=entropy:bool"
 _RESULTS = "loss, lse, logprob?logprobs, entropy?entropies"
 _MEAN, _NONE = {"reduction": "mean"}, {"reduction": "none"}
 
-for _end, _labels, _fixed in (("", _LABELS, _MEAN), ("_rows", _ROW_LABELS, _NONE)):
+for _end, _labels, _fixed, _slice in (("", _LABELS, _MEAN, ""), ("_rows", _ROW_LABELS, _NONE, ""),
+                                      ("_slice", "labels", _NONE, ", slice_of")):
+    _rules = _RULES + _slice
     declare(f"cross_entropy{_end}", "cross-entropy",
-            f"logits, {_labels}, {_RULES}, {_EXTRAS}", _RESULTS, fixed=_fixed,
-            gradient=f"cross_entropy{_end}_backward")
+            f"logits, {_labels}, {_rules}, {_EXTRAS}", _RESULTS, fixed=_fixed,
+            gradient=None if _slice else f"cross_entropy{_end}_backward")
     declare(f"cross_entropy{_end}_backward", "cross-entropy",
-            f"dloss, logits, {_labels}, lse, {_RULES}", "dlogits", back=True, fixed=_fixed)
+            f"dloss, logits, {_labels}, lse, {_rules}", "dlogits", back=True, fixed=_fixed)
 
-    _given = f"x, w, bias?, {_labels}, {_RULES}, workspace"
-    _back = f"dloss, x, w, bias?, {_labels}, lse, {_RULES}, workspace"
+    _given = f"x, w, bias?, {_labels}, {_rules}, workspace"
+    _back = f"dloss, x, w, bias?, {_labels}, lse, {_rules}, workspace"
     declare(f"linear_cross_entropy{_end}", "linear-cross-entropy", f"{_given}, {_EXTRAS}", _RESULTS,
-            fixed=_fixed, casts=True, keeps=("class_weights", "items"))
+            fixed=_fixed, casts=not _slice, keeps=() if _slice else ("class_weights", "items"))
     declare(f"linear_cross_entropy{_end}_backward", "linear-cross-entropy", _back,
             "dx, dw, dbias?bias", back=True, fixed=_fixed)
     declare(f"linear_cross_entropy{_end}_frozen_backward", "linear-cross-entropy", _back, "dx",
