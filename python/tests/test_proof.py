@@ -73,17 +73,21 @@ def test_gradient_checkpointing(mode, reentrant):
     compare(own, model)
 
 
-def _start(rank, ranks, store):
+def _start(rank, ranks, device, store):
+    """Its device, a batch of all ranks, and this one's part."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank,
+                            world_size=ranks)
+    whole = {key: value.to(device) for key, value in batch_of(2 * ranks).items()}
+    return whole, {key: value[2 * rank:2 * rank + 2] for key, value in whole.items()}
 
 
-def _distributed(rank, ranks, store):
-    _start(rank, ranks, store)
-    whole = batch_of(2 * ranks)
-    part = {key: value[2 * rank:2 * rank + 2] for key, value in whole.items()}
+def _distributed(rank, ranks, device, store):
+    whole, part = _start(rank, ranks, device, store)
     for mode in MODES:
-        model, own = pair("llama", memory=mode)
+        model, own = (each.to(device) for each in pair("llama", memory=mode))
         replicas = DistributedDataParallel(own)
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, own)]
         for _ in range(2):
@@ -98,15 +102,13 @@ def _distributed(rank, ranks, store):
     dist.destroy_process_group()
 
 
-def _sharded(rank, ranks, store):
+def _sharded(rank, ranks, device, store):
     from torch.distributed.fsdp import fully_shard
-    _start(rank, ranks, store)
-    whole = batch_of(2 * ranks)
-    part = {key: value[2 * rank:2 * rank + 2] for key, value in whole.items()}
-    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
+    whole, part = _start(rank, ranks, device, store)
+    mesh = dist.device_mesh.init_device_mesh(device, (ranks,))
     for mode in MODES:
         for patches_first in (True, False):
-            model = make("llama").train()
+            model = make("llama", device=device).train()
             own = copy.deepcopy(model)
             if patches_first:
                 fftune.patch(own, memory=mode)
@@ -128,9 +130,12 @@ def _sharded(rank, ranks, store):
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("work", [_distributed, _sharded])
-def test_two_processes(tmp_path, work):
-    mp.start_processes(work, (2, str(tmp_path / "store")), nprocs=2, start_method="spawn")
+def test_two_processes(tmp_path, work, device):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("no two GPUs")
+    mp.start_processes(work, (2, device, str(tmp_path / "store")), nprocs=2, start_method="spawn")
 
 
 def _text(length):

@@ -17,13 +17,14 @@ def error(ours, theirs):
     return ((ours - theirs).norm() / (theirs.norm() + 1e-30)).item()
 
 
-def _inputs(dtype=torch.float32):
+def _inputs(dtype=torch.float32, device="cpu"):
     make = torch.Generator().manual_seed(3)
     labels = torch.randint(0, VOCAB, (3, ROWS // 3), generator=make)
     labels[:, ::4] = -100
     draw = lambda *shape: torch.randn(*shape, generator=make)
     x, w, bias = draw(3, ROWS // 3, D), draw(VOCAB, D) * 2 / D**0.5, draw(VOCAB)
-    return *(t.to(dtype) for t in (x, w, bias)), labels, torch.rand(VOCAB, generator=make) + 0.5
+    weights = torch.rand(VOCAB, generator=make) + 0.5
+    return *(t.to(device, dtype) for t in (x, w, bias)), labels.to(device), weights.to(device)
 
 
 def _leaves(*tensors):
@@ -34,10 +35,10 @@ RULES = [{}, {"label_smoothing": 0.1}, {"z_loss": 0.01, "softcap": 3.0},
          {"label_smoothing": 0.2, "z_loss": 0.01, "softcap": 5.0}, {"weighs": True}, {"items": 17}]
 
 
-def _compare(rank, rules, reduction, dtype):
+def _compare(rank, rules, reduction, dtype, device="cpu"):
     """Beside the same op with the whole vocabulary."""
     rules = dict(rules)
-    x, w, bias, labels, weights = _inputs(dtype)
+    x, w, bias, labels, weights = _inputs(dtype, device)
     if rules.pop("weighs", False):
         rules["class_weights"] = weights
     if reduction != "mean":
@@ -50,7 +51,7 @@ def _compare(rank, rules, reduction, dtype):
 
     whole = _leaves(x, w, bias)
     right = ops.linear_cross_entropy(*whole[:2], labels, whole[2], **rules)
-    seed = torch.rand(right[0].shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    seed = torch.rand(right[0].shape, generator=torch.Generator().manual_seed(1)).to(device) + 0.5
     dx, dw, dbias = torch.autograd.grad(right[0], whole, seed)
     own = _leaves(x, w[within], bias[within])
     found = ops.linear_cross_entropy(*own[:2], labels, own[2], vocab_slice=(first, VOCAB), **rules)
@@ -132,6 +133,21 @@ def _work(rank, ranks, store):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_slices_are_the_whole_vocabulary(tmp_path, ranks):
     mp.start_processes(_work, (ranks, str(tmp_path / "store")), nprocs=ranks, start_method="spawn")
+
+
+def _on_gpus(rank, ranks, store):
+    torch.cuda.set_device(rank)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    for rules in (RULES[3], RULES[4]):
+        for dtype in (torch.float32, torch.bfloat16):
+            _compare(rank, rules, "mean", dtype, "cuda")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
+def test_slices_on_two_gpus(tmp_path):
+    mp.start_processes(_on_gpus, (2, str(tmp_path / "store")), nprocs=2, start_method="spawn")
 
 
 def test_a_slice_without_processes_is_refused():
