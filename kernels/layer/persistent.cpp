@@ -130,6 +130,8 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
+  if (problem.sizes.contains("ranks"))
+    return fmt::format("ranks={}: the kernel has the layers of one GPU", problem.size("ranks"));
   if (problem.sizes.contains("window"))
     return fmt::format("window={}: the kernel gives a query all keys", problem.size("window"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
