@@ -182,6 +182,8 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
+  if (problem.sizes.contains("ranks"))
+    return fmt::format("ranks={}: the kernel has the layers of one GPU", problem.size("ranks"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
   if (!experts && problem.has("ffn-bias", "yes"))
     return "ffn-bias=yes: the kernel adds biases to experts alone";
