@@ -2,7 +2,9 @@
 #include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -26,6 +28,8 @@ class EngineFamily final : public StageFamily {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    if (is_batch_invariant(problem) && !engine_.batch_invariant)
+      return std::string(order_depends_on_rows);
     if (engine_.can_implement == nullptr) return std::nullopt;
     return engine_.can_implement(layer_of(problem), facts);
   }

@@ -388,6 +388,8 @@ class Decode final : public DescribedOp {
 
   std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
 
+  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
+
   std::string contradiction(const Problem& problem) const override {
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
@@ -427,7 +429,8 @@ class Decode final : public DescribedOp {
   }
 
   std::vector<const Family*> families() const override {
-    std::vector<const Family*> list = DescribedOp::families();
+    std::vector<const Family*> list = persistent_tokens();
+    for (const Family* family : DescribedOp::families()) list.push_back(family);
     static const auto families = [] {
       std::deque<PartFamily> all;
       for (const auto& [name, op] : {std::pair{"layer", &layer_op}, {"head", &head_op}})
