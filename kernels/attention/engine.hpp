@@ -28,6 +28,9 @@ struct Engine {
   std::optional<std::string> (*can_implement)(const Layer&, const DeviceFacts&) = nullptr;
   SearchSide<Layer> search = {};
   Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
+  /// Whether its space for a Layer::batch_invariant has one order of a row's sums alone, whatever
+  /// the number of sequences, queries and keys.
+  bool batch_invariant = false;
   /// Embedded sources whose code decides a variant's speed, beside those that all engines of the
   /// CPU share.
   EngineSources sources = {};

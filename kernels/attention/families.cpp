@@ -1,7 +1,9 @@
 // The families of both passes: an engine each.
 #include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -25,6 +27,8 @@ class EngineFamily final : public StageFamily {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    if (is_batch_invariant(problem) && !engine_.batch_invariant)
+      return std::string(order_depends_on_rows);
     if (engine_.can_implement == nullptr) return std::nullopt;
     return engine_.can_implement(layer_of(problem), facts);
   }

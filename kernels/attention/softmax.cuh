@@ -95,6 +95,11 @@ struct softmax_row {
     sum *= factor;
     return factor;
   }
+  // rescale() if the score exceeds the reference, else 1. A row decides for itself, though its warp
+  // rescales together: its bits do not depend on the rows beside it.
+  __device__ __forceinline__ float rescale_if_exceeded(float score) {
+    return exceeded_by(score) ? rescale(score) : 1.0f;
+  }
 };
 
 // A finished row: what its sums of values are multiplied by, and its log-sum-exp in powers of two.

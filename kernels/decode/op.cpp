@@ -396,6 +396,8 @@ class Decode final : public DescribedOp {
 
   std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
 
+  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
+
   std::string contradiction(const Problem& problem) const override {
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))

@@ -18,9 +18,15 @@
 // every token (shared-h) is added before the experts are. With a gate, a sigmoid of one product
 // (Qwen2-MoE), it is a mixture of one expert, whose weight is that.
 //
+// With the size `ranks` a rank of a group has a slice of each layer: some heads, and some of the
+// features between up and down, which heads, kv-heads, h and shared-h count. Its outputs of
+// attention and of the feed-forward network are summands, which all-reduce adds over the ranks,
+// with the residual and the RMSNorm behind it. x, mid and y are the same on all ranks. One rank
+// alone has b_o and b_down; its peers' are zeros.
+//
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
-// attention, linear, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no definition
-// but theirs.
+// attention, linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and
+// no definition but theirs.
 //
 // Token j of sequence i is row i·s + j of x and has the position positions[i·s + j] for RoPE. Its k
 // and v go to row slots[i·s + j] of the caches, which is usually i·cache + position. The last of
@@ -31,7 +37,7 @@
 //
 // With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on. The buffers are
 // in the order of the layers, so that their array is the table of addresses. Tensors that all
-// layers share (x, positions, angles, slots, lengths, pages) come first, and y last.
+// layers share (x, positions, angles, slots, lengths, pages, group) come first, and y last.
 //
 // The layers of a plan differ only in their weights and caches. A model that alternates two kinds
 // of layers, with and without a window, has two plans, which are run in turn.
@@ -58,6 +64,11 @@ namespace layer {
 
 /// Pages of a layer's cache, of a problem with `page`.
 std::int64_t pages_of(const Problem& problem);
+
+/// Sizes that are divided by the ranks of a group.
+inline std::vector<std::string> sharded_sizes() {
+  return {"heads", "kv-heads", "h", "shared-h"};
+}
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);

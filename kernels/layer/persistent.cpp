@@ -130,6 +130,7 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .wide_slots = heads.wide_slots,
                          .packed_qkv = heads.packed,
                          .page = static_cast<int>(size_or(problem, "page", 0)),
+                         .kv_head = static_cast<int>(heads.cache_head),
                          .sinks = problem.has("sinks", "yes"),
                          .out_bias = problem.has("out-bias", "yes")};
   if (const auto& router = layer.router) {
@@ -181,6 +182,8 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
+  if (problem.sizes.contains("ranks"))
+    return fmt::format("ranks={}: the kernel has the layers of one GPU", problem.size("ranks"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
   if (!experts && problem.has("ffn-bias", "yes"))
     return "ffn-bias=yes: the kernel adds biases to experts alone";
@@ -219,12 +222,12 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .head_groups = {}, .held = {}, .sinks = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
       ".out_bias = {}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
-      c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, c.held,
-      c.sinks, c.out_bias, mixture, token);
+      c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
+      c.held, c.sinks, c.out_bias, mixture, token);
 }
 
 /// Layers with one kind of feed-forward network.

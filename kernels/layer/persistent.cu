@@ -226,11 +226,17 @@ struct persistent_layers {
         }
         row = static_cast<i64>(page) * c.page + key % c.page;
       }
-      const i64 at = row * c.kv_rows() + head_group * c.own_kv_rows();
-      pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
-                    0, 0, 2 * c.kv_rows(), key_bytes, key_stride);
-      pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
-                    nullptr, 0, 0, 2 * c.kv_rows(), key_bytes, value_stride);
+      const i64 at = row * c.cache_row() + head_group * c.own_kv_heads() * c.kv_head;
+      const auto load = [&](const void* cache, u32 stride) {
+        const auto* const from = reinterpret_cast<const u8*>(static_cast<const T*>(cache) + at);
+        if constexpr (c.kv_head == c.dim)
+          pipeline.load(from, rows, nullptr, 0, 0, 2 * c.cache_row(), key_bytes, stride);
+        else
+          pipeline.load_pieces(from, rows, 2 * c.cache_row(), c.own_kv_heads(), 2 * c.kv_head,
+                               2 * c.dim, stride);
+      };
+      load(of.keys, key_stride);
+      load(of.values, value_stride);
     }
   }
 
@@ -572,7 +578,7 @@ struct persistent_layers {
                                            bool plain, bool loads, bool by_slot) {
     using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-    // Of a block, and of a part of it.
+    // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
@@ -1005,7 +1011,8 @@ struct persistent_layers {
         write_shared(stage + row * stride + at * 2, value);
         const i64 slot = read_index(shared + c.slots_at() + token * 8);
         if (slot >= 0)
-          store(static_cast<T*>(cache) + slot * c.kv_rows() + head_group * c.own_kv_rows() + at,
+          store(static_cast<T*>(cache) + slot * c.cache_row() +
+                    (head_group * c.own_kv_heads() + kv_head) * c.kv_head + lane * 8,
                 value);
       }
     }

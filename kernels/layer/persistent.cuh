@@ -27,6 +27,7 @@ struct persistent_config {
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
   bool packed_qkv = false;  // w_qkv has the rows of q, k and v
   int page = 0;             // keys of a page of the caches; 0: contiguous
+  int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
   bool sinks = false, out_bias = false;
@@ -54,6 +55,7 @@ struct persistent_config {
   constexpr int up(int value, int by) const { return (value + by - 1) / by; }
   constexpr int q_rows() const { return heads * dim; }
   constexpr int kv_rows() const { return kv_heads * dim; }
+  constexpr int cache_row() const { return kv_heads * kv_head; }
   constexpr int qkv_rows() const { return q_rows() + 2 * kv_rows(); }
   constexpr int consumers() const { return 32 * warps; }
   // The last warpgroup has two working warps; it is whole because registers are reallocated by

@@ -26,7 +26,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, *,
                   reduction: Literal['none', 'sum', 'mean']='mean',
                   items: Tensor | float | None=None, class_weights: Tensor | None=None,
                   ignore_index: int | float=-100, label_smoothing: float=0.0, z_loss: float=0.0,
-                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False
+                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False,
+                  vocab_slice: tuple[int, int] | None=None,
+                  group: 'torch.distributed.ProcessGroup | None'=None
                  ) -> Tensor | tuple[Tensor, ...]: ...
 
 def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None=None, *,
@@ -35,7 +37,9 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          ignore_index: int | float=-100, label_smoothing: float=0.0,
                          z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
                          logprobs: bool=False, entropy: bool=False, workspace: float=512,
-                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None
+                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None,
+                         vocab_slice: tuple[int, int] | None=None,
+                         group: 'torch.distributed.ProcessGroup | None'=None
                         ) -> Tensor | tuple[Tensor, ...]: ...
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -47,7 +51,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
            min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None
+           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None, group: Group | None=None
           ) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
@@ -110,7 +114,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           renormalise: bool=False, packing: str='halves', groups: int=0, top_groups: int=0,
           group_score: str='max', route_scale: float=1.0, parallel: bool=False,
           rotation: str='halves', constants: Sequence[str]=(), grouped: bool=False,
-          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False) -> Tensor: ...
+          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False,
+          group: Group | None=None) -> Tensor: ...
 
 def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05
                  ) -> tuple[Tensor, Tensor]: ...

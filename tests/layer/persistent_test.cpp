@@ -84,7 +84,11 @@ std::vector<Use> uses() {
       {DType::bf16,
        {{"s", 5}, {"cache", 400}, {"page", 64}, {"window", 33}, {"kv-heads", 4}},
        {{"sinks", "yes"}, {"out-bias", "yes"}}},
-      {DType::bf16, {{"batch", 2}, {"dim", 128}, {"kv-heads", 1}, {"rotary", 64}}, {}}};
+      {DType::bf16, {{"batch", 2}, {"dim", 128}, {"kv-heads", 1}, {"rotary", 64}}, {}},
+      // Keys and values of a head side by side.
+      {DType::bf16,
+       {{"batch", 3}, {"cache", 500}, {"page", 16}, {"kv-heads", 4}, {"kv-head", 128}},
+       {{"lengths", "ragged"}}}};
 }
 /// And with experts.
 std::vector<Use> uses_of_experts() {

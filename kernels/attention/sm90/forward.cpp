@@ -15,6 +15,7 @@
 #include "kernels/attention/sm90/params.cuh"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -192,12 +193,19 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   return packing * locality * balance * sharing * all + of_launch;
 }
 
+/// Keys of a block. They and split_keys decide the order of a row's sums: if that is to be fixed,
+/// blocks suit every page, and fit for every number of queries.
+std::vector<std::int64_t> blocks_of_keys(const Layer& layer) {
+  if (!layer.batch_invariant) return {64, 80, 96, 112, 128, 160, 176, 192, 224};
+  return {layer.dim <= 128 ? 128 : 64};
+}
+
 Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   const auto whole = [layer](const Config& c) { return config_of(layer, c); };
   Space space;
   space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
-      .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 160, 176, 192, 224})
+      .parameter("bn", "keys of a block", blocks_of_keys(layer))
       .parameter("stages", "blocks of keys, and as many of values, in shared memory", {2, 3, 4})
       .parameter("ordered",
                  "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
@@ -209,10 +217,11 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                  "64 others from the last; static: CTAs stay, with tiles in fixed turns; dynamic: "
                  "they take tiles from a counter",
                  {"single", "static", "dynamic", "paired"})
-      .parameter("split_keys",
-                 "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
-                 "own",
-                 {0, 1})
+      .parameter(
+          "split_keys",
+          "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
+          "own",
+          layer.batch_invariant ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{0, 1})
       .when_absent(0)
       .parameter("pack_heads",
                  "1: a tile has the queries of all heads that share keys; 0: those of one head",
@@ -256,10 +265,11 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                     return page == 0 || c.at("bn") % page == 0 || page % c.at("bn") == 0;
                   },
                   {"bn"})
-      .constraint(
-          "no more keys in a block than there are",
-          [layer](const Config& c) { return c.at("bn") == 64 || c.at("bn") < layer.kv + 64; },
-          {"bn"})
+      .constraint("no more keys in a block than there are",
+                  [layer](const Config& c) {
+                    return c.at("bn") == 64 || c.at("bn") < layer.kv + 64 || layer.batch_invariant;
+                  },
+                  {"bn"})
       .constraint("no more MMA warpgroups than a sequence has queries for",
                   [layer](const Config& c) { return tile_queries(layer, c) < layer.s + 64; },
                   {"mma_warpgroups", "split_keys", "pack_heads"})
@@ -383,7 +393,9 @@ std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& fa
 
 std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFacts& facts) {
   constexpr std::int64_t most_queries = 64;
-  if (refuse_sm90(layer, facts) || layer.s <= most_queries) return std::nullopt;
+  if (refuse_sm90(layer, facts)) return std::nullopt;
+  if (layer.batch_invariant) return std::string(order_depends_on_rows);
+  if (layer.s <= most_queries) return std::nullopt;
   return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
                      most_queries);
 }
@@ -393,6 +405,7 @@ constinit const Engine sm90_engine{.name = name,
                                    .can_implement = refuse_sm90,
                                    .search = {space, default_config, estimate},
                                    .program = program,
+                                   .batch_invariant = true,
                                    .sources = {file}};
 
 }  // namespace fftune::attention

@@ -610,7 +610,9 @@ struct attention_forward {
       if (rescales) {
         of_row();
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rescale[i] = rows.softmax[i].rescale(largest[i]);
+        for (int i = 0; i < 2; ++i) {
+          rescale[i] = rows.softmax[i].rescale_if_exceeded(largest[i]);
+        }
       }
     }
 #pragma unroll

@@ -114,6 +114,22 @@ struct stream_pipeline {
     advance();
   }
 
+  // Rows of `pieces`, each `bytes` long, that lie `gap` bytes apart in memory and next to each other
+  // here.
+  __device__ __forceinline__ void load_pieces(const u8* from, int rows, i64 pitch, int pieces,
+                                              i64 gap, u32 bytes, u32 stride) {
+    begin_load();
+    if (is_elected()) {
+      if (rows > 0)
+        barrier_arrive_expect(full(), rows * pieces * bytes);
+      else
+        barrier_arrive(full());
+      for (int piece = 0; piece < pieces; ++piece)
+        load_rows(buffer() + piece * bytes, from + piece * gap, rows, pitch, bytes, stride, full());
+    }
+    advance();
+  }
+
   // Rows of zeros in the place of what is not in memory. All lanes.
   __device__ __forceinline__ void load_zeros(int rows, u32 bytes, u32 stride) {
     begin_load();

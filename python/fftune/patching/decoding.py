@@ -395,8 +395,8 @@ def _generate(self, *arguments, **options):
 
 
 def _steps_of(model: nn.Module, arguments: tuple, options: dict):
-    """What runs the steps of this call of generate() if it is a greedy search, sampling or speculative
-    decoding, in one process, with nobody to stream to; else None."""
+    """A function for the steps of this call of generate() if it is a greedy search, sampling or
+    speculative decoding, in one process, with nobody to stream to; else None."""
     from transformers.generation.configuration_utils import GenerationMode
 
     signature = inspect.signature(type(model).generate)
@@ -439,8 +439,8 @@ def _verifying_steps(assistant: nn.Module | None):
 
 
 def _cache_of_drafts(model: nn.Module, config, options: dict):
-    """A static cache that takes tokens back, in the place of an empty one of generate(). None for models
-    of which a layer would have the last keys alone."""
+    """A static cache that takes tokens back, in the place of an empty one of generate(). None if a layer
+    would keep the last keys alone."""
     from transformers import StaticCache
 
     class TakesBack(StaticCache):  # assisted generation refuses StaticCache itself

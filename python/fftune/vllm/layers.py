@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
+from .._run import BATCH_INVARIANT
 from .logs import log, one_line
 from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
 from .trial import difference, is_capturing
@@ -67,10 +68,10 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, prompts: bo
     if batch is None or batch.offsets is not None and not prompts:
         return original(model, *arguments, **named)
     context = _context()
+    # A stream that is being captured cannot be waited for.
+    if batch.kind not in state.tested and not is_capturing(batch.slots):
+        _test(original, state, model, context, batch)
     if batch.kind not in state.tested:
-        # A stream that is being captured cannot be waited for.
-        if not is_capturing(batch.slots):
-            _test(original, state, model, context, batch)
         return original(model, *arguments, **named)
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
@@ -244,7 +245,7 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
-    whole = batch.offsets is None and _is_one_op(state.model, own)
+    whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
     added, x = of_layers(state.model, own, batch, x, slots, table)
     y = _norm(added, x, module.norm)[0][:rows]
@@ -256,23 +257,27 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
 
 
 def _rounded(batch: _Batch) -> _Batch:
-    """The batch with more rows, which write nothing and belong to no sequence: the number of tokens of
-    a batch with prompts is hardly ever the same twice, and each number of rows is a plan of its own."""
-    step = max(64, (1 << batch.rows.bit_length()) // 32)
-    more = -batch.rows % step
+    """The batch with more rows, which write nothing and belong to no sequence, and more sequences, which
+    are empty: the numbers of a batch with prompts are hardly ever the same twice, and each has a plan
+    of its own."""
+    rows = -batch.rows % max(64, (1 << batch.rows.bit_length()) // 32)
+    sequences = batch.table.shape[0]
+    sequences = -sequences % max(1, (1 << sequences.bit_length()) // 8)
 
-    def longer(tensor: Tensor | None, value: int = 0) -> Tensor | None:
+    def longer(tensor: Tensor | None, more: int, value: int = 0) -> Tensor | None:
         return None if tensor is None else F.pad(
             tensor, (0, 0) * (tensor.dim() - 1) + (0, more), value=value)
 
-    return replace(batch, rows=batch.rows + more, ids=longer(batch.ids),
-                   embeddings=longer(batch.embeddings), positions=longer(batch.positions),
-                   slots=longer(batch.slots, -1))
+    return replace(batch, rows=batch.rows + rows, ids=longer(batch.ids, rows),
+                   embeddings=longer(batch.embeddings, rows), positions=longer(batch.positions, rows),
+                   slots=longer(batch.slots, rows, -1), lengths=longer(batch.lengths, sequences),
+                   table=longer(batch.table, sequences),
+                   offsets=longer(batch.offsets, sequences, batch.rows))
 
 
-def _is_one_op(model: Model, pages: list[Pages]) -> bool:
-    """Whether the op `layer` computes the layers, with these caches: without gaps between heads."""
-    return model.is_one_op and all(own.apart for own in pages)
+def _is_one_op(model: Model) -> bool:
+    """Whether the op `layer` computes the layers. It is not batch-invariant."""
+    return model.is_one_op and not BATCH_INVARIANT
 
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
