@@ -32,7 +32,7 @@ constexpr std::pair<const char*, const char*> head_options[] = {{"choose", "choo
                                                                 {"bias", "head-bias"}};
 
 /// Sizes of decode that are none of its layers.
-constexpr const char* own_sizes[] = {"vocab", "stops", "room"};
+constexpr const char* own_sizes[] = {"vocab", "stops", "room", "best"};
 
 OpPart make_layer_part(const Problem& problem) {
   Problem layer{"layer", "fwd", problem.dtype, problem.sizes, {}};
@@ -56,6 +56,7 @@ OpPart make_head_part(const Problem& problem) {
       {}};
   for (const char* name : {"norm", "convention", "eps"})
     if (problem.options.contains(name)) head.options[name] = problem.option(name);
+  if (problem.sizes.contains("best")) head.sizes["best"] = problem.size("best");
   for (const auto& [name, here] : head_options)
     if (problem.options.contains(here)) head.options[name] = problem.option(here);
   return {"head",
@@ -332,7 +333,7 @@ std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
   std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
   for (const SizeField& field : head_op().sizes())
-    if (field.name == "vocab") fields.push_back(field);
+    if (field.name == "vocab" || field.name == "best") fields.push_back(field);
   fields.push_back({.name = "stops",
                     .help = "ids that end a sequence; none if left out",
                     .max = 1024,

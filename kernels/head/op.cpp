@@ -65,7 +65,8 @@ OpFacts facts() {
                     {.name = "vocab",
                      .help = "ids to choose from",
                      .max = sample::most_ids,
-                     .example = 32000}},
+                     .example = 32000},
+                    sample::best_field()},
           .options = option_fields()};
 }
 
@@ -78,6 +79,9 @@ class Head final : public DescribedOp {
       return "convention=" + problem.option("convention") + " is of norm=rms";
     if (problem.has("norm", "none") && problem.options.contains("eps"))
       return "eps=" + problem.option("eps") + " is of a norm: give norm=rms or norm=layer";
+    if (problem.has("choose", "none") && problem.sizes.contains("best"))
+      return fmt::format("best={} is of a choice: give choose=argmax or choose=sample",
+                         problem.size("best"));
     if (problem.has("choose", "none"))
       for (const char* name : {"logprobs", "softcap"})
         if (problem.options.contains(name))
@@ -175,7 +179,9 @@ std::vector<OpPart> parts_of(const Problem& problem) {
   std::map<std::string, std::string> options;
   for (const char* name : {"choose", "softcap", "logprobs"})
     if (problem.options.contains(name)) options[name] = problem.option(name);
-  add("choose", sample_op(), {{"m", m}, {"vocab", vocab}}, std::move(options), {},
+  std::map<std::string, std::int64_t> sizes{{"m", m}, {"vocab", vocab}};
+  if (problem.sizes.contains("best")) sizes["best"] = problem.size("best");
+  add("choose", sample_op(), std::move(sizes), std::move(options), {},
       widens ? DType::f32 : problem.dtype);
   return parts;
 }

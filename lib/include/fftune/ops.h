@@ -1335,6 +1335,8 @@
  *
  *   m         1 to 2147483647             sequences (any number)
  *   vocab     1 to 524288                 ids to choose from
+ *   best      1 to 64, rare               ids with the largest logits, whose log-probabilities are
+ *                                         written; none if left out
  *   choose    argmax, sample, filtered    the best id; a sample by temperature; or filtered: a
  *                                         sample of the ids that top-k, top-p and min-p keep
  *   softcap   a number from 0 to 1000000  soft cap c of the logits, c tanh(x / c); 0: none
@@ -1344,6 +1346,9 @@
  *   0  logits  input   T    [m, vocab]
  *   1  ids     output  i32  [m]
  *   2  logit   output  f32  [m]
+ * with best: logits, ids, logit, best_ids, best_logprobs
+ *   3  best_ids       output  i32  [m, best]
+ *   4  best_logprobs  output  f32  [m, best]
  * with choose=sample: logits, temperature, seeds, steps, ids, logit
  *   1  temperature  input  f32  [m]
  *   2  seeds        input  i64  [m]
@@ -1363,6 +1368,8 @@
  *   m           1 to 2147483647                 tokens (any number)
  *   d           1 to 65536                      features of a token
  *   vocab       1 to 524288                     ids to choose from
+ *   best        1 to 64, rare                   ids with the largest logits, whose
+ *                                               log-probabilities are written; none if left out
  *   choose      argmax, sample, filtered, none  the best id; a sample by temperature; or filtered:
  *                                               a sample of the ids that top-k, top-p and min-p
  *                                               keep; none: the logits are the result
@@ -1384,6 +1391,9 @@
  *   2  w       input   T    [vocab, d]
  *   3  ids     output  i32  [m]
  *   4  logit   output  f32  [m]
+ * with best: x, w_norm, w, ids, logit, best_ids, best_logprobs
+ *   5  best_ids       output  i32  [m, best]
+ *   6  best_logprobs  output  f32  [m, best]
  * with choose=sample: x, w_norm, w, temperature, seeds, steps, ids, logit
  *   3  temperature  input  f32  [m]
  *   4  seeds        input  i64  [m]
@@ -1638,6 +1648,9 @@
  *   positions       1 to 1073741824, rare              rows of the table of angles; 4096 if left
  *                                                      out
  *   vocab           1 to 524288                        ids to choose from
+ *   best            1 to 64, rare                      ids with the largest logits, whose
+ *                                                      log-probabilities are written; none if left
+ *                                                      out
  *   stops           1 to 1024, rare                    ids that end a sequence; none if left out
  *   room            1 to 16777216, rare                ids of a sequence that `out` has room for;
  *                                                      the cache's keys if left out
@@ -1808,6 +1821,11 @@
  *   26  layers.1.w_gate     input    T  [h, d]
  *   27  layers.1.w_up       input    T  [h, d]
  *   28  layers.1.w_down     input    T  [d, h]
+ * with best: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit,
+ *   best_ids, best_logprobs
+ *   22  best_ids       output  i32  [batch, best]
+ *   23  best_logprobs  output  f32  [batch, best]
  * with stops: ids, lengths, steps, ended, out, limits, stop, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  *   6  stop  input  i32  [stops]
