@@ -14,6 +14,11 @@
 // NaN. With reduction=sum the loss is the sum of the rows'. With mean that sum is divided by
 // items[0]: the number of labels that count, or the sum of their class weights. The rows may be a
 // part of a batch; items[0] is then that of the whole batch.
+//
+// With slice-of=V the logits are those of a slice of V ids, and labels count from its first id. A
+// label that is none of the slice's ids belongs to another slice: [j = y] is 0 here, the loss has
+// no term of it, and logprob is 0. The loss is then smoothed by s/V; lse and entropy are those of
+// the slice. The backward pass takes the lse of all slices, from which dlogits follow.
 #pragma once
 
 #include <cstdint>
@@ -47,12 +52,18 @@ struct Form {
   bool entropy = false;
   float smoothing = 0, z_loss = 0, softcap = 0;
   std::int64_t ignored = -100;
+  std::int64_t whole = 0;  // ids of the vocabulary that these are a slice of; 0: they are all
+
+  std::int64_t all_ids(std::int64_t vocab) const { return whole == 0 ? vocab : whole; }
 };
 Form form_of(const Problem& problem);
 
 /// The definition of a loss, as linear-cross-entropy has it too; `pass` fwd alone has logprobs and
 /// entropy.
 std::vector<OptionField> options();
+
+/// Why the options contradict each other, or nothing.
+std::string contradiction_of(const Problem& problem);
 
 /// Tensors beside the logits by which the loss and its gradient are defined, and the results of the
 /// forward pass, for `m` tokens.

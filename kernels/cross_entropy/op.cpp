@@ -28,6 +28,10 @@ class CrossEntropy final : public DescribedOp {
  public:
   CrossEntropy() : DescribedOp(facts()) {}
 
+  std::string contradiction(const Problem& problem) const override {
+    return contradiction_of(problem);
+  }
+
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);
     const std::int64_t m = problem.size("m"), vocab = problem.size("vocab");
@@ -80,7 +84,24 @@ Form form_of(const Problem& problem) {
           .smoothing = number("label-smoothing"),
           .z_loss = number("z-loss"),
           .softcap = number("softcap"),
-          .ignored = static_cast<std::int64_t>(number_or_default(op, problem, "ignore-index"))};
+          .ignored = static_cast<std::int64_t>(number_or_default(op, problem, "ignore-index")),
+          .whole = static_cast<std::int64_t>(number_or_default(op, problem, "slice-of"))};
+}
+
+std::string contradiction_of(const Problem& problem) {
+  const Form form = form_of(problem);
+  if (form.whole == 0) return "";
+  if (form.whole < problem.size("vocab"))
+    return "slice-of=" + std::to_string(form.whole) +
+           " with vocab=" + std::to_string(problem.size("vocab")) +
+           ": a slice has no more ids than the vocabulary";
+  if (form.reduction != Reduction::none)
+    return "slice-of with a reduction: the loss of a token needs the other slices; give "
+           "reduction=none";
+  if (form.class_weights)
+    return "slice-of with class-weights=yes: the weight of a label in another slice is not known; "
+           "weigh dloss instead";
+  return "";
 }
 
 std::vector<OptionField> options() {
@@ -95,6 +116,10 @@ std::vector<OptionField> options() {
           rare_number("z-loss", "factor of the squared log-sum-exp that is added to a token's loss",
                       "0", {0, 1e6}),
           rare_number("softcap", "soft cap c of the logits, c tanh(x / c); 0: none", "0", {0, 1e6}),
+          rare_number("slice-of",
+                      "ids of the vocabulary that these are a slice of, for tensor parallelism; 0: "
+                      "they are all of it",
+                      "0", {0, most_index}),
           rare_option("logprobs", "whether the log-probability of each label is written",
                       {"no", "yes"}, "fwd"),
           rare_option("entropy", "whether the entropy of each token's distribution is written",
@@ -103,7 +128,9 @@ std::vector<OptionField> options() {
 
 std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int64_t vocab) {
   TensorSpec labels{"labels", DType::i64, {m}, Role::input};
-  labels.draw = [vocab, ignored = form.ignored](std::uint64_t seed, std::span<double> values) {
+  // A label in another slice is the id behind the last one.
+  labels.draw = [vocab = form.whole > vocab ? vocab + 1 : vocab, ignored = form.ignored](
+                    std::uint64_t seed, std::span<double> values) {
     std::mt19937_64 random(seed);
     for (double& value : values) {
       const std::uint64_t bits = random();

@@ -395,6 +395,8 @@ class Decode final : public DescribedOp {
 
   std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
 
+  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
+
   std::string contradiction(const Problem& problem) const override {
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
@@ -441,7 +443,8 @@ class Decode final : public DescribedOp {
           all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
       return all;
     }();
-    std::vector<const Family*> list = DescribedOp::families();
+    std::vector<const Family*> list = persistent_tokens();
+    for (const Family* family : DescribedOp::families()) list.push_back(family);
     for (const auto& family : families) list.push_back(family.get());
     return list;
   }

@@ -56,9 +56,12 @@ class LinearCrossEntropy final : public DescribedOp {
     for (const char* name : {"frozen", "accumulate"})
       if (!form.gradients && problem.has(name, "yes"))
         return std::string(name) + "=yes is of gradients: give gradients=yes";
+    if (form.loss.whole > 0 && problem.has("gradients", "yes"))
+      return "slice-of with gradients=yes: they need the log-sum-exp of all slices, which the pass "
+             "bwd takes";
     if (form.frozen && form.accumulates)
       return "accumulate=yes with frozen=yes: nothing is added to";
-    return "";
+    return cross_entropy::contradiction_of(problem);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

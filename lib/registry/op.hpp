@@ -238,8 +238,8 @@ class Op {
 
   /// Models whose layers may be asked for by name.
   virtual std::vector<KnownModel> known_models() const { return {}; }
-  /// The size that tensor parallelism divides among devices; empty: there is none.
-  virtual std::string_view sharded_size() const { return ""; }
+  /// The sizes that tensor parallelism divides among devices; empty: there are none.
+  virtual std::vector<std::string> sharded_sizes() const { return {}; }
 
   /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
   /// line; empty: they do. Not asked of the token size.

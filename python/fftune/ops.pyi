@@ -26,7 +26,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, *,
                   reduction: Literal['none', 'sum', 'mean']='mean',
                   items: Tensor | float | None=None, class_weights: Tensor | None=None,
                   ignore_index: int | float=-100, label_smoothing: float=0.0, z_loss: float=0.0,
-                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False
+                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False,
+                  vocab_slice: tuple[int, int] | None=None,
+                  group: 'torch.distributed.ProcessGroup | None'=None
                  ) -> Tensor | tuple[Tensor, ...]: ...
 
 def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None=None, *,
@@ -35,7 +37,9 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          ignore_index: int | float=-100, label_smoothing: float=0.0,
                          z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
                          logprobs: bool=False, entropy: bool=False, workspace: float=512,
-                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None
+                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None,
+                         vocab_slice: tuple[int, int] | None=None,
+                         group: 'torch.distributed.ProcessGroup | None'=None
                         ) -> Tensor | tuple[Tensor, ...]: ...
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,

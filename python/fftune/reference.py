@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._codes import codes_of_pairs, pairs_of_codes
 from ._layer_form import PACKED, packed_sizes, parse, with_constants
+from ._library import Error
 
 aten = torch.ops.aten
 
@@ -643,7 +644,8 @@ def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, mi
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs):
+           form, embed_scale, logit_softcap, pad, logprobs, group=None):
+    _expect_no_group("decode", group)
     found = parse(form)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
@@ -909,7 +911,13 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
+def _expect_no_group(op, group):
+    if group is not None:
+        raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
+
+
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, group=None):
+    _expect_no_group("layer", group)
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
@@ -1246,15 +1254,18 @@ def _loss_parts(logits, labels, class_weights, ignore_index, softcap):
 
 
 def cross_entropy_rows(logits, labels, class_weights, ignore_index, label_smoothing, z_loss, softcap,
-                       logprobs, entropies):
+                       logprobs, entropies, whole=0):
+    """`whole`: ids of the vocabulary that the logits are a slice of, or 0."""
     z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
     most = z.detach().amax(-1, keepdim=True)
     most = most.masked_fill(most == -math.inf, 0.0)
     lse = (z - most).exp().sum(-1).log() + most[..., 0]
     logprob = z.gather(-1, ids)[..., 0] - lse
+    if whole:  # labels in other slices
+        logprob, known = torch.where(known, logprob, 0.0), labels != ignore_index
     loss = -(1 - label_smoothing) * weights[ids[..., 0]] * logprob
     if label_smoothing:
-        loss = loss + label_smoothing / z.shape[-1] * (weights * (lse[..., None] - z)).sum(-1)
+        loss = loss + label_smoothing / (whole or z.shape[-1]) * (weights * (lse[..., None] - z)).sum(-1)
     if z_loss:
         loss = loss + z_loss * lse * lse
     p = (z - lse[..., None]).exp()
@@ -1271,13 +1282,15 @@ def cross_entropy(logits, labels, class_weights, items, *rules):
 
 
 def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignore_index,
-                                label_smoothing, z_loss, softcap):
+                                label_smoothing, z_loss, softcap, whole=0):
     z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
     p = (z - lse[..., None]).exp()
     of_label = ((1 - label_smoothing) * weights[ids[..., 0]])[..., None]
-    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, 1.0))
+    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, known.to(p.dtype)[..., None]))
+    if whole:
+        known = labels != ignore_index
     if label_smoothing:
-        value = value + label_smoothing / z.shape[-1] * (weights.sum() * p - weights)
+        value = value + label_smoothing / (whole or z.shape[-1]) * ((whole or weights.sum()) * p - weights)
     if z_loss:
         value = value + 2 * z_loss * lse[..., None] * p
     if softcap:
@@ -1288,6 +1301,23 @@ def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignor
 def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
     of_rows = (dloss / items).expand(labels.shape)
     return cross_entropy_rows_backward(of_rows, logits, labels, class_weights, lse, *rules)
+
+
+def cross_entropy_slice(logits, labels, ignore_index, label_smoothing, z_loss, softcap, slice_of,
+                        logprobs, entropies):
+    return cross_entropy_rows(logits, labels, None, ignore_index, label_smoothing, z_loss, softcap,
+                              logprobs, entropies, int(slice_of))
+
+
+def cross_entropy_slice_backward(dloss, logits, labels, lse, *rules):
+    *rules, slice_of = rules
+    return cross_entropy_rows_backward(dloss, logits, labels, None, lse, *rules, int(slice_of))
+
+
+def linear_cross_entropy_slice(x, w, bias, labels, ignore_index, label_smoothing, z_loss, softcap,
+                               slice_of, workspace, logprobs, entropies):
+    return cross_entropy_slice(F.linear(x, w, bias), labels, ignore_index, label_smoothing, z_loss,
+                               softcap, slice_of, logprobs, entropies)
 
 
 def linear_cross_entropy(x, w, bias, labels, class_weights, items, ignore_index, label_smoothing,
@@ -1316,6 +1346,16 @@ def linear_cross_entropy_rows_backward(dloss, x, w, bias, *arguments):
     *rest, _ = arguments
     return _linear_gradients(x, w, bias,
                              cross_entropy_rows_backward(dloss, F.linear(x, w, bias), *rest))
+
+
+def linear_cross_entropy_slice_backward(dloss, x, w, bias, *arguments):
+    *rest, _ = arguments
+    return _linear_gradients(x, w, bias,
+                             cross_entropy_slice_backward(dloss, F.linear(x, w, bias), *rest))
+
+
+def linear_cross_entropy_slice_frozen_backward(*arguments):
+    return linear_cross_entropy_slice_backward(*arguments)[0]
 
 
 def linear_cross_entropy_frozen_backward(*arguments):

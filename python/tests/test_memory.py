@@ -1,4 +1,7 @@
 """patch(memory=): the backward pass computes norms again, and gradients stay the same."""
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -74,6 +77,20 @@ def test_no_output_of_a_norm_outlives_the_forward_pass(made):
     assert len(made) == 2 * len(model.model.layers)
     assert all(each.storage.expired() for each in made)
     loss.backward()
+
+
+def test_inputs_of_norms_are_freed_in_the_backward_pass(monkeypatch):
+    found = []
+    init = memory._Again.__init__
+    monkeypatch.setattr(memory._Again, "__init__",
+                        lambda self, *given: found.append(weakref.ref(self)) or init(self, *given))
+    model = patched("llama", "balanced")
+    gc.disable()
+    try:
+        loss_of(model, "llama").backward()
+        assert len(found) == 2 * len(model.model.layers) and not any(each() for each in found)
+    finally:
+        gc.enable()
 
 
 def test_hooks_of_others_see_every_tensor(made):

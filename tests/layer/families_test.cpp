@@ -71,6 +71,24 @@ void verify_gaps(Backend& backend, DType dtype, std::int64_t dim, int more) {
   }
 }
 
+/// Slices of a group of two or three, in decoding and prefill.
+void verify_slices(Backend& backend, const SmallModel& model, DType dtype) {
+  // A norm of all heads is no slice's.
+  if (model.options.contains("qk-norm") && model.options.at("qk-norm") == "rows") return;
+  std::mt19937_64 random(2);
+  for (const Use& use : {uses()[0], uses()[3]}) {
+    Sizes sizes = use.sizes;
+    sizes["ranks"] = sizes.at("batch") == 1 ? 2 : 3;
+    const auto problem = [&] {
+      return problem_of(model, backend.facts().kind, dtype, sizes, {{"lengths", use.lengths}});
+    };
+    CHECK(verify_variants(backend, layer_op(), problem(), random, 0) > 0);
+    verify_plan(backend, layer_op(), problem(), 1);
+    sizes["layers"] = 3;
+    verify_plan(backend, layer_op(), problem(), 2);
+  }
+}
+
 /// A small Llama with heads of 4, 6, 10, 12, 20, 100 and 264 features.
 std::vector<SmallModel> models_of_head_dims() {
   std::vector<SmallModel> models;
@@ -221,6 +239,21 @@ TEST_CASE("layers of every model are right on the GPU, in decode and prefill", "
       for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
         verify_model(*backend, model, dtype, dtype == DType::bf16 ? 1 : 0);
     }
+}
+
+TEST_CASE("slices of layers, with sums over ranks that one plays, are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : small_models()) verify_slices(*backend, model, DType::f32);
+}
+
+TEST_CASE("slices of layers, with sums over ranks that one plays, are right on the GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : small_models())
+    for (const char* name : {"llama", "phi2", "gemma3", "qwen2moe", "falcon"})
+      if (model.name == std::string_view(name)) DYNAMIC_SECTION(name) {
+          verify_slices(*backend, model, DType::bf16);
+        }
 }
 
 TEST_CASE("layers with heads of any even number of features are right on the CPU") {

@@ -1456,6 +1456,9 @@
  *                                                             that is added to a token's loss
  *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
  *                                                             c); 0: none
+ *   slice-of         a number from 0 to 1073741824            ids of the vocabulary that these are
+ *                                                             a slice of, for tensor parallelism;
+ *                                                             0: they are all of it
  *   logprobs         no, yes                                  pass fwd: whether the log-probability
  *                                                             of each label is written
  *   entropy          no, yes                                  pass fwd: whether the entropy of each
@@ -1509,6 +1512,9 @@
  *                                                             that is added to a token's loss
  *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
  *                                                             c); 0: none
+ *   slice-of         a number from 0 to 1073741824            ids of the vocabulary that these are
+ *                                                             a slice of, for tensor parallelism;
+ *                                                             0: they are all of it
  *   logprobs         no, yes                                  pass fwd: whether the log-probability
  *                                                             of each label is written
  *   entropy          no, yes                                  pass fwd: whether the entropy of each

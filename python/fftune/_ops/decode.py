@@ -9,6 +9,8 @@ from .._custom import OPS, call, define, fake
 from .._layer_form import FLOAT32, parse, with_constants
 from .._library import Error
 from .._run import Form, ready, run
+from ..distributed import Group
+from .all_reduce import memory_of
 from .head import _draw
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
@@ -20,7 +22,7 @@ _HEAD = ("final_norm", "final_norm_bias", "w_head", "head_bias", "temperature", 
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
-          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "weights", "caches")},
+          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "group", "weights", "caches")},
           # Inputs of the layers and the head: _values() checks them one by one.
           "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
@@ -31,7 +33,8 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
 _OWN = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
 
 
-def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, *own):
+def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, group,
+            *own):
     layers, head = own[:-len(_HEAD)], dict(zip(_HEAD, own[-len(_HEAD):]))
     batch, (vocab, d) = ids.shape[0], embedding.shape
     for name, tensor in zip((*_STATE, "limits"), (ids, lengths, steps, ended, limits)):
@@ -51,7 +54,7 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
     sizes = _values_of_layers((options[0], None), x, rows if rotates else None, angles, rows,
-                              rows[:, 0], pages, *layers)
+                              rows[:, 0], pages, group, *layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
@@ -68,10 +71,11 @@ _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
         "Tensor? pages, Tensor[] weights, Tensor(f!)[] caches, Tensor final_norm, "
         "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
-        "float logit_softcap, int pad, bool logprobs) -> (Tensor, Tensor, Tensor)", "decode", _KINDS)
+        "float logit_softcap, int pad, bool logprobs, Tensor? group=None) -> (Tensor, Tensor, Tensor)",
+        "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
-      embed_scale, logit_softcap, pad, logprobs):
+      embed_scale, logit_softcap, pad, logprobs, group=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -98,7 +102,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
         own += caches[2 * at:2 * at + 2]
         own += map(tensors.get, parsed.behind)
     others = [None if t is None else ready(t) for t in (
-        limits, stop, embedding, angles, pages)]
+        limits, stop, embedding, angles, pages)] + [group]
     head = [None if t is None else ready(t) for t in (
         final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p)]
     chosen = torch.empty(batch, dtype=torch.int32, device=device)
@@ -110,10 +114,14 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     return chosen, logit, logprob
 
 
+_PLACE_OF_LOGPROBS = 24  # behind ids
+
+
 @fake("decode")
-def _(ids, *others):
+def _(ids, *others, **group):
     numbers = ids.new_empty(ids.shape, dtype=torch.float32)
-    return ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if others[-1] else 0)
+    logprobs = others[_PLACE_OF_LOGPROBS]
+    return ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if logprobs else 0)
 
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -126,7 +134,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
            min_p: Tensor | float | None = None, embed_scale: float = 1.0,
            logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False,
-           options: Mapping | None = None) -> tuple[Tensor, ...]:
+           options: Mapping | None = None, group: Group | None = None) -> tuple[Tensor, ...]:
     """One token of a language model per sequence: embedding, layers, head and the next id, in one plan.
 
     The state of the sequences advances on the device, so n tokens are n calls, or n replays of a CUDA graph
@@ -156,6 +164,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         logprobs: Also return log-probabilities.
         options: The other arguments of `layer` by name: act, convention, eps and so on. convention and
             eps are those of `final_norm` too.
+        group: As in `layer`: its ranks have slices of the layers. Each has the whole embedding and head.
 
     Returns:
         (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
@@ -175,8 +184,10 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
             raise Error(f"decode: {name} is {list(tensor.shape)}: give {_KINDS[name].shape}")
     if options is not None and not isinstance(options, Mapping):
         raise Error("decode: options are no mapping: give the layers' by name")
+    memory = None if group is None else memory_of("decode", group, embedding[:ids.shape[0]])
     try:
         form, flat, flat_caches = given_layers(embedding, weights, caches, heads, kv_heads, angles,
+                                               ranks=0 if group is None else group.ranks,
                                                **(options or {}))
     except TypeError as error:
         raise Error(f"decode: options are not those of layer: {error}") from None
@@ -188,5 +199,5 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
     chosen, logit, logprob = call(
         OPS.decode, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, flat,
         flat_caches, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k,
-        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs)
+        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, memory)
     return (chosen, logit, logprob) if logprobs else (chosen, logit)
