@@ -399,6 +399,8 @@ def run(model, arguments, folder):
         facts = [contender.answer() for contender in pair]
         print(f"{model}: engines start in {facts[0]['seconds']:.0f} s and "
               f"{facts[1]['seconds']:.0f} s", flush=True)
+        if arguments.serve:
+            both("serve", max(arguments.serve // 4, 1))  # kernels are compiled
         while arguments.begin and not arguments.begin.exists():
             time.sleep(0.2)
         if arguments.check:
@@ -422,7 +424,6 @@ def run(model, arguments, folder):
                     own=statistics.median(own for own, _ in rounds),
                     mine=statistics.median(mine for _, mine in rounds))
             if arguments.serve:
-                both("serve", max(arguments.serve // 4, 1))  # kernels are compiled
                 own, mine = both("serve", arguments.serve)
                 add(work="serve", requests=arguments.serve, time="seconds", own=own, mine=mine)
             if arguments.invariant:
