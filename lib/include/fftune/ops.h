@@ -1110,6 +1110,9 @@
  *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
  *                                                     left out
  *   rotary          1 to 512, rare                    features of a head to rotate; all if left out
+ *   ranks           1 to 8, rare                      ranks of a group, each with its slice: heads,
+ *                                                     kv-heads, h and shared-h are the slice's; one
+ *                                                     GPU has all if left out
  *   page            1 to 256, rare                    keys of a page of the caches, 16 to 256, a
  *                                                     power of two; one that is not in memory is
  *                                                     zeros; contiguous if left out
@@ -1182,6 +1185,9 @@
  *   softcap         a number from 0 to 1000000        soft cap c of attention's scores, c tanh(x /
  *                                                     c); 0: none
  *   scale           a number from 0 to 1000000        scale of attention's scores; 0: 1 / sqrt(dim)
+ *   link            loopback, peers                   with ranks, peers: a group's memory is given;
+ *                                                     loopback: one rank plays all, whose summands
+ *                                                     are equal
  *   lengths         full, ragged                      keys of the sequences in tests and
  *                                                     measurements: as many as the cache has room
  *                                                     for, or fewer
@@ -1265,6 +1271,10 @@
  *   23  layers.1.w_gate     input    T  [h, d]
  *   24  layers.1.w_up       input    T  [h, d]
  *   25  layers.1.w_down     input    T  [d, h]
+ * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
+ *   5   attn_norm_bias  input  T  [d]
+ *   13  ffn_norm_bias   input  T  [d]
  * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
@@ -1273,6 +1283,9 @@
  *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   10  attn_post_norm  input  T  [d]
  *   14  ffn_post_norm   input  T  [d]
+ * with residual-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  residual_scale  input  f32  [d]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1612,6 +1625,9 @@
  *                                                      left out
  *   rotary          1 to 512, rare                     features of a head to rotate; all if left
  *                                                      out
+ *   ranks           1 to 8, rare                       ranks of a group, each with its slice:
+ *                                                      heads, kv-heads, h and shared-h are the
+ *                                                      slice's; one GPU has all if left out
  *   page            1 to 256, rare                     keys of a page of the caches, 16 to 256, a
  *                                                      power of two; one that is not in memory is
  *                                                      zeros; contiguous if left out
@@ -1691,6 +1707,9 @@
  *                                                      c); 0: none
  *   scale           a number from 0 to 1000000         scale of attention's scores; 0: 1 /
  *                                                      sqrt(dim)
+ *   link            loopback, peers                    with ranks, peers: a group's memory is
+ *                                                      given; loopback: one rank plays all, whose
+ *                                                      summands are equal
  *   lengths         full, ragged                       keys of the sequences in tests and
  *                                                      measurements: as many as the cache has room
  *                                                      for, or fewer
