@@ -28,6 +28,12 @@ def prompts(vllm, monkeypatch):
     monkeypatch.setenv("FFTUNE_VLLM", "layers,prompts")
 
 
+@pytest.fixture
+def decoding(vllm, monkeypatch):
+    """Before stand_in: the plugin leaves batches with prompts to vLLM."""
+    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers")
+
+
 @pytest.fixture(params=CACHES)
 def stand_in(vllm, monkeypatch, request):
     """The stand-in's module of llama, with the plugin loaded, and caches of that version."""
@@ -149,6 +155,26 @@ def test_numbers(stand_in, kind):
     expect_right(model, *batch_of(model, (48,)))
 
 
+def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch):
+    """Attention leaves them as they are in memory."""
+    ops = importlib.import_module("fftune.ops")
+    own = ops.attention
+
+    def attention(q, *arguments, **options):
+        y = own(q, *arguments, **options)
+        if "offsets" in options:
+            y[options["offsets"][-1]:] = float("nan")
+        return y
+
+    monkeypatch.setattr(ops, "attention", attention)
+    model = warm(warm(model_of(stand_in, "qwen3_moe")), *MIXED)
+    seen = []
+    for layer in model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    expect_right(model, *batch_of(model, *MIXED))
+    assert [len(x) for x in seen[:3]] == [64] * 3 and all(x.isfinite().all() for x in seen)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_prompts(prompts, stand_in, caplog, kind):
     with caplog.at_level(logging.INFO):
@@ -229,7 +255,7 @@ def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog):
     assert model.calls == 1
 
 
-def test_prompts_on_request_alone(stand_in):
+def test_prompts_that_are_left_out(decoding, stand_in):
     model = warm(model_of(stand_in))
     metadata, positions = batch_of(model, *MIXED)
     step(model, metadata, positions)
@@ -489,7 +515,7 @@ def changed(metadata, **changes):
     return {name: one for name in metadata}
 
 
-def test_other_batches(stand_in):
+def test_other_batches(decoding, stand_in):
     """Prompts, mixed batches, and calls without metadata, such as vLLM's profile run."""
     model = warm(model_of(stand_in))
     metadata, positions = batch_of(model)

@@ -1,11 +1,10 @@
-"""Whole decoder layers in batches of pure decoding, and on request in those with prompts.
+"""Whole decoder layers in batches of pure decoding, and in those with prompts.
 
-`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. Where every request of a batch has
-one new token, its layers run by fftune's ops: qkv into vLLM's pages, attention over them, linear with
-the residual, and the network with its norm and residual. The op `layer` runs all of
-them at once where it computes them. Batches with prompts run by the ops if FFTUNE_VLLM names
-`prompts`. All other calls are vLLM's. Under vLLM's
-capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
+into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
+residual. Where every request of a batch has one new token, the op `layer` runs all of them at once if
+it computes them. Batches with prompts are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other
+calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
 vLLM's all-reduce.
@@ -192,6 +191,7 @@ class _Batch:
     table: Tensor      # [sequences, blocks of a sequence], of vLLM
     metadata: object   # of vLLM
     offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
+    behind: int = 0  # rows of no sequence, the last ones
 
     @property
     def kind(self) -> str:
@@ -240,7 +240,7 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
 def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
     rows = batch.rows
-    if batch.offsets is not None and all(layer.mixture is None for layer in state.model.layers):
+    if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
@@ -268,7 +268,7 @@ def _rounded(batch: _Batch) -> _Batch:
         return None if tensor is None else F.pad(
             tensor, (0, 0) * (tensor.dim() - 1) + (0, more), value=value)
 
-    return replace(batch, rows=batch.rows + rows, ids=longer(batch.ids, rows),
+    return replace(batch, rows=batch.rows + rows, behind=rows, ids=longer(batch.ids, rows),
                    embeddings=longer(batch.embeddings, rows), positions=longer(batch.positions, rows),
                    slots=longer(batch.slots, rows, -1), lengths=longer(batch.lengths, sequences),
                    table=longer(batch.table, sequences),
@@ -306,6 +306,8 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             y = ops.attention(q[:, None], *own.pages, **of_batch).flatten(1)
         else:
             y = ops.attention(q, *own.pages, offsets=batch.offsets, causal=True, **of_batch).flatten(1)
+            if batch.behind and layer.mixture is not None:
+                y[-batch.behind:] = 0  # nothing was written, and routers need numbers
         if model.reduce is None:
             x, added = ops.linear(y, layer.w_o, layer.b_o, x), None
         else:
