@@ -41,6 +41,7 @@ std::vector<Options> forms() {
           {{"group", "32"}, {"zeros", "yes"}, {"qk-norm", "yes"}, {"post-norms", "yes"}},
           {{"group", "32"}, {"block", "parallel"}, {"norm", "layer"}, {"ffn-bias", "yes"}},
           {{"weights", "mxfp4"}, {"qkv-bias", "yes"}},
+          {{"weights", "nvfp4"}},
           {{"weights", "fp8"}, {"group", "32"}, {"out-bias", "yes"}},
           {{"weights", "int8"}, {"group", "row"}, {"qk-norm", "yes"}},
           {{"group", "32"}, {"residual-scale", "yes"}, {"rotation", "interleaved"}}};

@@ -41,6 +41,7 @@ std::vector<Options> formats_of(std::int64_t k) {
       if (group == std::string("row") || k % std::stoi(group) == 0)
         formats.push_back({{"group", group}, {"zeros", zeros}});
   if (k % 32 == 0) formats.push_back({{"weights", "mxfp4"}});
+  if (k % 16 == 0) formats.push_back({{"weights", "nvfp4"}});
   for (const char* weights : {"fp8", "int8"})
     for (const char* group : {"128", "32", "row"})
       if (group == std::string("row") || k % std::stoi(group) == 0)
@@ -155,6 +156,31 @@ TEST_CASE("the reference expands mxfp4, by hand") {
   CHECK(std::isnan(e8m0_value(255)));
 }
 
+TEST_CASE("the reference expands nvfp4, by hand") {
+  // [2, 48]: codes 2 (1) at k 0, 7 (6) at 16 and 9 (-0.5) at 40 of row 1. Its scales are 0x38 (1),
+  // 0x01 (2^-9) and 0x7e (448), and 0.25 of the row.
+  const Problem problem = problem_of({1, 48, 2}, DType::f32, {{"weights", "nvfp4"}});
+  const PackedFormat format = packed_format(problem);
+  CHECK(format.scale_shape(2, 48) == std::vector<std::int64_t>{1, 4, 32});
+  ReferenceTensors tensors{{"x", std::vector<double>(48, 1)},
+                           {"w", std::vector<double>(1024)},
+                           {"w_scale", std::vector<double>(4 * 32)}};
+  const auto set = [&](int column, int code) {
+    const auto [byte, shift] = packed_place_of(1, column, 48, packed_code::nvfp4);
+    tensors["w"][static_cast<std::size_t>(byte)] += code << shift;
+  };
+  set(0, 2), set(16, 7), set(40, 9);
+  auto& scales = tensors["w_scale"];
+  put_float(scales, 1, 0.25f);  // behind row 0's
+  scales[64 + 2] = 0x38, scales[64 + 3] = 0x01, scales[64 + 32 + 2] = 0x7e;
+  tensors = run_reference(linear_op(), problem, tensors);
+  const auto& dense = tensors.at("w_dense");
+  CHECK(dense[48] == 0.25);
+  CHECK(dense[48 + 16] == std::ldexp(6, -11));
+  CHECK(dense[48 + 40] == -56);
+  CHECK(dense[0] == 0);
+}
+
 TEST_CASE("the reference expands weights of 8 bits, by hand") {
   // [2, 2] in groups of a row, with the scales 2 and 0.5.
   for (const auto& [weights, codes, values] :
@@ -209,6 +235,9 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
         "linear: groups of 128 do not divide k=192: give group=row or another size");
   CHECK(complaint({1, 80, 8}, {{"weights", "mxfp4"}}) ==
         "linear: groups of 32 do not divide k=80: mxfp4 has no others");
+  CHECK(complaint({1, 72, 8}, {{"weights", "nvfp4"}}) ==
+        "linear: groups of 16 do not divide k=72: nvfp4 has no others");
+  CHECK(complaint({1, 80, 8}, {{"weights", "nvfp4"}}) == "");
 
   std::array<std::uint32_t, 4> header{};
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
@@ -370,6 +399,19 @@ TEST_CASE("linear with packed weights is right on a GPU at the sizes of models",
   problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "mxfp4"}}));
   problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "fp8"}}));
   verify_families(*backend, linear_op(), problems, random, 3, reads_packed_weights);
+}
+
+TEST_CASE("linear with nvfp4 weights is right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(6);
+  std::vector<Problem> problems;
+  // k that ends within a pair of groups, within a block, and with a block.
+  for (const Sizes sizes : {Sizes{1, 80, 24}, {9, 1056, 200}, {40, 400, 72}, {150, 208, 136}})
+    for (const DType dtype : {DType::bf16, DType::fp16})
+      problems.push_back(problem_of(sizes, dtype, {{"weights", "nvfp4"}}));
+  problems.push_back(problem_of({1, 4096, 4096}, DType::bf16, {{"weights", "nvfp4"}}));
+  verify_families(*backend, linear_op(), problems, random, 2);
 }
 
 TEST_CASE("packed weights that wgmma expands are right on a GPU for any number of tokens",

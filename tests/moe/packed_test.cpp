@@ -23,6 +23,7 @@ std::vector<Options> forms() {
           {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"weigh", "before"}},
           {{"weights", "fp8"}, {"group", "row"}, {"residual", "yes"}},
           {{"weights", "mxfp4"}, {"save", "preact"}},
+          {{"weights", "nvfp4"}, {"act", "swiglu-oai"}, {"bias", "all"}},
           {{"weights", "int8"}, {"group", "32"}, {"bias", "all"}}};
 }
 

@@ -22,7 +22,9 @@
 // bits `word >> 8 * (i % 2) & 0x00ff00ff` of word i / 2.
 //
 // codes  u8 [1 + parts, 512]: a header, then the blocks of rows 0..15 by k, those of 16..31, ...
-// scales [ceil(n / 16), groups of k, 16], zero points u8 of the same shape
+// scales [ceil(n / 16), groups of k, 16], zero points u8 of the same shape; nvfp4: u8
+//        [ceil(n / 16), 2 + ceil(k / 32), 32], the f32 scales of 16 rows, then for each 32 elements
+//        of k two e4m3 scales of each row
 //
 // Rows and elements of k that do not exist have the code 0 and the scale 0.
 #pragma once
@@ -35,6 +37,7 @@ enum class packed_code {
   mxfp4,  // OCP MX v1.0: e2m1 elements, whose groups of 32 have an e8m0 scale.
   fp8,    // e4m3 with an f32 scale. The codes 0x7f and 0xff count as 480 and -480.
   int8,   // An integer from -128 to 127 with an f32 scale.
+  nvfp4,  // e2m1 elements, whose groups of 16 have an e4m3 scale, and an f32 scale of each row.
 };
 
 constexpr int packed_bits(packed_code code) {
@@ -44,19 +47,26 @@ constexpr int packed_bits(packed_code code) {
 constexpr int packed_parts(packed_code code) {
   return packed_bits(code) / 4;
 }
-/// Bytes of a scale.
+/// Bytes of a scale; with nvfp4 of both that 32 elements of k have.
 constexpr int packed_scale_bytes(packed_code code) {
   return code == packed_code::mxfp4 ? 1 : packed_bits(code) == 8 ? 4 : 2;
+}
+/// Whether each row has a scale of its own beside those of groups.
+constexpr bool packed_scales_rows(packed_code code) {
+  return code == packed_code::nvfp4;
 }
 
 /// The format of the weights of a kernel.
 struct packed_form {
-  int group = 128;     // Elements of k that share a scale: 32, 64 or 128; 0: the whole row.
+  int group = 128;  // Elements of k that share a scale: 32, 64 or 128; 0: the whole row. nvfp4: 32.
   bool zeros = false;  // Each group has a zero point, instead of 8: int4 alone.
   packed_code code = packed_code::int4;
 
   constexpr int parts() const { return packed_parts(code); }
   constexpr int scale_bytes() const { return packed_scale_bytes(code); }
+  constexpr bool scales_rows() const { return packed_scales_rows(code); }
+  /// Groups' places that the scales of rows take, in front of a tile's scales.
+  constexpr int first_group() const { return scales_rows() ? 4 / scale_bytes() : 0; }
 };
 
 constexpr int packed_rows = 16, packed_k = 64, packed_part_bytes = 512;
@@ -72,6 +82,8 @@ constexpr unsigned packed_magic(packed_code code) {
       return 0x38466666;  // "ffF8"
     case packed_code::int8:
       return 0x38496666;  // "ffI8"
+    case packed_code::nvfp4:
+      return 0x344e6666;  // "ffN4"
   }
   return 0;
 }
@@ -106,9 +118,17 @@ constexpr packed_place packed_place_of(long long row, long long column, long lon
   const int byte = r % 2 + c % 2 * 2 + c / 8 * 4;
   return {(1 + block * 2 + step / 2) * packed_part_bytes + lane * 16 + step % 2 * 8 + byte, 0};
 }
-// Where the scale and the zero point of a row and group are.
-constexpr long long packed_scale_place(long long row, long long group, long long groups) {
-  return (row / packed_rows * groups + group) * packed_rows + row % packed_rows;
+// Where the scale and the zero point of a row and group are; nvfp4: bytes.
+constexpr long long packed_scale_place(long long row, long long group, long long groups,
+                                       packed_code code) {
+  const long long tile = row / packed_rows, r = row % packed_rows;
+  if (packed_scales_rows(code))
+    return ((tile * (2 + (groups + 1) / 2) + 2 + group / 2) * packed_rows + r) * 2 + group % 2;
+  return (tile * groups + group) * packed_rows + r;
+}
+// Where the scale of a row is, in bytes.
+constexpr long long packed_row_scale_place(long long row, long long groups) {
+  return row / packed_rows * (2 + (groups + 1) / 2) * packed_rows * 2 + row % packed_rows * 4;
 }
 
 }  // namespace fftune
