@@ -55,6 +55,11 @@ std::vector<OptionField> option_fields() {
           {"llama", "gemma", "t5"}),
       rare_number("eps", "added to the norm's mean square", usual_eps, {0, 1}),
       rare_option("bias", "whether the product has a bias", {"no", "yes"})};
+  for (OptionField& field : packed_options()) {
+    if (field.name == "weights")
+      field.help = "format of the product's weight: that of x, or packed in that format";
+    own.push_back(std::move(field));
+  }
   fields.insert(fields.end(), std::make_move_iterator(own.begin()),
                 std::make_move_iterator(own.end()));
   return fields;
@@ -119,10 +124,13 @@ class Head final : public DescribedOp {
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    const auto parts = parts_of(problem);  // of one stage each
-    const OpPart& part = parts.at(stage);
-    reference_of_part(part, 0, tensors, parallel,
-                      [&](const std::string& name) { return part.tensor(name); });
+    for (const OpPart& part : parts_of(problem)) {
+      const std::size_t count = part.op->stages(part.problem).size();
+      if (stage < count)
+        return reference_of_part(part, stage, tensors, parallel,
+                                 [&](const std::string& name) { return part.tensor(name); });
+      stage -= count;
+    }
   }
 
   std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
@@ -138,9 +146,10 @@ class Head final : public DescribedOp {
       for (const Part& part :
            {Part{"norm", rmsnorm_op, stage_forward}, Part{"layernorm", layernorm_op, stage_forward},
             Part{"product", linear_op, linear::stage_product},
+            Part{"product", linear_op, linear::stage_expand},
             Part{"choose", sample_op, sample::stage}})
         for (const Family* family : part.op().families())
-          if (family->stages() == std::vector<std::string>{part.stage})
+          if (family->stages().back() == part.stage)
             all.push_back(std::make_unique<HeadFamily>(head_op, part.name, *family));
       return all;
     }();
@@ -175,8 +184,11 @@ std::vector<OpPart> parts_of(const Problem& problem) {
     add("norm", rmsnorm_op(), {{"m", m}, {"d", d}},
         {{"convention", option_or(problem, "convention", "llama")}, {"eps", eps}},
         {{"w", "w_norm"}, {"y", "normalised"}}, problem.dtype);
-  add("product", linear_op(), {{"m", m}, {"k", d}, {"n", vocab}},
-      {{"bias", option_or(problem, "bias", "no")}, {"output", widens ? "f32" : "same"}},
+  std::map<std::string, std::string> of_product{{"bias", option_or(problem, "bias", "no")},
+                                                {"output", widens ? "f32" : "same"}};
+  for (const char* name : {"weights", "group", "zeros"})
+    if (problem.options.contains(name)) of_product[name] = problem.option(name);
+  add("product", linear_op(), {{"m", m}, {"k", d}, {"n", vocab}}, std::move(of_product),
       {{"x", normalises ? "normalised" : "x"}, {"y", "logits"}}, problem.dtype);
   if (problem.has("choose", "none")) return parts;
   std::map<std::string, std::string> options;

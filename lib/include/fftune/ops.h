@@ -1242,13 +1242,17 @@
  *                                                         rule's own
  *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights of qkv,
  *                                                         which are one w_qkv, of the output
- *                                                         product and the gated network: those of
- *                                                         x, or packed in that format
+ *                                                         product and the gated network or the
+ *                                                         experts: those of x, or packed in that
+ *                                                         format
  *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                         elements of a row of the weight that
  *                                                         share a scale
  *   zeros           no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
+ *   attn-weights    same, dense                           with packed weights: whether those of q,
+ *                                                         k and v and of the output product are
+ *                                                         packed too, or dense, as gpt-oss has them
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1388,23 +1392,32 @@
 
 /* head: head of a language model: norm, logits of the vocabulary, and the next ids
  *
- *   m           1 to 2147483647                 tokens (any number)
- *   d           1 to 65536                      features of a token
- *   vocab       1 to 524288                     ids to choose from
- *   choose      argmax, sample, filtered, none  the best id; a sample by temperature; or filtered:
- *                                               a sample of the ids that top-k, top-p and min-p
- *                                               keep; none: the logits are the result
- *   softcap     a number from 0 to 1000000      soft cap c of the logits, c tanh(x / c); 0: none
- *   logprobs    no, yes                         whether the log-probability of the chosen id is
- *                                               written
- *   norm        rms, layer, none                the norm of x: by the root mean square, layer
- *                                               normalisation, or none
- *   logits      same, f32                       element type of the logits, to which they are
- *                                               rounded before ids are chosen: that of x, or f32
- *   convention  llama, gemma, t5                where norm=rms rounds, and whether its weights are
- *                                               kept as their distance from 1
- *   eps         a number from 0 to 1            added to the norm's mean square
- *   bias        no, yes                         whether the product has a bias
+ *   m           1 to 2147483647                       tokens (any number)
+ *   d           1 to 65536                            features of a token
+ *   vocab       1 to 524288                           ids to choose from
+ *   choose      argmax, sample, filtered, none        the best id; a sample by temperature; or
+ *                                                     filtered: a sample of the ids that top-k,
+ *                                                     top-p and min-p keep; none: the logits are
+ *                                                     the result
+ *   softcap     a number from 0 to 1000000            soft cap c of the logits, c tanh(x / c); 0:
+ *                                                     none
+ *   logprobs    no, yes                               whether the log-probability of the chosen id
+ *                                                     is written
+ *   norm        rms, layer, none                      the norm of x: by the root mean square, layer
+ *                                                     normalisation, or none
+ *   logits      same, f32                             element type of the logits, to which they are
+ *                                                     rounded before ids are chosen: that of x, or
+ *                                                     f32
+ *   convention  llama, gemma, t5                      where norm=rms rounds, and whether its
+ *                                                     weights are kept as their distance from 1
+ *   eps         a number from 0 to 1                  added to the norm's mean square
+ *   bias        no, yes                               whether the product has a bias
+ *   weights     dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the product's weight:
+ *                                                     that of x, or packed in that format
+ *   group       128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8: elements
+ *                                                     of a row of the weight that share a scale
+ *   zeros       no, yes                               pass fwd: weights=int4: whether each group
+ *                                                     has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x       input   T    [m, d]
@@ -1757,13 +1770,17 @@
  *                                                         rule's own
  *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights of qkv,
  *                                                         which are one w_qkv, of the output
- *                                                         product and the gated network: those of
- *                                                         x, or packed in that format
+ *                                                         product and the gated network or the
+ *                                                         experts: those of x, or packed in that
+ *                                                         format
  *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                         elements of a row of the weight that
  *                                                         share a scale
  *   zeros           no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
+ *   attn-weights    same, dense                           with packed weights: whether those of q,
+ *                                                         k and v and of the output product are
+ *                                                         packed too, or dense, as gpt-oss has them
  *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
  *                                                         filtered: a sample of the ids that top-k,
  *                                                         top-p and min-p keep
@@ -1775,6 +1792,13 @@
  *                                                         are rounded before ids are chosen: that
  *                                                         of x, or f32
  *   head-bias       no, yes                               whether the product has a bias
+ *   head-weights    dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the product's weight:
+ *                                                         that of x, or packed in that format
+ *   head-group      128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   head-zeros      no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
  *   embed-scale     a number from -1000000 to 1000000     a factor of the embedding
  *   pad             a number from 0 to 2147483647         the id of a sequence that has ended
  *
