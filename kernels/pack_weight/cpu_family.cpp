@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/common/op_parts.hpp"
@@ -25,21 +26,36 @@ void move_codes(const Sides& sides, const PackedWeight& weight, bool back, std::
   const int bits = packed_bits(code), in_byte = 8 / bits;
   const auto mask = static_cast<std::byte>((1 << bits) - 1);
   const std::int64_t end = std::min(weight.n, (tile + 1) * packed_rows);
-  std::byte* const packed = sides.packed + (1 + tile * parts) * packed_part_bytes;
-  if (!back) std::memset(packed, 0, static_cast<std::size_t>(parts * packed_part_bytes));
+  const std::int64_t first = (1 + tile * parts) * packed_part_bytes;
+  std::vector<std::byte> own(static_cast<std::size_t>(parts * packed_part_bytes));
+  const auto for_each_word = [&](const auto& reordered) {
+    for (std::size_t i = 0; i < own.size(); i += 4) {
+      std::uint32_t word;
+      std::memcpy(&word, own.data() + i, sizeof(word));
+      word = reordered(word, code);
+      std::memcpy(own.data() + i, &word, sizeof(word));
+    }
+  };
+  if (back) {
+    std::memcpy(own.data(), sides.packed + first, own.size());
+    for_each_word(packed_nibbles_of);
+  }
   for (std::int64_t row = tile * packed_rows; row < end; ++row) {
     std::byte* const plain = sides.codes + row * width;
     if (back) std::memset(plain, 0, static_cast<std::size_t>(width));
     for (std::int64_t i = 0; i < k; ++i) {
       const auto [byte, shift] = packed_place_of(row, i, k, code);
       const int plain_shift = static_cast<int>(i % in_byte * bits);
-      std::byte &own = plain[i / in_byte], &other = sides.packed[byte];
+      std::byte &one = plain[i / in_byte], &other = own[static_cast<std::size_t>(byte - first)];
       if (back)
-        own |= (other >> shift & mask) << plain_shift;
+        one |= (other >> shift & mask) << plain_shift;
       else
-        other |= (own >> plain_shift & mask) << shift;
+        other |= (one >> plain_shift & mask) << shift;
     }
   }
+  if (back) return;
+  for_each_word(packed_word_of);
+  std::memcpy(sides.packed + first, own.data(), own.size());
 }
 
 /// Numbers of `bytes` for each row of a tile and each group.

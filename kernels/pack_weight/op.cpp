@@ -129,16 +129,12 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
   for (std::int64_t row = 0; row < n; ++row)
     for (std::int64_t i = 0; i < k; ++i) {
       const packed_place place = packed_place_of(row, i, k, code);
-      const double low = place.shift == 0 ? 1 : 16, plain_low = i % in_byte == 0 ? 1 : 16;
-      auto& byte = packed[static_cast<std::size_t>(place.byte)];
       auto& plain = codes[static_cast<std::size_t>(row * width + i / in_byte)];
-      const auto code_at = [bits](double of, double unit) {
-        return static_cast<double>(static_cast<int>(of / unit) % (1 << bits));
-      };
+      const double unit = i % in_byte == 0 ? 1 : 16;
       if (back)
-        plain += code_at(byte, low) * plain_low;
+        plain += packed_code_at(packed, place, code) * unit;
       else
-        byte += code_at(plain, plain_low) * low;
+        add_packed_code(packed, place, code, static_cast<int>(plain / unit) % (1 << bits));
     }
   const auto move = [&](const char* plain_name, const char* packed_name) {
     for (std::int64_t row = 0; row < n; ++row)

@@ -85,7 +85,11 @@ __global__ void __launch_bounds__(32 * pack_warps)
   for (int part = 0; part < parts; ++part) {
     u8* const words = packed + (1 + block * parts + part) * packed_part_bytes + lane * 16;
     vector16 value = {};
-    if constexpr (back) value = load_dependent(words);
+    if constexpr (back) {
+      value = load_dependent(words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value.word[i] = packed_nibbles_of(value.word[i], code);
+    }
 #pragma unroll
     for (int i = 0; i < 16; ++i) {  // two neighbours of k of a row, or one
       if constexpr (packed_bits(code) == 4) {
@@ -116,7 +120,11 @@ __global__ void __launch_bounds__(32 * pack_warps)
         }
       }
     }
-    if constexpr (!back) store(words, value);
+    if constexpr (!back) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value.word[i] = packed_word_of(value.word[i], code);
+      store(words, value);
+    }
   }
 }
 

@@ -170,6 +170,23 @@ def _places(n: int, k: int, device, bits: int) -> tuple[Tensor, Tensor]:
     return (1 + block) * 512 + lane * 16 + step * 4 + nibble // 2, nibble % 2 * 4
 
 
+# Bits of the e2m1 codes of a word, by the places where they are stored.
+_E2M1_BITS = ((6, 7, 8, 15), (10, 11, 12, 19), (0, 1, 2, 9), (4, 13, 14, 21),
+              (22, 23, 24, 31), (26, 27, 28, 3), (16, 17, 18, 25), (20, 29, 30, 5))
+
+
+def _e2m1_words(w: Tensor, back: bool) -> Tensor:
+    """Bytes behind the header with eight codes in the order of nibbles as they are stored, or back."""
+    words = w[512:].view(-1, 4).long() @ torch.tensor([1, 1 << 8, 1 << 16, 1 << 24], device=w.device)
+    result = torch.zeros_like(words)
+    for code, places in enumerate(_E2M1_BITS):
+        for bit, stored in enumerate(places):
+            one, other = (stored, 4 * code + bit) if back else (4 * code + bit, stored)
+            result |= (words >> one & 1) << other
+    rows = torch.stack([result >> 8 * i & 255 for i in range(4)], 1)
+    return torch.cat((w[:512], rows.flatten().to(w.dtype)))
+
+
 def _by_tiles(rows: Tensor) -> Tensor:
     """[n, groups] as [tiles of 16 rows, groups, 16]."""
     return F.pad(rows, (0, 0, 0, -len(rows) % 16)).unflatten(0, (-1, 16)).transpose(1, 2).contiguous()
@@ -186,14 +203,17 @@ def _packed_codes(format: str, codes: Tensor, k: int) -> Tensor:
     w = torch.zeros((parts + 1) * 512, dtype=torch.int32, device=codes.device)
     byte, shift = _places(n, k, codes.device, bits)
     w.index_add_(0, byte.flatten(), (plain << shift.int()).flatten())
-    header = torch.tensor([_MAGIC[format], 1, n, k], dtype=torch.int32).view(torch.uint8)
+    if format in ONLY_GROUP:
+        w = _e2m1_words(w, False)
+    header = torch.tensor([_MAGIC[format], 2, n, k], dtype=torch.int32).view(torch.uint8)
     w[:16] = header.to(w)
     return w.to(torch.uint8).view(-1, 512)
 
 
 def _plain_codes(format: str, w: Tensor, n: int, k: int) -> Tensor:
     byte, shift = _places(n, k, w.device, _BITS[format])
-    codes = w.flatten()[byte] >> shift.to(torch.uint8)
+    w = w.flatten()
+    codes = (_e2m1_words(w, True) if format in ONLY_GROUP else w)[byte] >> shift.to(torch.uint8)
     return codes if _BITS[format] == 8 else pairs_of_codes(codes & 15)
 
 

@@ -75,6 +75,17 @@ void verify_formats_on_gpu(DType dtype, std::size_t stride) {
   verify_families(*backend, linear_op(), problems, random, 1, reads_packed_weights);
 }
 
+/// A word of e2m1 codes: bits 0 to 2 and the sign of the registers' lower and then upper halves.
+void put_codes(std::vector<double>& bytes, std::size_t at, const std::array<unsigned, 8>& codes) {
+  constexpr int places[8][4] = {{6, 7, 8, 15},    {10, 11, 12, 19}, {0, 1, 2, 9},
+                                {4, 13, 14, 21},  {22, 23, 24, 31}, {26, 27, 28, 3},
+                                {16, 17, 18, 25}, {20, 29, 30, 5}};
+  unsigned word = 0;
+  for (std::size_t code = 0; code < 8; ++code)
+    for (unsigned bit = 0; bit < 4; ++bit) word |= (codes[code] >> bit & 1) << places[code][bit];
+  for (std::size_t i = 0; i < 4; ++i) bytes[at + i] = word >> 8 * i & 255;
+}
+
 std::string complaint(const Sizes& sizes, const Options& options) {
   try {
     canonical(
@@ -143,8 +154,7 @@ TEST_CASE("the reference expands mxfp4, by hand") {
   ReferenceTensors tensors{{"x", std::vector<double>(32, 1)},
                            {"w", std::vector<double>(1024)},
                            {"w_scale", std::vector<double>(16)}};
-  tensors["w"][512] = 1 + 7 * 16;
-  tensors["w"][514] = 15 + 8 * 16;
+  put_codes(tensors["w"], 512, {1, 7, 0, 0, 15, 8, 0, 0});
   tensors["w_scale"][0] = 130;
   tensors = run_reference(linear_op(), problem, tensors);
   const auto& dense = tensors.at("w_dense");
@@ -166,8 +176,8 @@ TEST_CASE("the reference expands nvfp4, by hand") {
                            {"w", std::vector<double>(1024)},
                            {"w_scale", std::vector<double>(4 * 32)}};
   const auto set = [&](int column, int code) {
-    const auto [byte, shift] = packed_place_of(1, column, 48, packed_code::nvfp4);
-    tensors["w"][static_cast<std::size_t>(byte)] += code << shift;
+    constexpr packed_code nvfp4 = packed_code::nvfp4;
+    add_packed_code(tensors["w"], packed_place_of(1, column, 48, nvfp4), nvfp4, code);
   };
   set(0, 2), set(16, 7), set(40, 9);
   auto& scales = tensors["w_scale"];
@@ -250,7 +260,7 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
         "the weight is packed as int4, not mxfp4: give weights=int4");
   header[1] += 1;
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
-        "the weight is packed in layout 2, and this library reads 1: pack it again");
+        "the weight is packed in layout 3, and this library reads 2: pack it again");
 }
 
 TEST_CASE("a packed weight of another layout is refused on the CPU") {

@@ -180,7 +180,9 @@ struct packed_stream {
           }
         }
         const bool ends = half == 1 ? (i + 1) % blocks_of_scale == 0 : scales_of_block == 2;
-        if (separate_sums && ends) add_scaled(part, place);
+        if constexpr (separate_sums) {
+          if (ends) add_scaled(part, place);
+        }
         if (ends) load_scales(place, next, end);
       }
       load_block(i, next, end);

@@ -136,7 +136,8 @@ __device__ __forceinline__ float e8m0_value(u32 byte) {
 }
 
 // e2m1: the sign in place, and the three other bits at the end of T's exponent and the beginning of
-// its mantissa. That is the number times 2^-126 (bf16) or 2^-14 (fp16), 0.5 as a subnormal.
+// its mantissa. That is the number times 2^-126 (bf16) or 2^-14 (fp16), 0.5 as a subnormal. bf16
+// takes nine operations for the four registers of a word, as its bits are in the order for that.
 template <class T>
 struct packed_e2m1 {
   static constexpr bool wide = is_same<T, bf16>;
@@ -150,9 +151,18 @@ struct packed_e2m1 {
   template <int i>
   static __device__ __forceinline__ u32 bits(const packed_word& own) {
     const u32 word = own.word;
-    constexpr int shift = (wide ? 6 : 9) - 4 * i;
-    const u32 moved = shift >= 0 ? word << (shift & 31) : word >> (-shift & 31);
-    return masked_or<(wide ? 0x01c001c0 : 0x0e000e00)>(moved, word << (12 - 4 * i) & 0x80008000);
+    const u32 turned = i == 0   ? word
+                       : i == 2 ? word << 6
+                                : __funnelshift_r(word, word, i == 1 ? 4 : 6);
+    if constexpr (wide) {
+      if constexpr (i < 3) return turned & 0x81c081c0;
+      return masked_or<0x81808180>(turned, word << 2 & 0x00400040);
+    } else {
+      u32 others = i == 0 ? word << 3 : i == 1 ? word >> 1 : i == 2 ? word << 9 : word << 5;
+      others &= i == 3 ? 0x02000200 : 0x0e000e00;
+      if constexpr (i == 3) others = masked_or<0x0c000c00>(word >> 3, others);
+      return masked_or<0x80008000>(turned, others);
+    }
   }
 };
 

@@ -78,16 +78,19 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
   const int steps = 4 / packed_parts(weight.code);  // of a part
   for (std::int64_t block = 0; block < width; block += 16 * steps)
     for (int lane = 0; lane < 32; ++lane)
-      for (int step = 0; step < steps; ++step)
-        for (int i = 0; i < 8; i += 8 / bits, ++byte) {
-          const std::int64_t row = lane / 4 * 2, column = block + step * 16 + lane % 4 * 2;
-          if (bits == 4) {
-            put(row, column + i / 2 % 2 * 8 + i / 4, *byte & 15);
-            put(row + 1, column + i / 2 % 2 * 8 + i / 4, *byte >> 4);
-          } else {
-            put(row + i % 2, column + i / 2 % 2 + i / 4 * 8, *byte);
-          }
+      for (int step = 0; step < steps; ++step) {
+        const std::int64_t row = lane / 4 * 2, column = block + step * 16 + lane % 4 * 2;
+        if (bits == 4) {
+          std::uint32_t word;
+          std::memcpy(&word, byte, sizeof(word));
+          word = packed_nibbles_of(word, weight.code);
+          for (int i = 0; i < 8; ++i)
+            put(row + i % 2, column + i / 2 % 2 * 8 + i / 4, static_cast<int>(word >> 4 * i & 15));
+        } else {
+          for (int i = 0; i < 8; ++i) put(row + i % 2, column + i / 2 % 2 + i / 4 * 8, byte[i]);
         }
+        byte += bits;
+      }
   for (std::int64_t row = 0; row < count; ++row)
     encode(weight.dtype,
            std::span<const float>(values.data() + row * width, static_cast<std::size_t>(k)),

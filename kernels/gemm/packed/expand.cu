@@ -59,8 +59,10 @@ __global__ void __launch_bounds__(32 * expand_warps)
   constexpr int parts = packed_parts(code), bits = packed_bits(code);
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
-    const vector16 words =
+    vector16 words =
         load_streaming(codes + (1 + block * parts + part) * packed_part_bytes + lane * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words.word[i] = packed_nibbles_of(words.word[i], code);
 #pragma unroll
     for (int i = 0; i < 128 / bits; ++i) {
       const int step = i / 8 + part * 2;

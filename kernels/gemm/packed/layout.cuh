@@ -21,6 +21,15 @@
 // `word >> 4 * i & 0x000f000f` therefore is register i of the operand, a code in each half; with 8
 // bits `word >> 8 * (i % 2) & 0x00ff00ff` of word i / 2.
 //
+// The bits of e2m1 lie elsewhere within the word, so that fewer operations make bf16 of them: where
+// they are the sign, the end of the exponent and the beginning of the mantissa of a half. Registers
+// 0 to 3 take the word as it is, turned right by 4, shifted left by 6, and turned right by 6 with
+// one bit shifted left by 2 (packed/codes.cuh).
+//
+//   register            0    1                        2    3
+//   bits 0 to 2         6    10                       0    4, 13, 14
+//   sign                15   3 of the other half      9    5 of the other half
+//
 // codes  u8 [1 + parts, 512]: a header, then the blocks of rows 0..15 by k, those of 16..31, ...
 // scales [ceil(n / 16), groups of k, 16], zero points u8 of the same shape; nvfp4: u8
 //        [ceil(n / 16), 2 + ceil(k / 32), 32], the f32 scales of 16 rows, then for each 32 elements
@@ -42,6 +51,9 @@ enum class packed_code {
 
 constexpr int packed_bits(packed_code code) {
   return code == packed_code::fp8 || code == packed_code::int8 ? 8 : 4;
+}
+constexpr bool packed_is_e2m1(packed_code code) {
+  return code == packed_code::mxfp4 || code == packed_code::nvfp4;
 }
 /// Parts of 512 bytes of a block.
 constexpr int packed_parts(packed_code code) {
@@ -87,7 +99,7 @@ constexpr unsigned packed_magic(packed_code code) {
   }
   return 0;
 }
-constexpr unsigned packed_version = 1;
+constexpr unsigned packed_version = 2;
 
 constexpr long long packed_tiles(long long n) {
   return (n + packed_rows - 1) / packed_rows;
@@ -100,7 +112,7 @@ constexpr long long packed_all_parts(long long n, long long k, packed_code code)
   return 1 + packed_tiles(n) * packed_k_blocks(k) * packed_parts(code);
 }
 
-// Where a code is: its byte, and its lowest bit there.
+// Where a code is: its byte, and its lowest bit there; with e2m1 in the order of nibbles.
 struct packed_place {
   long long byte;
   int shift;
@@ -117,6 +129,26 @@ constexpr packed_place packed_place_of(long long row, long long column, long lon
   }
   const int byte = r % 2 + c % 2 * 2 + c / 8 * 4;
   return {(1 + block * 2 + step / 2) * packed_part_bytes + lane * 16 + step % 2 * 8 + byte, 0};
+}
+// Eight codes in the order of nibbles as they are stored, and back.
+template <bool back>
+constexpr unsigned packed_reordered(unsigned word) {
+  constexpr int places[4][4] = {
+      {6, 7, 8, 15}, {10, 11, 12, 16 + 3}, {0, 1, 2, 9}, {4, 13, 14, 16 + 5}};
+  unsigned result = 0;
+  for (int nibble = 0; nibble < 8; ++nibble)
+    for (int bit = 0; bit < 4; ++bit) {
+      const int plain = nibble * 4 + bit;
+      const int stored = (places[nibble % 4][bit] + nibble / 4 * 16) % 32;
+      result |= (word >> (back ? stored : plain) & 1) << (back ? plain : stored);
+    }
+  return result;
+}
+constexpr unsigned packed_word_of(unsigned nibbles, packed_code code) {
+  return packed_is_e2m1(code) ? packed_reordered<false>(nibbles) : nibbles;
+}
+constexpr unsigned packed_nibbles_of(unsigned word, packed_code code) {
+  return packed_is_e2m1(code) ? packed_reordered<true>(word) : word;
 }
 // Where the scale and the zero point of a row and group are; nvfp4: bytes.
 constexpr long long packed_scale_place(long long row, long long group, long long groups,

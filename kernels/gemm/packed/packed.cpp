@@ -62,6 +62,18 @@ TensorSpec e8m0_scales(std::string_view name, std::vector<std::int64_t> shape, d
   return scales;
 }
 
+/// A word of a tensor of bytes, which are doubles.
+std::uint32_t word_of(std::span<const double> bytes, std::size_t index) {
+  std::uint32_t word = 0;
+  for (std::size_t i = 0; i < 4; ++i)
+    word |= static_cast<std::uint32_t>(bytes[index * 4 + i]) << 8 * i;
+  return word;
+}
+void put_word(std::span<double> bytes, std::size_t index, std::uint32_t word) {
+  for (std::size_t i = 0; i < 4; ++i)
+    bytes[index * 4 + i] = static_cast<double>(word >> 8 * i & 255);
+}
+
 /// nvfp4: rows' scales of about 2^-6 of `scale`, and groups' of 2^5 to 2^7, which are the bytes of
 /// e4m3 from 0x60 on.
 TensorSpec nvfp4_scales(std::string_view name, std::vector<std::int64_t> shape, double scale) {
@@ -87,16 +99,26 @@ TensorSpec nvfp4_scales(std::string_view name, std::vector<std::int64_t> shape, 
 }  // namespace
 
 void put_float(std::span<double> bytes, std::size_t index, float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  for (std::size_t i = 0; i < 4; ++i)
-    bytes[index * 4 + i] = static_cast<double>(bits >> 8 * i & 255);
+  put_word(bytes, index, std::bit_cast<std::uint32_t>(value));
 }
 
 float float_of(std::span<const double> bytes, std::size_t index) {
-  std::uint32_t bits = 0;
-  for (std::size_t i = 0; i < 4; ++i)
-    bits |= static_cast<std::uint32_t>(bytes[index * 4 + i]) << 8 * i;
-  return std::bit_cast<float>(bits);
+  return std::bit_cast<float>(word_of(bytes, index));
+}
+
+int packed_code_at(std::span<const double> bytes, const packed_place& place, packed_code code) {
+  const auto byte = static_cast<std::size_t>(place.byte);
+  const std::uint32_t nibbles = packed_nibbles_of(word_of(bytes, byte / 4), code);
+  const int at = static_cast<int>(byte % 4) * 8 + place.shift;
+  return static_cast<int>(nibbles >> at & ((1u << packed_bits(code)) - 1));
+}
+
+void add_packed_code(std::span<double> bytes, const packed_place& place, packed_code code,
+                     int value) {
+  const auto byte = static_cast<std::size_t>(place.byte);
+  const int at = static_cast<int>(byte % 4) * 8 + place.shift;
+  const auto own = packed_word_of(static_cast<std::uint32_t>(value) << at, code);
+  put_word(bytes, byte / 4, word_of(bytes, byte / 4) | own);
 }
 
 std::vector<OptionField> packed_options() {
@@ -302,7 +324,7 @@ StageSpec expand_spec(std::string_view name, const std::vector<PackedWeight>& we
 void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors& tensors,
                       Parallel& parallel) {
   for (const PackedWeight& weight : weights) {
-    const double* const codes = tensors.at(std::string(weight.codes)).data();
+    const auto& codes = tensors.at(std::string(weight.codes));
     const auto& scales = tensors.at(std::string(weight.scales));
     const double* const zeros =
         weight.zeros.empty() ? nullptr : tensors.at(std::string(weight.zeros)).data();
@@ -318,11 +340,9 @@ void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors
                          0)
               : 1;
       for (std::int64_t i = 0; i < k; ++i) {
-        const auto [byte, shift] =
-            packed_place_of(static_cast<std::int64_t>(row), i, k, weight.format.code);
-        const int bits =
-            static_cast<int>(codes[byte]) >> shift & ((1 << packed_bits(weight.format.code)) - 1);
         const packed_code code = weight.format.code;
+        const int bits = packed_code_at(
+            codes, packed_place_of(static_cast<std::int64_t>(row), i, k, code), code);
         const auto place = static_cast<std::size_t>(
             packed_scale_place(static_cast<std::int64_t>(row), i / group, groups, code));
         dense[row * width + static_cast<std::size_t>(i)] =

@@ -43,6 +43,10 @@ double e8m0_value(int byte);
 /// A float whose bytes are the doubles from 4 * index on, as the reference has tensors of bytes.
 void put_float(std::span<double> bytes, std::size_t index, float value);
 float float_of(std::span<const double> bytes, std::size_t index);
+/// The code of a place in a packed weight whose bytes are doubles, and to add it there.
+int packed_code_at(std::span<const double> bytes, const packed_place& place, packed_code code);
+void add_packed_code(std::span<double> bytes, const packed_place& place, packed_code code,
+                     int value);
 /// The value of a code before its scale; `zero`: its zero point, with int4 alone.
 double code_value(packed_code code, int bits, int zero = 8);
 /// Op::contradiction() of the options, for a weight that has `k` input features, which `name` says.
