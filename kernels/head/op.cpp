@@ -95,6 +95,8 @@ class Head final : public DescribedOp {
         if (problem.options.contains(name))
           return fmt::format("{}={} is of a choice: give choose=argmax or choose=sample", name,
                              problem.option(name));
+    if (auto reason = packed_contradiction(problem, "d", problem.size("d")); !reason.empty())
+      return reason;
     return contradiction_of_parts(problem, parts_of);
   }
 
@@ -184,12 +186,12 @@ std::vector<OpPart> parts_of(const Problem& problem) {
     add("norm", rmsnorm_op(), {{"m", m}, {"d", d}},
         {{"convention", option_or(problem, "convention", "llama")}, {"eps", eps}},
         {{"w", "w_norm"}, {"y", "normalised"}}, problem.dtype);
-  std::map<std::string, std::string> of_product{{"bias", option_or(problem, "bias", "no")},
-                                                {"output", widens ? "f32" : "same"}};
-  for (const char* name : {"weights", "group", "zeros"})
-    if (problem.options.contains(name)) of_product[name] = problem.option(name);
-  add("product", linear_op(), {{"m", m}, {"k", d}, {"n", vocab}}, std::move(of_product),
+  add("product", linear_op(), {{"m", m}, {"k", d}, {"n", vocab}},
+      {{"bias", option_or(problem, "bias", "no")}, {"output", widens ? "f32" : "same"}},
       {{"x", normalises ? "normalised" : "x"}, {"y", "logits"}}, problem.dtype);
+  // Groups that do not divide d are contradiction()'s to refuse: parts are made for any d.
+  for (const char* name : {"weights", "group", "zeros"})
+    if (problem.options.contains(name)) parts.back().problem.options[name] = problem.option(name);
   if (problem.has("choose", "none")) return parts;
   std::map<std::string, std::string> options;
   for (const char* name : {"choose", "softcap", "logprobs"})

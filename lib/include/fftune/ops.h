@@ -1444,7 +1444,22 @@
  *   2  b_norm  input  T  [d]
  * with norm=none: x, w, ids, logit
  * with bias=yes: x, w_norm, w, bias, ids, logit
- *   3  bias  input  T  [vocab] */
+ *   3  bias  input  T  [vocab]
+ * with weights=int4: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8  [ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  T   [ceil(vocab / 16), ceil(d / 128), 16]
+ * with weights=mxfp4: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8  [ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  u8  [ceil(vocab / 16), ceil(d / 32), 16]
+ * with weights=fp8: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8   [2 * ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  f32  [ceil(vocab / 16), ceil(d / 128), 16]
+ * with weights=int8: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8   [2 * ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  f32  [ceil(vocab / 16), ceil(d / 128), 16]
+ * with weights=nvfp4: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8  [ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  u8  [ceil(vocab / 16), ceil(d / 32) + 2, 32] */
 
 /* pack-weight: codes of 4 or 8 bits with scales, in the order in which kernels read them, and
  *   back
