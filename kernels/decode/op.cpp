@@ -29,7 +29,10 @@ constexpr std::pair<const char*, const char*> head_options[] = {{"choose", "choo
                                                                 {"logprobs", "logprobs"},
                                                                 {"softcap", "logit-softcap"},
                                                                 {"logits", "head-logits"},
-                                                                {"bias", "head-bias"}};
+                                                                {"bias", "head-bias"},
+                                                                {"weights", "head-weights"},
+                                                                {"group", "head-group"},
+                                                                {"zeros", "head-zeros"}};
 
 /// Sizes of decode that are none of its layers.
 constexpr const char* own_sizes[] = {"vocab", "stops", "room", "best"};
@@ -67,6 +70,9 @@ OpPart make_head_part(const Problem& problem) {
            {"b_norm", "final_norm_bias"},
            {"normalised", "final_normalised"},
            {"w", "w_head"},
+           {"w_scale", "w_head_scale"},
+           {"w_zero", "w_head_zero"},
+           {"w_dense", "w_head_dense"},
            {"bias", "b_head"},
            {"ids", "chosen"}}};
 }

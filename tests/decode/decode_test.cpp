@@ -78,7 +78,9 @@ std::vector<Use> uses() {
           {{{"batch", 7}, {"cache", 20}, {"stops", 30}, {"room", 3}},
            {{"lengths", "ragged"}, {"choose", "sample"}, {"pad", "5"}, {"embed-scale", "8.5"}}},
           {{{"batch", 5}, {"cache", 70}, {"page", 16}, {"stops", 2}},
-           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}}};
+           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}},
+          {{{"batch", 2}, {"cache", 20}},
+           {{"head-weights", "int4"}, {"head-group", "row"}, {"head-zeros", "yes"}}}};
 }
 
 void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
