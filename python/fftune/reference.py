@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._codes import codes_of_pairs, pairs_of_codes
 from ._layer_form import PACKED, packed_sizes, parse, with_constants
+from ._library import Error
 
 aten = torch.ops.aten
 
@@ -601,7 +602,7 @@ def _kept(logits, temperature, top_k, top_p, min_p):
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):
+def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs, best):
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap:
         wide = softcap * torch.tanh(wide / softcap)
@@ -618,8 +619,13 @@ def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logp
         scores = torch.where(temperature > 0, scores, wide.double())
     ids = scores.argmax(-1, keepdim=True)
     logit = wide.gather(-1, ids).squeeze(-1)
-    logprob = logit - wide.logsumexp(-1) if logprobs else logits.new_empty(0)
-    return ids.squeeze(-1).int(), logit.float(), logprob.float() if logprobs else logprob
+    sums = wide.logsumexp(-1) if logprobs or best else None
+    none = logits.new_empty(0, dtype=torch.float32)
+    of_best = none.int(), none
+    if best:
+        of_best = (wide + 0.0).sort(dim=-1, descending=True, stable=True).indices[..., :best]
+        of_best = of_best.int(), (wide.gather(-1, of_best) - sums.unsqueeze(-1)).float()
+    return (ids.squeeze(-1).int(), logit.float(), (logit - sums).float() if logprobs else none, *of_best)
 
 
 def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
@@ -634,16 +640,17 @@ def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
 
 
 def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, min_p, eps, convention,
-         softcap, logits, logprobs):
+         softcap, logits, logprobs, best):
     return sample(head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits), temperature, seeds,
-                  steps, top_k, top_p, min_p, softcap, logprobs)
+                  steps, top_k, top_p, min_p, softcap, logprobs, best)
 
 
 # decode
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs):
+           form, embed_scale, logit_softcap, pad, logprobs, best, group=None):
+    _expect_no_group("decode", group)
     found = parse(form)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
@@ -660,10 +667,10 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
         slots = torch.arange(len(ids), device=ids.device)[:, None] * cache + places
     slots = torch.where(alive[:, None], slots, -1)
     x = layer(x, places, angles, slots, keys, pages, weights, caches, form)[:, 0]
-    chosen, logit, logprob = head(
+    chosen, *others = head(
         x, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds,
         None if temperature is None else steps, top_k, top_p, min_p, found.get("eps"),
-        found.get("convention", "llama"), logit_softcap, "same", logprobs)
+        found.get("convention", "llama"), logit_softcap, "same", logprobs, best)
     ids.copy_(torch.where(alive, chosen, pad))
     column = torch.arange(out.shape[1], device=out.device)
     out.copy_(torch.where(alive[:, None] & (column == steps[:, None]), chosen[:, None], out))
@@ -673,7 +680,7 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
     ended.copy_(torch.where(alive, ends, torch.where(ended == 0, 2, ended)))
     lengths.copy_(torch.where(alive, keys, lengths))
     steps.add_(alive.int())
-    return chosen, logit, logprob
+    return chosen, *others
 
 
 # rmsnorm
@@ -909,7 +916,13 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
+def _expect_no_group(op, group):
+    if group is not None:
+        raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
+
+
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, group=None):
+    _expect_no_group("layer", group)
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):

@@ -23,11 +23,6 @@ using namespace fftune::test;
 
 namespace {
 
-const DeviceFacts& hopper() {
-  static const DeviceFacts facts = facts_of_architecture("sm_90a");
-  return facts;
-}
-
 GemmProblem gemm_of(std::int64_t m, std::int64_t n, std::int64_t k) {
   GemmProblem gemm{.m = m, .n = n, .k = k};
   gemm.a = {{"a0"}};

@@ -11,7 +11,6 @@
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/common/least_cost.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -93,8 +92,6 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   return rounds * block * (1 + 0.005 * distance) + of_launches;
 }
 
-Config default_config(const Layer& layer, const DeviceFacts& facts);
-
 Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   return Space()
@@ -112,7 +109,9 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                  {0, 1})
       .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] { return default_config(layer, facts).value("group"); })
+      .when_absent_by([layer, facts] {
+        return default_config(sm90_backward_engine, layer, facts).value("group");
+      })
       .constraint(
           "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
           "memory",
@@ -123,16 +122,6 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                     return c.at("group") == 1 || c.at("group") < 2 * heads;
                   },
                   {"group"});
-}
-
-Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  return least_cost(space(layer, facts), name,
-                    [&](const Config& config) { return cycles(layer, facts, config); });
-}
-
-std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  if (facts.clock_hz <= 0) return std::nullopt;
-  return cycles(layer, facts, config) / facts.clock_hz;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
@@ -201,7 +190,7 @@ constinit const Engine sm90_backward_engine{
     .summary = "TMA and wgmma, a block of keys of a head for each CTA",
     .backward = true,
     .can_implement = refuse_sm90,
-    .search = {space, default_config, estimate},
+    .search = {.space = space, .cycles = cycles},
     .program = program,
     .sources = {file}};
 
