@@ -38,26 +38,7 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   const auto set_tensor = [&](std::size_t offset, const char* name) {
     if (places.at(name) != absent) set(offset, TensorArgument{places.at(name)});
   };
-  if (form.loopback) {
-    const group_table table = loopback_table(form);
-    program.scratch.push_back({loopback_bytes(table), true});
-    const auto set_word = [&](std::size_t offset, std::uint64_t value) {
-      set(offsetof(all_reduce_params, loopback) + offset, static_cast<std::int64_t>(value));
-    };
-    for (int rank = 0; rank < form.ranks; ++rank)
-      set(offsetof(all_reduce_params, loopback) + offsetof(group_table, base) +
-              sizeof(u64) * static_cast<std::size_t>(rank),
-          ScratchArgument{program.scratch.size() - 1});
-    set(offsetof(all_reduce_params, loopback) + offsetof(group_table, ranks),
-        static_cast<std::int32_t>(form.ranks));
-    set_word(offsetof(group_table, timeout), table.timeout);
-    set_word(offsetof(group_table, packets), table.packets);
-    set_word(offsetof(group_table, packet_bytes), table.packet_bytes);
-    set_word(offsetof(group_table, data), table.data);
-    set_word(offsetof(group_table, data_bytes), table.data_bytes);
-  } else {
-    set_tensor(offsetof(all_reduce_params, table), "group");
-  }
+  set_group(parameters, program, form, places);
   set_tensor(offsetof(all_reduce_params, x), "x");
   set_tensor(offsetof(all_reduce_params, residual), "residual");
   set_tensor(offsetof(all_reduce_params, w), "w");
@@ -238,6 +219,31 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
 }
 
 }  // namespace
+
+void set_group(ParameterStruct& parameters, Program& program, const Form& form,
+               const TensorPlaces& places) {
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  if (!form.loopback)
+    return set(offsetof(all_reduce_params, table), TensorArgument{places.at("group")});
+  const group_table table = loopback_table(form);
+  program.scratch.push_back({loopback_bytes(table), true});
+  const auto set_word = [&](std::size_t offset, std::uint64_t value) {
+    set(offsetof(all_reduce_params, loopback) + offset, static_cast<std::int64_t>(value));
+  };
+  for (int rank = 0; rank < form.ranks; ++rank)
+    set(offsetof(all_reduce_params, loopback) + offsetof(group_table, base) +
+            sizeof(u64) * static_cast<std::size_t>(rank),
+        ScratchArgument{program.scratch.size() - 1});
+  set(offsetof(all_reduce_params, loopback) + offsetof(group_table, ranks),
+      static_cast<std::int32_t>(form.ranks));
+  set_word(offsetof(group_table, timeout), table.timeout);
+  set_word(offsetof(group_table, packets), table.packets);
+  set_word(offsetof(group_table, packet_bytes), table.packet_bytes);
+  set_word(offsetof(group_table, data), table.data);
+  set_word(offsetof(group_table, data_bytes), table.data_bytes);
+}
 
 std::vector<const Family*> cuda_families() {
   static const StageFamily packets({.name = "all_reduce_packets",

@@ -7,6 +7,9 @@ from torch import Tensor
 from ._ops.packed import PackedWeight as PackedWeight
 from .distributed import Group as Group
 
+def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group
+              ) -> tuple[Tensor, Tensor]: ...
+
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None=None) -> Tensor: ...
 
 def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
@@ -47,7 +50,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
            min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, options: Mapping | None=None
+           pad: int=0, logprobs: bool=False, options: Mapping | None=None, group: Group | None=None
           ) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
@@ -109,7 +112,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           renormalise: bool=False, packing: str='halves', groups: int=0, top_groups: int=0,
           group_score: str='max', route_scale: float=1.0, parallel: bool=False,
           rotation: str='halves', constants: Sequence[str]=(), grouped: bool=False,
-          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False) -> Tensor: ...
+          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False,
+          group: Group | None=None) -> Tensor: ...
 
 def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05
                  ) -> tuple[Tensor, Tensor]: ...

@@ -1108,6 +1108,9 @@
  *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
  *                                                     left out
  *   rotary          1 to 512, rare                    features of a head to rotate; all if left out
+ *   ranks           1 to 8, rare                      ranks of a group, each with its slice: heads,
+ *                                                     kv-heads, h and shared-h are the slice's; one
+ *                                                     GPU has all if left out
  *   page            1 to 256, rare                    keys of a page of the caches, 16 to 256, a
  *                                                     power of two; one that is not in memory is
  *                                                     zeros; contiguous if left out
@@ -1178,6 +1181,9 @@
  *   softcap         a number from 0 to 1000000        soft cap c of attention's scores, c tanh(x /
  *                                                     c); 0: none
  *   scale           a number from 0 to 1000000        scale of attention's scores; 0: 1 / sqrt(dim)
+ *   link            loopback, peers                   with ranks, peers: a group's memory is given;
+ *                                                     loopback: one rank plays all, whose summands
+ *                                                     are equal
  *   lengths         full, ragged                      keys of the sequences in tests and
  *                                                     measurements: as many as the cache has room
  *                                                     for, or fewer
@@ -1261,6 +1267,10 @@
  *   23  layers.1.w_gate     input    T  [h, d]
  *   24  layers.1.w_up       input    T  [h, d]
  *   25  layers.1.w_down     input    T  [d, h]
+ * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
+ *   5   attn_norm_bias  input  T  [d]
+ *   13  ffn_norm_bias   input  T  [d]
  * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
@@ -1269,6 +1279,9 @@
  *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   10  attn_post_norm  input  T  [d]
  *   14  ffn_post_norm   input  T  [d]
+ * with residual-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  residual_scale  input  f32  [d]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1602,6 +1615,9 @@
  *                                                      left out
  *   rotary          1 to 512, rare                     features of a head to rotate; all if left
  *                                                      out
+ *   ranks           1 to 8, rare                       ranks of a group, each with its slice:
+ *                                                      heads, kv-heads, h and shared-h are the
+ *                                                      slice's; one GPU has all if left out
  *   page            1 to 256, rare                     keys of a page of the caches, 16 to 256, a
  *                                                      power of two; one that is not in memory is
  *                                                      zeros; contiguous if left out
@@ -1679,6 +1695,9 @@
  *                                                      c); 0: none
  *   scale           a number from 0 to 1000000         scale of attention's scores; 0: 1 /
  *                                                      sqrt(dim)
+ *   link            loopback, peers                    with ranks, peers: a group's memory is
+ *                                                      given; loopback: one rank plays all, whose
+ *                                                      summands are equal
  *   lengths         full, ragged                       keys of the sequences in tests and
  *                                                      measurements: as many as the cache has room
  *                                                      for, or fewer
@@ -1717,6 +1736,8 @@
  *                                                      are rounded before ids are chosen: that of
  *                                                      x, or f32
  *   head-bias       no, yes                            whether the product has a bias
+ *   head            whole, sliced                      with ranks, whether each has all rows of the
+ *                                                      head or, sliced, its part of them
  *   embed-scale     a number from -1000000 to 1000000  a factor of the embedding
  *   pad             a number from 0 to 2147483647      the id of a sequence that has ended
  *
@@ -1897,5 +1918,22 @@
  *   1  residual  input  T  [m, d]
  * with link=peers: x, group, y
  *   1  group  input  i64  [18] */
+
+/* all-argmax: the best of the ids that the ranks of a group chose, each from its slice of the
+ *   vocabulary
+ *
+ *   m      1 to 65536       tokens (any number)
+ *   vocab  1 to 134217728   ids of a rank's slice
+ *   ranks  1 to 8           ranks of the group
+ *   link   loopback, peers  peers: a group's memory is given; loopback: one rank plays all, whose
+ *                           ids and logits are equal
+ *
+ * Pass fwd: dtype f32 on CUDA; f32 on the CPU
+ *   0  ids         input   i32  [m]
+ *   1  logit       input   T    [m]
+ *   2  best_ids    output  i32  [m]
+ *   3  best_logit  output  T    [m]
+ * with link=peers: ids, logit, group, best_ids, best_logit
+ *   2  group  input  i64  [18] */
 
 #endif
