@@ -26,7 +26,9 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   KernelLaunch& launch = append_kernel(program, file, expression, {1}, 256, {});
   launch.programmatic = facts.compute_capability >= 90;
   ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
-  all_reduce::set_group(parameters, program, form, places);
+  all_reduce::set_group(
+      parameters, program, form, places.at("group"),
+      {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
   const auto set = [&](std::size_t offset, Argument value) {
     parameters.fields.push_back({offset, std::move(value)});
   };

@@ -49,10 +49,15 @@ std::size_t loopback_bytes(const group_table& table);
 /// data.
 std::uint32_t tag_of(const Problem& problem, const std::string& variant);
 
-/// Sets the fields of all_reduce_params that say where the group is. A rank that is alone has its
-/// memory in scratch, cleared before each run.
-void set_group(ParameterStruct& parameters, Program& program, const Form& form,
-               const TensorPlaces& places);
+/// Offsets of a kernel's parameters that say where the group is: a group_table, and the address of
+/// one.
+struct GroupFields {
+  std::size_t loopback, table;
+};
+/// Sets these fields; `group` is the place of that tensor. A rank that is alone has its memory in
+/// scratch, cleared before each run.
+void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
+               const GroupFields& at);
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

@@ -84,9 +84,10 @@ std::vector<PartKind> part_kinds();
 std::vector<const Family*> normed_products();
 
 /// The families that have all stages of layers, and all layers of a plan, in one launch: with a
-/// dense network, and with experts.
+/// dense network, with experts, and on a rank's slice.
 const Family& persistent_layers();
 const Family& persistent_expert_layers();
+const Family& persistent_rank_layers();
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

@@ -572,7 +572,8 @@ class Layer final : public DescribedOp {
     }();
     // Untuned a norm is a kernel of its own: behind another it takes about a microsecond, no more
     // than it takes each block of a product to find the deviations, and only a search can tell.
-    std::vector<const Family*> list{&persistent_layers(), &persistent_expert_layers()};
+    std::vector<const Family*> list{&persistent_layers(), &persistent_expert_layers(),
+                                    &persistent_rank_layers()};
     for (const auto& family : families) list.push_back(family.get());
     for (const Family* family : normed_products()) list.push_back(family);
     return list;

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/group_layout.hpp"
+#include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
@@ -88,7 +90,8 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .rotates = heads.rotates(),
                          .wide_slots = heads.wide_slots,
                          .packed_qkv = heads.packed,
-                         .page = static_cast<int>(size_or(problem, "page", 0))};
+                         .page = static_cast<int>(size_or(problem, "page", 0)),
+                         .ranks = static_cast<int>(size_or(problem, "ranks", 0))};
   if (const auto& router = layer.router) {
     form.experts = static_cast<int>(router->experts);
     form.choices = static_cast<int>(router->choices);
@@ -130,8 +133,6 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
-  if (problem.sizes.contains("ranks"))
-    return fmt::format("ranks={}: the kernel has the layers of one GPU", problem.size("ranks"));
   if (problem.sizes.contains("window"))
     return fmt::format("window={}: the kernel gives a query all keys", problem.size("window"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
@@ -167,18 +168,26 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
       ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}{}}}",
+      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
       c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture);
+      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture,
+      c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "");
 }
 
-/// Layers with a dense network, or with experts.
+/// Layers with a dense network, or with experts; or slices of a group's ranks, with a dense
+/// network.
 class PersistentLayers final : public Family {
  public:
-  explicit PersistentLayers(bool experts) : experts_(experts) {}
-  std::string_view name() const override { return experts_ ? "persistent_experts" : "persistent"; }
+  enum class Kind { dense, experts, ranks };
+
+  explicit PersistentLayers(Kind kind)
+      : experts_(kind == Kind::experts), sliced_(kind == Kind::ranks) {}
+  std::string_view name() const override {
+    return experts_ ? "persistent_experts" : sliced_ ? "persistent_ranks" : "persistent";
+  }
   std::string_view summary() const override {
+    if (sliced_) return "the same on a rank's slice, with the sums over two ranks among it";
     return experts_ ? "the same with a mixture of experts, the router among it"
                     : "all layers in one launch, for up to 8 tokens: weights stream through shared "
                       "memory without a pause";
@@ -189,6 +198,9 @@ class PersistentLayers final : public Family {
       return {"attn_norm.forward", "qkv.product",    "attention.forward", "out.product",
               "ffn_norm.forward",  "router.product", "route.choose",      "experts.route",
               "experts.gate_up",   "experts.down",   "experts.combine"};
+    if (sliced_)
+      return {"attn_norm.forward",   "qkv.product", "attention.forward", "out.product",
+              "attn_reduce.forward", "ffn.gate_up", "ffn.down",          "ffn_reduce.forward"};
     return {"attn_norm.forward", "qkv.product", "attention.forward", "out.product",
             "ffn_norm.forward",  "ffn.gate_up", "ffn.down"};
   }
@@ -202,7 +214,14 @@ class PersistentLayers final : public Family {
       return "the kernel computes in bf16 and fp16";
     if (experts_ != problem.has("ffn", "moe"))
       return experts_ ? "the layers have no experts" : "the layers have experts";
+    const std::int64_t ranks = size_or(problem, "ranks", 0);
+    if (sliced_ ? ranks != 2 : ranks > 0)
+      return sliced_ ? "it is for slices of two ranks"
+                     : fmt::format("ranks={}: the kernel has the layers of one GPU", ranks);
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
+    if (sliced_ && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
+      return fmt::format("{} tokens of {} features are more than go as packets", tokens,
+                         problem.size("d"));
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
                          problem.size("batch"), s, tokens, most_stream_columns);
@@ -320,13 +339,15 @@ class PersistentLayers final : public Family {
   // measured with Qwen3-30B-A3B on an H100, where the parts take 40 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6;
+    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6,
+                     waits_of_peers = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
     const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
-                            (experts_ ? waits_of_router : 0) + off * 1e-6;
+                            (experts_ ? waits_of_router : 0) + (sliced_ ? waits_of_peers : 0) +
+                            off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
@@ -358,12 +379,12 @@ class PersistentLayers final : public Family {
     const Layer layer(one);
     const persistent_config persistent = configured(form_of(one, layer, facts), facts, config);
     Program program;
-    program.kernels.push_back(
-        {"layer/persistent.cu",
-         fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
-                     text_of(persistent), activation_type(layer.activation),
-                     norm::convention_type(layer.norm.convention))});
+    const std::string expression = fmt::format(
+        "fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype), text_of(persistent),
+        activation_type(layer.activation), norm::convention_type(layer.norm.convention));
+    program.kernels.push_back({"layer/persistent.cu", expression});
     const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
+                             : persistent.ranks > 0   ? persistent_rank_params::most_layers
                                                       : persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {
       const std::size_t count = std::min(most, places.size() - first);
@@ -381,9 +402,30 @@ class PersistentLayers final : public Family {
           parameters_of(one, layer, program.scratch.size() - 1,
                         {places.begin() + static_cast<std::ptrdiff_t>(first),
                          places.begin() + static_cast<std::ptrdiff_t>(first + count)});
+      if (persistent.ranks > 0)
+        set_ranks(*launch.parameters, program, one, places.front(), count, expression);
       program.steps.emplace_back(std::move(launch));
     }
     return program;
+  }
+
+  static void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
+                        const std::vector<std::size_t>& places, std::size_t layers,
+                        const std::string& expression) {
+    all_reduce::Form form;
+    form.m = one.size("batch") * size_or(one, "s", 1);
+    form.d = one.size("d");
+    form.ranks = static_cast<int>(one.size("ranks"));
+    form.loopback = !one.has("link", "peers");
+    const TensorPlaces own(layer_op().tensors(one));
+    // They are behind the common ones.
+    constexpr std::size_t at = sizeof(persistent_common);
+    all_reduce::set_group(
+        parameters, program, form, form.loopback ? absent : places[own.at("group")],
+        {at + offsetof(persistent_ranks, loopback), at + offsetof(persistent_ranks, table)});
+    const auto tag = all_reduce::tag_of(one, fmt::format("{} {}", expression, layers));
+    parameters.fields.push_back(
+        {at + offsetof(persistent_ranks, tag), static_cast<std::int32_t>(tag)});
   }
 
   static ParameterStruct parameters_of(const Problem& one, const Layer& layer,
@@ -391,9 +433,11 @@ class PersistentLayers final : public Family {
                                        const std::vector<std::vector<std::size_t>>& places) {
     const TensorPlaces own(layer_op().tensors(one));
     const bool experts = layer.router.has_value();
-    ParameterStruct parameters{
-        .bytes = experts ? sizeof(persistent_expert_params) : sizeof(persistent_params),
-        .fields = {}};
+    ParameterStruct parameters{.bytes = experts ? sizeof(persistent_expert_params)
+                                        : one.sizes.contains("ranks")
+                                            ? sizeof(persistent_rank_params)
+                                            : sizeof(persistent_params),
+                               .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
       parameters.fields.push_back({offset, std::move(value)});
     };
@@ -426,8 +470,10 @@ class PersistentLayers final : public Family {
       set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
     for (std::size_t i = 0; i < places.size(); ++i) {
       using Pointers = persistent_layer_pointers;
+      const std::size_t common =
+          one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(Params);
       const std::size_t at =
-          sizeof(Params) + i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
+          common + i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
       const auto set_own = [&](std::size_t offset, const char* name) {
         set_tensor(at + offset, places[i], name);
       };
@@ -464,18 +510,23 @@ class PersistentLayers final : public Family {
     return parameters;
   }
 
-  bool experts_;
+  bool experts_, sliced_;
 };
 
 }  // namespace
 
 const Family& persistent_layers() {
-  static const PersistentLayers family(false);
+  static const PersistentLayers family(PersistentLayers::Kind::dense);
   return family;
 }
 
 const Family& persistent_expert_layers() {
-  static const PersistentLayers family(true);
+  static const PersistentLayers family(PersistentLayers::Kind::experts);
+  return family;
+}
+
+const Family& persistent_rank_layers() {
+  static const PersistentLayers family(PersistentLayers::Kind::ranks);
   return family;
 }
 
