@@ -5,7 +5,7 @@ whose sums over ranks are kernels of it.
     python bench/layer_ranks.py --model qwen3-8b --batch 1 --keys 512 --token
 
 bf16, CUDA graphs, microseconds: the median of the replays, the larger of the ranks. `--token` is a whole
-token with embedding and head, which each rank has whole. `--check` first compares two layers' slices
+token with embedding and head; each rank has a part of its rows. `--check` first compares two layers' slices
 with the whole layers on one GPU.
 """
 import argparse
@@ -119,7 +119,7 @@ def run(rank: int, ranks: int, store: str, given: argparse.Namespace) -> None:
         lengths = torch.full((batch,), given.keys, dtype=torch.int32, device="cuda")
         if given.token:
             embedding = torch.randn(vocab, d, device="cuda", dtype=torch.bfloat16)
-            head = torch.randn(vocab, d, device="cuda", dtype=torch.bfloat16) / d**0.5
+            head = torch.randn(vocab // ranks, d, device="cuda", dtype=torch.bfloat16) / d**0.5
             norm = torch.ones(d, device="cuda", dtype=torch.bfloat16)
             zeros = [torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(3)]
             out = torch.zeros(batch, 8, dtype=torch.int32, device="cuda")
