@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,18 +24,11 @@ namespace {
 
 constexpr const char* usual_eps = "1e-06";
 
-/// A family of a part; without a norm its product is the first of all kernels.
-class HeadFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    if (!problem.has("norm", "none")) launch_programmatically(program, facts);
-    return program;
-  }
-};
+/// Without a norm the product is the first of all kernels.
+void launch_behind_norm(const Family&, const Problem& problem, const DeviceFacts& facts,
+                        Program& program) {
+  if (!problem.has("norm", "none")) launch_programmatically(program, facts);
+}
 
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields = sample::options();
@@ -77,7 +70,8 @@ OpFacts facts() {
                     {.name = "vocab",
                      .help = "ids to choose from",
                      .max = sample::most_ids,
-                     .example = 32000}},
+                     .example = 32000},
+                    sample::best_field()},
           .options = option_fields()};
 }
 
@@ -90,6 +84,9 @@ class Head final : public DescribedOp {
       return "convention=" + problem.option("convention") + " is of norm=rms";
     if (problem.has("norm", "none") && problem.options.contains("eps"))
       return "eps=" + problem.option("eps") + " is of a norm: give norm=rms or norm=layer";
+    if (problem.has("choose", "none") && problem.sizes.contains("best"))
+      return fmt::format("best={} is of a choice: give choose=argmax or choose=sample",
+                         problem.size("best"));
     if (problem.has("choose", "none"))
       for (const char* name : {"logprobs", "softcap"})
         if (problem.options.contains(name))
@@ -144,7 +141,7 @@ class Head final : public DescribedOp {
         const Op& (*op)();
         const char* stage;
       };
-      std::vector<std::unique_ptr<const HeadFamily>> all;
+      std::deque<PartFamily> all;
       for (const Part& part :
            {Part{"norm", rmsnorm_op, stage_forward}, Part{"layernorm", layernorm_op, stage_forward},
             Part{"product", linear_op, linear::stage_product},
@@ -152,11 +149,11 @@ class Head final : public DescribedOp {
             Part{"choose", sample_op, sample::stage}})
         for (const Family* family : part.op().families())
           if (family->stages().back() == part.stage)
-            all.push_back(std::make_unique<HeadFamily>(head_op, part.name, *family));
+            all.emplace_back(head_op, part.name, *family, launch_behind_norm);
       return all;
     }();
     std::vector<const Family*> list{&choose_decode()};
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     return list;
   }
 };
@@ -196,7 +193,9 @@ std::vector<OpPart> parts_of(const Problem& problem) {
   std::map<std::string, std::string> options;
   for (const char* name : {"choose", "softcap", "logprobs"})
     if (problem.options.contains(name)) options[name] = problem.option(name);
-  add("choose", sample_op(), {{"m", m}, {"vocab", vocab}}, std::move(options), {},
+  std::map<std::string, std::int64_t> sizes{{"m", m}, {"vocab", vocab}};
+  if (problem.sizes.contains("best")) sizes["best"] = problem.size("best");
+  add("choose", sample_op(), std::move(sizes), std::move(options), {},
       widens ? DType::f32 : problem.dtype);
   return parts;
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._codes import ONLY_GROUP, codes_of_pairs, pairs_of_codes
 from ._layer_form import PACKED, packed_sizes, parse, with_constants
+from ._library import Error
 
 aten = torch.ops.aten
 
@@ -655,7 +656,7 @@ def _kept(logits, temperature, top_k, top_p, min_p):
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):
+def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs, best):
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap:
         wide = softcap * torch.tanh(wide / softcap)
@@ -672,8 +673,13 @@ def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logp
         scores = torch.where(temperature > 0, scores, wide.double())
     ids = scores.argmax(-1, keepdim=True)
     logit = wide.gather(-1, ids).squeeze(-1)
-    logprob = logit - wide.logsumexp(-1) if logprobs else logits.new_empty(0)
-    return ids.squeeze(-1).int(), logit.float(), logprob.float() if logprobs else logprob
+    sums = wide.logsumexp(-1) if logprobs or best else None
+    none = logits.new_empty(0, dtype=torch.float32)
+    of_best = none.int(), none
+    if best:
+        of_best = (wide + 0.0).sort(dim=-1, descending=True, stable=True).indices[..., :best]
+        of_best = of_best.int(), (wide.gather(-1, of_best) - sums.unsqueeze(-1)).float()
+    return (ids.squeeze(-1).int(), logit.float(), (logit - sums).float() if logprobs else none, *of_best)
 
 
 def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
@@ -688,16 +694,17 @@ def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
 
 
 def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, min_p, eps, convention,
-         softcap, logits, logprobs):
+         softcap, logits, logprobs, best):
     return sample(head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits), temperature, seeds,
-                  steps, top_k, top_p, min_p, softcap, logprobs)
+                  steps, top_k, top_p, min_p, softcap, logprobs, best)
 
 
 # decode
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs):
+           form, embed_scale, logit_softcap, pad, logprobs, best, group=None):
+    _expect_no_group("decode", group)
     found = parse(form)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
@@ -714,10 +721,10 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
         slots = torch.arange(len(ids), device=ids.device)[:, None] * cache + places
     slots = torch.where(alive[:, None], slots, -1)
     x = layer(x, places, angles, slots, keys, pages, weights, caches, form)[:, 0]
-    chosen, logit, logprob = head(
+    chosen, *others = head(
         x, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds,
         None if temperature is None else steps, top_k, top_p, min_p, found.get("eps"),
-        found.get("convention", "llama"), logit_softcap, "same", logprobs)
+        found.get("convention", "llama"), logit_softcap, "same", logprobs, best)
     ids.copy_(torch.where(alive, chosen, pad))
     column = torch.arange(out.shape[1], device=out.device)
     out.copy_(torch.where(alive[:, None] & (column == steps[:, None]), chosen[:, None], out))
@@ -727,7 +734,7 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
     ended.copy_(torch.where(alive, ends, torch.where(ended == 0, 2, ended)))
     lengths.copy_(torch.where(alive, keys, lengths))
     steps.add_(alive.int())
-    return chosen, logit, logprob
+    return chosen, *others
 
 
 # rmsnorm
@@ -963,7 +970,13 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
+def _expect_no_group(op, group):
+    if group is not None:
+        raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
+
+
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, group=None):
+    _expect_no_group("layer", group)
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
@@ -1300,15 +1313,18 @@ def _loss_parts(logits, labels, class_weights, ignore_index, softcap):
 
 
 def cross_entropy_rows(logits, labels, class_weights, ignore_index, label_smoothing, z_loss, softcap,
-                       logprobs, entropies):
+                       logprobs, entropies, whole=0):
+    """`whole`: ids of the vocabulary that the logits are a slice of, or 0."""
     z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
     most = z.detach().amax(-1, keepdim=True)
     most = most.masked_fill(most == -math.inf, 0.0)
     lse = (z - most).exp().sum(-1).log() + most[..., 0]
     logprob = z.gather(-1, ids)[..., 0] - lse
+    if whole:  # labels in other slices
+        logprob, known = torch.where(known, logprob, 0.0), labels != ignore_index
     loss = -(1 - label_smoothing) * weights[ids[..., 0]] * logprob
     if label_smoothing:
-        loss = loss + label_smoothing / z.shape[-1] * (weights * (lse[..., None] - z)).sum(-1)
+        loss = loss + label_smoothing / (whole or z.shape[-1]) * (weights * (lse[..., None] - z)).sum(-1)
     if z_loss:
         loss = loss + z_loss * lse * lse
     p = (z - lse[..., None]).exp()
@@ -1325,13 +1341,15 @@ def cross_entropy(logits, labels, class_weights, items, *rules):
 
 
 def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignore_index,
-                                label_smoothing, z_loss, softcap):
+                                label_smoothing, z_loss, softcap, whole=0):
     z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
     p = (z - lse[..., None]).exp()
     of_label = ((1 - label_smoothing) * weights[ids[..., 0]])[..., None]
-    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, 1.0))
+    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, known.to(p.dtype)[..., None]))
+    if whole:
+        known = labels != ignore_index
     if label_smoothing:
-        value = value + label_smoothing / z.shape[-1] * (weights.sum() * p - weights)
+        value = value + label_smoothing / (whole or z.shape[-1]) * ((whole or weights.sum()) * p - weights)
     if z_loss:
         value = value + 2 * z_loss * lse[..., None] * p
     if softcap:
@@ -1342,6 +1360,23 @@ def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignor
 def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
     of_rows = (dloss / items).expand(labels.shape)
     return cross_entropy_rows_backward(of_rows, logits, labels, class_weights, lse, *rules)
+
+
+def cross_entropy_slice(logits, labels, ignore_index, label_smoothing, z_loss, softcap, slice_of,
+                        logprobs, entropies):
+    return cross_entropy_rows(logits, labels, None, ignore_index, label_smoothing, z_loss, softcap,
+                              logprobs, entropies, int(slice_of))
+
+
+def cross_entropy_slice_backward(dloss, logits, labels, lse, *rules):
+    *rules, slice_of = rules
+    return cross_entropy_rows_backward(dloss, logits, labels, None, lse, *rules, int(slice_of))
+
+
+def linear_cross_entropy_slice(x, w, bias, labels, ignore_index, label_smoothing, z_loss, softcap,
+                               slice_of, workspace, logprobs, entropies):
+    return cross_entropy_slice(F.linear(x, w, bias), labels, ignore_index, label_smoothing, z_loss,
+                               softcap, slice_of, logprobs, entropies)
 
 
 def linear_cross_entropy(x, w, bias, labels, class_weights, items, ignore_index, label_smoothing,
@@ -1370,6 +1405,16 @@ def linear_cross_entropy_rows_backward(dloss, x, w, bias, *arguments):
     *rest, _ = arguments
     return _linear_gradients(x, w, bias,
                              cross_entropy_rows_backward(dloss, F.linear(x, w, bias), *rest))
+
+
+def linear_cross_entropy_slice_backward(dloss, x, w, bias, *arguments):
+    *rest, _ = arguments
+    return _linear_gradients(x, w, bias,
+                             cross_entropy_slice_backward(dloss, F.linear(x, w, bias), *rest))
+
+
+def linear_cross_entropy_slice_frozen_backward(*arguments):
+    return linear_cross_entropy_slice_backward(*arguments)[0]
 
 
 def linear_cross_entropy_frozen_backward(*arguments):

@@ -269,6 +269,14 @@ def _head_loss(r, *rows, bias=False, **options) -> tuple:
             *rest[-2:])
 
 
+def _slice(tensors: int, arguments: tuple) -> tuple:
+    """The same of a slice of 50 ids, one of whose labels is in another slice."""
+    *given, labels = arguments[:tensors]
+    labels[0, 0] = 40
+    rules, rest = arguments[tensors + 1:tensors + 5], arguments[tensors + 5:]
+    return *given, labels, *rules, 50.0, *rest
+
+
 def _loss_backward(r, name, dloss, arguments) -> tuple:
     """Arguments of the backward op, from those of the forward op."""
     lse = getattr(reference, name)(*arguments)[1]
@@ -477,6 +485,11 @@ CASES = [
          outputs=1, constants=(2, 3)),
     Case("cross_entropy_rows", "cross_entropy_rows",
          lambda r: _loss(r, 2, 5, rules=_ALL_LOSS, extras=(True, False)), outputs=1, constants=(2,)),
+    Case("cross_entropy_slice", "cross_entropy_slice",
+         lambda r: _slice(2, _loss(r, 2, 5, rules=_ALL_LOSS, extras=(True, True))), differentiable=False),
+    Case("linear_cross_entropy_slice", "linear_cross_entropy_slice",
+         lambda r: _slice(4, _head_loss(r, 3, 5, bias=True, rules=_ALL_LOSS, extras=(True, True))),
+         differentiable=False),
     Case("linear_cross_entropy", "linear_cross_entropy", lambda r: _head_loss(r, 2, 9, items=5.0),
          outputs=1, constants=(4, 5)),
     Case("linear_cross_entropy-all", "linear_cross_entropy",
@@ -532,6 +545,12 @@ BACKWARDS = [
     *[Case(f"linear_cross_entropy_rows{end}_backward", f"linear_cross_entropy_rows{end}_backward",
            lambda r: _loss_backward(r, "linear_cross_entropy_rows", torch.rand(3, 5),
                                     _head_loss(r, 3, 5))) for end in ("", "_frozen")],
+    Case("cross_entropy_slice_backward", "cross_entropy_slice_backward",
+         lambda r: _loss_backward(r, "cross_entropy_slice", torch.rand(2, 5),
+                                  _slice(2, _loss(r, 2, 5, rules=_ALL_LOSS)))),
+    *[Case(f"linear_cross_entropy_slice{end}_backward", f"linear_cross_entropy_slice{end}_backward",
+           lambda r: _loss_backward(r, "linear_cross_entropy_slice", torch.rand(3, 5), _slice(
+               4, _head_loss(r, 3, 5, bias=True, rules=_ALL_LOSS)))) for end in ("", "_frozen")],
     Case("ffn_backward", "ffn_backward",
          lambda r: (r(6, 24), r(6, 24), r(6, 40), r(6, 40), *_weights(r), "silu")),
     Case("ffn_backward-input", "ffn_backward",

@@ -8,6 +8,7 @@ import torch.multiprocessing as mp
 
 import fftune
 from fftune import distributed, ops
+from test_layers import FORMS, make_layers
 
 
 def _start(work, ranks: int, *arguments) -> None:
@@ -70,6 +71,33 @@ def _compiled(rank: int, ranks: int, name: str) -> None:
 
 def test_compiled_calls_are_kept():
     _start(_compiled, 2)
+
+
+SLICED = ("llama", "biased", "phi", "gemma3", "mixtral", "qwen2-moe", "gpt-oss", "cohere")
+
+
+def _slices(rank: int, ranks: int, name: str) -> None:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
+        for form in SLICED:
+            torch.manual_seed(7)  # the same on all ranks
+            (x, weights, caches, lengths, heads, kv_heads), options = make_layers(
+                s=1 if form == "llama" else 2, **FORMS[form])
+            packing = {n: options[n] for n in ("grouped", "packing") if n in options}
+            own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads, **packing) for w in weights]
+            caches_of = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
+                               for c in pair) for pair in caches]
+            expected = ops.layer(x, weights, caches, lengths, heads, kv_heads, **options)
+            got = ops.layer(x, own, caches_of, lengths, heads // ranks, kv_heads // ranks, group=group,
+                            **options)
+            torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
+            for pair, whole in zip(caches_of, caches):
+                for part, cache in zip(pair, whole):
+                    torch.testing.assert_close(part, cache.chunk(ranks, 1)[rank], rtol=3e-5, atol=3e-5)
+        group.check()
+
+
+def test_slices_of_layers_are_the_whole_layers():
+    _start(_slices, 2)
 
 
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:

@@ -14,8 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, Options options) {
   options.emplace("weights", "int4");
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};

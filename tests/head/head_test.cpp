@@ -1,7 +1,9 @@
 // The head of a model against its reference: families one by one, and recipes from x to ids.
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -48,7 +50,11 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
   }
   draw_weights(draw, d, options);
   if (options["norm"] == "rms") options["convention"] = draw.of({"llama", "gemma", "t5"});
-  return problem_of(kind, draw.of(head_op().dtypes(kind)), draw.size(5), d, vocab, options);
+  Problem problem =
+      problem_of(kind, draw.of(head_op().dtypes(kind)), draw.size(5), d, vocab, options);
+  if (options["choose"] == "none" || draw.below(3) > 0) return problem;
+  problem.sizes["best"] = std::min<std::int64_t>(vocab, 1 + draw.below(20));
+  return canonical(head_op(), std::move(problem), kind);
 }
 
 void verify_recipes(Backend& backend, std::int64_t most_elements, int count) {
@@ -117,6 +123,11 @@ TEST_CASE("head: untuned, few tokens take the family that writes no logits") {
   CHECK(first_of(1, {{"choose", "filtered"}}) == "product.product_decode");
   CHECK(first_of(16, {{"weights", "int4"}}) == "product.packed_sm90");
   CHECK(first_of(64, {}) == "product.product_sm90");
+  const Problem best = canonical(
+      head_op(),
+      {"head", "fwd", DType::bf16, {{"m", 1}, {"d", 2048}, {"vocab", 128256}, {"best", 5}}, {}},
+      DeviceKind::cuda);
+  CHECK(default_recipe(head_op(), best, facts).at(1).family == "product.product_decode");
 }
 
 TEST_CASE("head: random problems are right on a GPU, family by family", "[gpu]") {

@@ -21,8 +21,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 struct Sizes {
   std::int64_t m, k, n;
 };

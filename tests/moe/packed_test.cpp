@@ -14,7 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
 using Names = std::vector<std::string>;
 
 /// gpt-oss' experts, and other formats with and without biases.

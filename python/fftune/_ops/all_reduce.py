@@ -16,19 +16,24 @@ declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, 
         "y, sum?residual", fixed={"link": "peers"})
 
 
+def memory_of(op: str, group: Group, x: Tensor) -> Tensor:
+    """The group's, once it is known that sums of x fit there."""
+    if not isinstance(group, Group):
+        raise Error(f"{op}: group is {named(group)}: give a fftune.distributed.Group")
+    if x.numel() * x.element_size() > group.max_bytes:
+        raise Error(f"{op}: {x.numel() * x.element_size()} bytes are more than the group's "
+                    f"max_bytes, {group.max_bytes}: make it with more")
+    return group.memory.to("meta") if x.is_meta else group.memory
+
+
 def _memory_of(group: Group, x: Tensor, *others: Tensor | None) -> Tensor:
-    """The group's, once it is known that x fits there."""
     if not isinstance(x, Tensor):
         raise Error(f"all-reduce: x is {named(x)}: give a tensor [..., d]")
-    if not isinstance(group, Group):
-        raise Error(f"all-reduce: group is {named(group)}: give a fftune.distributed.Group")
+    memory = memory_of("all-reduce", group, x)
     if wants_gradient(x, *others):
         raise Error("all-reduce: it has no gradient: call it under torch.no_grad() or "
                     "torch.inference_mode(), or use torch.distributed.nn")
-    if x.numel() * x.element_size() > group.max_bytes:
-        raise Error(f"all-reduce: {x.numel() * x.element_size()} bytes are more than the group's "
-                    f"max_bytes, {group.max_bytes}: make it with more")
-    return group.memory.to("meta") if x.is_meta else group.memory
+    return memory
 
 
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Tensor:

@@ -1,11 +1,10 @@
-"""Whole decoder layers in batches of pure decoding, and on request in those with prompts.
+"""Whole decoder layers in batches of pure decoding, and in those with prompts.
 
-`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. Where every request of a batch has
-one new token, its layers run by fftune's ops: qkv into vLLM's pages, attention over them, linear with
-the residual, and the network with its norm and residual. The op `layer` runs all of
-them at once where it computes them. Batches with prompts run by the ops if FFTUNE_VLLM names
-`prompts`. All other calls are vLLM's. Under vLLM's
-capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
+into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
+residual. Where every request of a batch has one new token, the op `layer` runs all of them at once if
+it computes them. Batches with prompts are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other
+calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
 vLLM's all-reduce.
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
+from .._run import BATCH_INVARIANT
 from .logs import log, one_line
 from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
 from .trial import difference, is_capturing
@@ -67,10 +67,10 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, prompts: bo
     if batch is None or batch.offsets is not None and not prompts:
         return original(model, *arguments, **named)
     context = _context()
+    # A stream that is being captured cannot be waited for.
+    if batch.kind not in state.tested and not is_capturing(batch.slots):
+        _test(original, state, model, context, batch)
     if batch.kind not in state.tested:
-        # A stream that is being captured cannot be waited for.
-        if not is_capturing(batch.slots):
-            _test(original, state, model, context, batch)
         return original(model, *arguments, **named)
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
@@ -191,6 +191,7 @@ class _Batch:
     table: Tensor      # [sequences, blocks of a sequence], of vLLM
     metadata: object   # of vLLM
     offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
+    behind: int = 0  # rows of no sequence, the last ones
 
     @property
     def kind(self) -> str:
@@ -239,12 +240,12 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
 def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
     rows = batch.rows
-    if batch.offsets is not None and all(layer.mixture is None for layer in state.model.layers):
+    if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
-    whole = batch.offsets is None and _is_one_op(state.model, own)
+    whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
     added, x = of_layers(state.model, own, batch, x, slots, table)
     y = _norm(added, x, module.norm)[0][:rows]
@@ -256,23 +257,27 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
 
 
 def _rounded(batch: _Batch) -> _Batch:
-    """The batch with more rows, which write nothing and belong to no sequence: the number of tokens of
-    a batch with prompts is hardly ever the same twice, and each number of rows is a plan of its own."""
-    step = max(64, (1 << batch.rows.bit_length()) // 32)
-    more = -batch.rows % step
+    """The batch with more rows, which write nothing and belong to no sequence, and more sequences, which
+    are empty: the numbers of a batch with prompts are hardly ever the same twice, and each has a plan
+    of its own."""
+    rows = -batch.rows % max(64, (1 << batch.rows.bit_length()) // 32)
+    sequences = batch.table.shape[0]
+    sequences = -sequences % max(1, (1 << sequences.bit_length()) // 8)
 
-    def longer(tensor: Tensor | None, value: int = 0) -> Tensor | None:
+    def longer(tensor: Tensor | None, more: int, value: int = 0) -> Tensor | None:
         return None if tensor is None else F.pad(
             tensor, (0, 0) * (tensor.dim() - 1) + (0, more), value=value)
 
-    return replace(batch, rows=batch.rows + more, ids=longer(batch.ids),
-                   embeddings=longer(batch.embeddings), positions=longer(batch.positions),
-                   slots=longer(batch.slots, -1))
+    return replace(batch, rows=batch.rows + rows, behind=rows, ids=longer(batch.ids, rows),
+                   embeddings=longer(batch.embeddings, rows), positions=longer(batch.positions, rows),
+                   slots=longer(batch.slots, rows, -1), lengths=longer(batch.lengths, sequences),
+                   table=longer(batch.table, sequences),
+                   offsets=longer(batch.offsets, sequences, batch.rows))
 
 
-def _is_one_op(model: Model, pages: list[Pages]) -> bool:
-    """Whether the op `layer` computes the layers, with these caches: without gaps between heads."""
-    return model.is_one_op and all(own.apart for own in pages)
+def _is_one_op(model: Model) -> bool:
+    """Whether the op `layer` computes the layers. It is not batch-invariant."""
+    return model.is_one_op and not BATCH_INVARIANT
 
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
@@ -301,6 +306,8 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             y = ops.attention(q[:, None], *own.pages, **of_batch).flatten(1)
         else:
             y = ops.attention(q, *own.pages, offsets=batch.offsets, causal=True, **of_batch).flatten(1)
+            if batch.behind and layer.mixture is not None:
+                y[-batch.behind:] = 0  # nothing was written, and routers need numbers
         if model.reduce is None:
             x, added = ops.linear(y, layer.w_o, layer.b_o, x), None
         else:
