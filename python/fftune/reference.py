@@ -308,6 +308,15 @@ def _with_dense(format, x, w, scale, *others):
             kv_heads, *options)
 
 
+def _with_dense_head(format, logits_alone, x, w_norm, b_norm, w, scale, *others):
+    """head, or head_logits, for the dense weight."""
+    zero, others = (others[0], others[1:]) if format == "int4" else (None, others)
+    bias, *draw, vocab, group = others[:3 if logits_alone else 9]
+    w = _dense(format, w, scale, zero, vocab, x.shape[-1], group, x.dtype)
+    return (head_logits if logits_alone else head)(x, w_norm, b_norm, w, bias, *draw,
+                                                   *others[3 if logits_alone else 9:])
+
+
 def _moe_ffn_packed(format, x, ids, weights, w_gate, w_up, w_down, *others):
     scales, others = others[:3], others[3:]
     zeros, others = (others[:3], others[3:]) if format == "int4" else ((None,) * 3, others)
@@ -332,6 +341,8 @@ def _define_packed(format: str) -> None:
     globals().update({
         f"linear_packed{end}": linear_packed,
         f"ffn_packed{end}": functools.partial(_ffn_packed, format),
+        f"head_packed{end}": functools.partial(_with_dense_head, format, False),
+        f"head_logits_packed{end}": functools.partial(_with_dense_head, format, True),
         f"moe_ffn_packed{end}": functools.partial(_moe_ffn_packed, format),
         f"qkv_packed{end}": lambda *a: qkv(*_with_dense(format, *a)),
         f"qkv_packed_cached{end}": lambda *a: qkv_cached(*_with_dense(format, *a))})
