@@ -14,7 +14,8 @@ decode   all requests have one new token a step. "gpu" replays the captured grap
          the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
          the host's time for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
-serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding
+serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding. A
+         quarter of them run before, and kernels are compiled
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
