@@ -467,10 +467,11 @@ OpFacts facts() {
             .example = 4096,
             .rare = true,
             .performance_neutral = true},
-           rare_size("kv-head",
-                     "elements from a head of the caches to the next one, a multiple of dim; dim if "
-                     "left out",
-                     1 << 24, 256),
+           rare_size(
+               "kv-head",
+               "elements from a head of the caches to the next one, a multiple of dim; dim if "
+               "left out",
+               1 << 24, 256),
            {.name = "positions",
             .help = "rows of the table of angles; 4096 if left out",
             .max = 1 << 30,
