@@ -474,16 +474,12 @@ struct persistent_layers {
     copy_async_commit();
   }
 
-  // A thread's activations on their way to shared memory.
-  static constexpr int input_lanes = c.consumers() / token_places;
-  static constexpr int input_vectors = ceil_div(c.input_length() / 8, input_lanes);
-  using input_values = vector16[input_vectors];
-
   // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
-  // way or not. Unless they are plain, they are waited for. `started`: by start_input().
-  __device__ __forceinline__ void load_input(input_values& value, const T* from, int k, int begin,
-                                             int end, bool normalises, bool plain, bool started) {
-    constexpr int lanes = input_lanes, each = input_vectors;
+  // way or not. Unless they are plain, they are waited for.
+  __device__ __forceinline__ void load_input(const T* from, int k, int begin, int end,
+                                             bool normalises, bool plain) {
+    constexpr int lanes = c.consumers() / token_places;
+    constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
     const T* row_at_x = from + static_cast<i64>(row) * k;
@@ -491,12 +487,11 @@ struct persistent_layers {
       if (plain && row < c.tokens) row_at_x = row_of_x(row);
     }
     const T* const at = row_at_x + begin + place * 8;
-    if (!started) {
+    vector16 value[each];
 #pragma unroll
-      for (int i = 0; i < each; ++i) {
-        value[i] = {~0u, ~0u, ~0u, ~0u};
-        if (i * lanes < vectors) value[i] = {};
-      }
+    for (int i = 0; i < each; ++i) {
+      value[i] = {~0u, ~0u, ~0u, ~0u};
+      if (i * lanes < vectors) value[i] = {};
     }
     int spins = 0;
     bool missing;
@@ -575,20 +570,6 @@ struct persistent_layers {
     sync_consumers();
   }
 
-  // Starts to load elements `begin` to `end` of the rows of `from`: no value yet where there is
-  // none.
-  static __device__ __forceinline__ void start_input(input_values& value, const T* from, int k,
-                                                     int begin, int end) {
-    const int row = threadIdx.x / input_lanes, place = threadIdx.x % input_lanes;
-    const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
-    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
-#pragma unroll
-    for (int i = 0; i < input_vectors; ++i) {
-      value[i] = {~0u, ~0u, ~0u, ~0u};
-      if (i * input_lanes < vectors) value[i] = load_relaxed(at + i * input_lanes * 8);
-    }
-  }
-
   // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
   // in shared memory.
   // With `loads` false the activations of the product before are there. `by_slot`: k are the
@@ -597,34 +578,31 @@ struct persistent_layers {
                                            bool plain, bool loads, bool by_slot) {
     using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-    input_values values;
+    // A block of a mixture has a part for each slot.
+    const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
       const int lane_at = group * row_stride + warp * 64 + pair * 16;
+      const int part_stages = ceil_div(c.has_experts() && by_slot ? c.h : end - begin, c.chunk);
+      const int held = smaller(c.held, blocks * parts * part_stages);
       typename product::fragment first_stages[larger(c.held, 1)];
-      const int of_first = c.has_experts() && by_slot ? c.h : end - begin;
-      const int waiting = blocks > 0 ? smaller(c.held, ceil_div(of_first, c.chunk)) : 0;
 #pragma unroll
       for (int i = 0; i < c.held; ++i) {
-        if (i >= waiting) break;
+        if (i >= held) break;
         pipeline.wait();
         product::load(first_stages[i], pipeline.buffer() + lane_at, row_stride);
         pipeline.release();
       }
       if (!(c.has_experts() || c.has_head()) || loads)
-        load_input(values, from, k, begin, end, normalises, plain, c.ahead && begin > 0);
+        load_input(from, k, begin, end, normalises, plain);
       else
         sync_consumers();
-      if constexpr (c.ahead) {
-        if (end < k) start_input(values, from, k, end, smaller(k, end + c.input_length()));
-      }
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
         typename product::accumulators sum = {};
         const u32 input = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
-        const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
         for (int part = 0; part < parts; ++part) {
           u32 token_at = input;
@@ -635,10 +613,11 @@ struct persistent_layers {
             last = c.h;
             has_token = group == part / c.of_token();
           }
-          if (c.held > 0 && block == 0 && part == 0) {
+          const int before = (block * parts + part) * part_stages;
+          if (before < held) {
 #pragma unroll
             for (int i = 0; i < c.held; ++i) {
-              if (i >= waiting) break;
+              if (i < before || i >= smaller(held, before + part_stages)) continue;
               product::run(sum, first_stages[i], token_at, has_token, first + warp * 32, last);
               first += c.chunk;
               token_at += 2 * c.chunk;

@@ -30,7 +30,6 @@ struct persistent_config {
   int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
-  bool ahead = false;       // activations of the next part of k are loaded under the MMAs
   bool sinks = false, out_bias = false;
   int experts = 0;        // of a mixture, whose intermediate size is h; 0: one dense network
   int choices = 0;        // experts of a token, which its router chooses

@@ -51,7 +51,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
            min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, options: Mapping | None=None, group: Group | None=None
+           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None, group: Group | None=None
           ) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
@@ -91,7 +91,8 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | 
          temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
          steps: Tensor | int | None=None, top_k: Tensor | int | None=None,
          top_p: Tensor | float | None=None, min_p: Tensor | float | None=None, softcap: float=0.0,
-         logits: Literal['same', 'f32']='same', logprobs: bool=False) -> tuple[Tensor, ...]: ...
+         logits: Literal['same', 'f32']='same', logprobs: bool=False, best: int=0
+        ) -> tuple[Tensor, ...]: ...
 
 def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
                 bias: Tensor | None=None, eps: float=1e-06,
@@ -101,7 +102,7 @@ def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Te
 def sample(logits: Tensor, temperature: Tensor | float | None=None, *,
            seeds: Tensor | int | None=None, steps: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
-           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False
+           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False, best: int=0
           ) -> tuple[Tensor, ...]: ...
 
 def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
@@ -176,10 +177,11 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=
                 lengths: Tensor | None=None, prefix: Tensor | None=None,
                 prefix_lengths: Tensor | None=None) -> Tensor: ...
 
-def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
-                group: int=128, format: str='int4') -> PackedWeight: ...
+def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tensor | None=None, *,
+                k: int | None=None, group: int=128, format: str='int4') -> PackedWeight: ...
 
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
+def unpack_weight(packed: PackedWeight
+                 ) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Tensor | None]: ...
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
         kv_heads: int | None=None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,

@@ -21,6 +21,7 @@
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
+#include "support/op_reference.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
@@ -77,7 +78,9 @@ std::vector<Use> uses() {
           {{{"batch", 7}, {"cache", 20}, {"stops", 30}, {"room", 3}},
            {{"lengths", "ragged"}, {"choose", "sample"}, {"pad", "5"}, {"embed-scale", "8.5"}}},
           {{{"batch", 5}, {"cache", 70}, {"page", 16}, {"stops", 2}},
-           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}}};
+           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}},
+          {{{"batch", 2}, {"cache", 20}},
+           {{"head-weights", "int4"}, {"head-group", "row"}, {"head-zeros", "yes"}}}};
 }
 
 void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
@@ -104,14 +107,7 @@ class Memory {
   Memory(Backend& backend, const std::vector<TensorSpec>& tensors) : backend_(backend) {
     std::mt19937_64 random(3);
     for (const TensorSpec& spec : tensors) {
-      std::normal_distribution<double> normal(spec.mean, spec.scale);
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      if (spec.draw)
-        spec.draw(1, values);
-      else
-        for (double& value : values) value = normal(random);
-      std::vector<std::byte> bytes(spec.bytes());
-      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      const std::vector<std::byte> bytes = drawn_bytes(spec, random);
       write(spec.name, bytes);
     }
   }

@@ -331,7 +331,11 @@ TEST_CASE("persistent layers of one token of each sequence against the reference
 }
 
 TEST_CASE("persistent layers with packed weights and pages against the reference", "[gpu]") {
-  verify_uses(uses(), 5, 10);
+  verify_uses(uses(), 5, 8);
+}
+
+TEST_CASE("persistent layers of many sequences over pages against the reference", "[gpu]") {
+  verify_uses(uses(), 8, 10);
 }
 
 TEST_CASE("persistent layers of several tokens of a sequence against the reference", "[gpu]") {

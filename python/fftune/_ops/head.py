@@ -9,10 +9,11 @@ from .._library import Error
 
 _DRAW = "temperature:floats?, seeds:i64?, steps:ints?, top_k:ints?, top_p:floats?, min_p:floats?"
 
-declare("sample", "sample", f"logits, {_DRAW}, softcap, logprobs:bool",
-        "ids, logit, logprob?logprobs", by_row=True)
+_RESULTS = "ids, logit, logprob?logprobs, best_ids?best, best_logprobs?best"
+
+declare("sample", "sample", f"logits, {_DRAW}, softcap, logprobs:bool, best", _RESULTS, by_row=True)
 declare("head", "head", f"x, w_norm?, b_norm?, w, bias?, {_DRAW}, eps, convention, softcap, logits, "
-        "logprobs:bool", "ids, logit, logprob?logprobs")
+        "logprobs:bool, best", _RESULTS)
 declare("head_logits", "head", "x, w_norm?, b_norm?, w, bias?, eps, convention, logits", "y=logits",
         fixed={"choose": "none"})
 
@@ -48,11 +49,17 @@ def _draw(label: str, rows: Tensor, temperature, seeds, steps, top_k, top_p, min
             _per_row(label, "min_p", 0.0 if min_p is None else min_p, rows, torch.float32))
 
 
+def _given(logprobs: bool, best: int, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results that were asked for."""
+    ids, logit, logprob, *of_best = results
+    return (ids, logit, *((logprob,) if logprobs else ()), *(of_best if best else ()))
+
+
 def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
            seeds: Tensor | int | None = None, steps: Tensor | int | None = None,
            top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
-           min_p: Tensor | float | None = None, softcap: float = 0.0, logprobs: bool = False
-           ) -> tuple[Tensor, ...]:
+           min_p: Tensor | float | None = None, softcap: float = 0.0, logprobs: bool = False,
+           best: int = 0) -> tuple[Tensor, ...]:
     """Next id of each row of logits: the best, or a sample of ``softmax(logits / temperature)``.
 
     The same logits, seeds and steps give the same ids in every run and on every device. A sequence has
@@ -73,15 +80,16 @@ def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
             (`min-p <https://arxiv.org/abs/2407.01082>`_).
         softcap: If not 0, logits become ``softcap · tanh(logits / softcap)``.
         logprobs: Also return log-probabilities.
+        best: Also return as many ids with the largest logits, at most 64, and their log-probabilities.
 
     Returns:
         (ids, logit), int32 and float32 [...]; with `logprobs` also the log-probability of the id by
-        ``log_softmax(logits)``, float32 [...].
+        ``log_softmax(logits)``, float32 [...]; with `best` also the best ids in descending order,
+        int32 [..., best], and their log-probabilities, float32 [..., best].
     """
-    ids, logit, logprob = call(
+    return _given(logprobs, best, call(
         OPS.sample, logits, *_draw("sample", logits, temperature, seeds, steps, top_k, top_p, min_p),
-        softcap, logprobs)
-    return (ids, logit, logprob) if logprobs else (ids, logit)
+        softcap, logprobs, best))
 
 
 def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor | None = None,
@@ -89,10 +97,11 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
          temperature: Tensor | float | None = None, seeds: Tensor | int | None = None,
          steps: Tensor | int | None = None, top_k: Tensor | int | None = None,
          top_p: Tensor | float | None = None, min_p: Tensor | float | None = None,
-         softcap: float = 0.0, logits: str = "same", logprobs: bool = False) -> tuple[Tensor, ...]:
+         softcap: float = 0.0, logits: str = "same", logprobs: bool = False, best: int = 0
+         ) -> tuple[Tensor, ...]:
     """Next ids of hidden states: final norm, logits ``norm(x) wᵀ + bias``, and their choice by `sample`.
 
-    For up to 16 tokens without top_k, top_p and min_p no logits are written to memory.
+    For up to 16 tokens without top_k, top_p, min_p and best no logits are written to memory.
 
     Args:
         x: Hidden states, [..., d].
@@ -101,17 +110,16 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
         norm_bias: [d].
         bias: [vocab].
         eps, convention: Settings of the norm, as in `rmsnorm`.
-        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: As in `sample`.
+        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs, best: As in `sample`.
         logits: "same" rounds logits to x's element type before the choice, "f32" does not.
 
     Returns:
         As `sample`.
     """
-    ids, logit, logprob = call(
+    return _given(logprobs, best, call(
         OPS.head, x, norm, norm_bias, w, bias,
         *_draw("head", x, temperature, seeds, steps, top_k, top_p, min_p),
-        *_norm_options(norm, eps, convention), softcap, logits, logprobs)
-    return (ids, logit, logprob) if logprobs else (ids, logit)
+        *_norm_options(norm, eps, convention), softcap, logits, logprobs, best))
 
 
 def head_logits(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor | None = None,
