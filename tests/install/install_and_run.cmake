@@ -1,13 +1,6 @@
 # cmake --install, find_package, build, run: what a user of the library does. Any step that fails
 # fails the test with its output.
-function(step)
-  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output
-                  ERROR_VARIABLE output)
-  if(NOT status EQUAL 0)
-    message(FATAL_ERROR "${ARGV}\nfailed (${status}):\n${output}")
-  endif()
-  message(STATUS "${output}")
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/step.cmake)
 
 file(REMOVE_RECURSE ${PREFIX} ${CONSUMER})
 step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${PREFIX})

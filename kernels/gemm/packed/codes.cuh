@@ -66,11 +66,16 @@ struct packed_scales {
   }
 };
 
-// And where they are f32.
+// And where they are f32: with codes of 8 bits, which have no zero points.
 template <class T, int unit>
 struct packed_wide_scales {
+  using step_codes = packed_words;
   using scale = float;
   using two_scales = u64;
+  template <int i>
+  static __device__ __forceinline__ u32 offset(u32) {
+    return 0;
+  }
   static __device__ __forceinline__ void values(u64 scales, float& first, float& second) {
     first = __uint_as_float(static_cast<u32>(scales)) * unit;
     second = __uint_as_float(static_cast<u32>(scales >> 32)) * unit;
@@ -234,12 +239,7 @@ struct packed_codes<T, packed_code::nvfp4> : packed_e2m1<T> {
 template <class T>
 struct packed_codes<T, packed_code::fp8> : packed_wide_scales<T, is_same<T, bf16> ? 1 : 256> {
   static constexpr bool wide = is_same<T, bf16>;
-  using step_codes = packed_words;
 
-  template <int i>
-  static __device__ __forceinline__ u32 offset(u32) {
-    return 0;
-  }
   template <int i>
   static __device__ __forceinline__ u32 pair(const packed_words& own, u32) {
     constexpr int shift = (wide ? 4 : 7) - i % 2 * 8;
@@ -255,12 +255,6 @@ struct packed_codes<T, packed_code::fp8> : packed_wide_scales<T, is_same<T, bf16
 // which 128 or 256 are subtracted. fp16: q + 128 below the bits of 1024, and that times 1 / 128.
 template <class T>
 struct packed_codes<T, packed_code::int8> : packed_wide_scales<T, is_same<T, bf16> ? 1 : 128> {
-  using step_codes = packed_words;
-
-  template <int i>
-  static __device__ __forceinline__ u32 offset(u32) {
-    return 0;
-  }
   template <int i>
   static __device__ __forceinline__ u32 pair(const packed_words& own, u32) {
     const u32 word = own.word[i / 2] >> i % 2 * 8;

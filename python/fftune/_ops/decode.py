@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._checks import KINDS, Kind, expect, expect_given, expect_tensors, expect_values
 from .._custom import OPS, call, define, fake
-from .._layer_form import FLOAT32, parse, with_constants
+from .._layer_form import parse
 from .._library import Error
 from .._run import Form, ready, run
 from ..distributed import Group
@@ -14,7 +14,7 @@ from .all_reduce import memory_of
 from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
-from .layer import given_layers, has_layout
+from .layer import given_layers, has_layout, tensors_of_layers
 
 _STATE = ("ids", "lengths", "steps", "ended")
 _HEAD = ("final_norm", "final_norm_bias", "w_head", "head_bias", "temperature", "seeds", "top_k",
@@ -95,15 +95,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
             raise Error(f"decode: a cache does not lie in memory as [{order}, heads, features], "
                         "or not at an address of 16 bytes")
     batch, device = ids.shape[0], ids.device
-    own = []
-    for at in range(layers):
-        given = zip(parsed.weights, weights[at * count:(at + 1) * count])
-        tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
-        if parsed.constants:
-            tensors = with_constants(parsed, tensors, embedding)
-        own += map(tensors.get, parsed.before)
-        own += caches[2 * at:2 * at + 2]
-        own += map(tensors.get, parsed.behind)
+    own = tensors_of_layers(parsed, weights, caches, embedding)
     others = [None if t is None else ready(t) for t in (
         limits, stop, embedding, angles, pages)] + [memory]
     head = [None if t is None else ready(t) for t in (

@@ -142,6 +142,21 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
     return found, packed_word("layer", first), weights[0]["w_gate"].n
 
 
+def tensors_of_layers(parsed, weights: Sequence[Tensor], caches: Sequence[Tensor],
+                      like: Tensor) -> list[Tensor | None]:
+    """The tensors of all layers in the library's order. Constants are on the device of `like`."""
+    count, own = len(parsed.weights), []
+    for at in range(len(caches) // 2):
+        given = zip(parsed.weights, weights[at * count:(at + 1) * count])
+        tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
+        if parsed.constants:
+            tensors = with_constants(parsed, tensors, like)
+        own += map(tensors.get, parsed.before)
+        own += caches[2 * at:2 * at + 2]
+        own += map(tensors.get, parsed.behind)
+    return own
+
+
 def has_layout(cache: Tensor) -> bool:
     """Whether keys or values [batch, heads, cache, features] lie in memory as the op reads them:
     of each token all heads next to each other."""
@@ -175,15 +190,7 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
                         "or not at an address of 16 bytes")
     x = ready(x)
     y = torch.empty_like(x)
-    own = []
-    for at in range(layers):
-        given = zip(parsed.weights, weights[at * count:(at + 1) * count])
-        tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
-        if parsed.constants:
-            tensors = with_constants(parsed, tensors, x)
-        own += map(tensors.get, parsed.before)
-        own += caches[2 * at:2 * at + 2]
-        own += map(tensors.get, parsed.behind)
+    own = tensors_of_layers(parsed, weights, caches, x)
     positions, angles = (None if t is None else ready(t) for t in (positions, angles))
     table = None if pages is None else ready(pages)
     gap = pages is not None and caches[0].stride(2) != caches[0].shape[3]
