@@ -48,7 +48,7 @@ class Ranks {
     return most == least;
   }
 
-  /// Of the slowest rank; infinity where a rank cannot run it.
+  /// Seconds of the slowest rank; infinity where a rank cannot run the recipe.
   double seconds(const Recipe& recipe) const {
     std::optional<Plan> plan;
     try {
