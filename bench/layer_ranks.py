@@ -13,12 +13,13 @@ have the arguments of a measurement each.
 """
 import argparse
 import os
-import statistics
 import tempfile
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from all_reduce import replay_time
 
 # d, h, heads, kv_heads, dim, layers, vocab, norms of heads
 MODELS = {"llama-3.1-8b": (4096, 14336, 32, 8, 128, 32, 128256, False),
@@ -46,31 +47,6 @@ def make_weights(model: tuple, ranks: int, norm_heads: bool) -> dict[str, torch.
 def make_caches(batch: int, keys: int, kv_heads: int, dim: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(batch, keys, kv_heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
                  for _ in "kv")
-
-
-def replay_time(call, replays: int) -> float:
-    """Microseconds of one call in a graph, the larger of the ranks."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    times = []
-    for _ in range(replays):
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # the first one brings the ranks together
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    worst = torch.tensor([statistics.median(times)], device="cuda")
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return worst.item()
 
 
 def check(model: tuple, rank: int, ranks: int, group) -> None:

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <initializer_list>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
@@ -27,14 +27,13 @@ namespace fftune::decoding {
 namespace {
 
 /// Options of the head that have another name here, because the layers have theirs.
-constexpr std::pair<const char*, const char*> head_options[] = {{"choose", "choose"},
-                                                                {"logprobs", "logprobs"},
-                                                                {"softcap", "logit-softcap"},
-                                                                {"logits", "head-logits"},
-                                                                {"bias", "head-bias"}};
+constexpr std::pair<const char*, const char*> head_options[] = {
+    {"choose", "choose"},      {"logprobs", "logprobs"}, {"softcap", "logit-softcap"},
+    {"logits", "head-logits"}, {"bias", "head-bias"},    {"weights", "head-weights"},
+    {"group", "head-group"},   {"zeros", "head-zeros"}};
 
 /// Sizes of decode that are none of its layers.
-constexpr const char* own_sizes[] = {"vocab", "stops", "room"};
+constexpr const char* own_sizes[] = {"vocab", "stops", "room", "best"};
 
 OpPart make_layer_part(const Problem& problem) {
   Problem layer{"layer", "fwd", problem.dtype, problem.sizes, {}};
@@ -68,6 +67,7 @@ OpPart make_head_part(const Problem& problem) {
       {}};
   for (const char* name : {"norm", "convention", "eps"})
     if (problem.options.contains(name)) head.options[name] = problem.option(name);
+  if (problem.sizes.contains("best")) head.sizes["best"] = problem.size("best");
   for (const auto& [name, here] : head_options)
     if (problem.options.contains(here)) head.options[name] = problem.option(here);
   const bool sliced = slices_head(problem);
@@ -79,6 +79,9 @@ OpPart make_head_part(const Problem& problem) {
            {"b_norm", "final_norm_bias"},
            {"normalised", "final_normalised"},
            {"w", "w_head"},
+           {"w_scale", "w_head_scale"},
+           {"w_zero", "w_head_zero"},
+           {"w_dense", "w_head_dense"},
            {"bias", "b_head"},
            {"ids", sliced ? "own_chosen" : "chosen"},
            {"logit", sliced ? "own_logit" : "logit"}}};
@@ -358,30 +361,23 @@ void define_advance(const Problem& problem, ReferenceTensors& tensors) {
   }
 }
 
-/// A family of a part. The first kernel of the layers does not start before `embed` is complete:
-/// kernels behind it may read lengths, slots and pages before they wait.
-class DecodeFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    const Problem one = unrepeated(decode_op(), problem);
-    auto* const launch =
-        program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
-    if (launch != nullptr && !covers_repetition() &&
-        stages().front() == decode_op().stages(one).at(1).name)
-      launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
-    return program;
-  }
-};
+/// The first kernel of the layers does not start before `embed` is complete: kernels behind it may
+/// read lengths, slots and pages before they wait.
+void launch_behind_embed(const Family& family, const Problem& problem, const DeviceFacts&,
+                         Program& program) {
+  const Problem one = unrepeated(decode_op(), problem);
+  auto* const launch =
+      program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
+  if (launch != nullptr && !family.covers_repetition() &&
+      family.stages().front() == decode_op().stages(one).at(1).name)
+    launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
+}
 
 std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
   std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
   for (const SizeField& field : head_op().sizes())
-    if (field.name == "vocab") fields.push_back(field);
+    if (field.name == "vocab" || field.name == "best") fields.push_back(field);
   fields.push_back({.name = "stops",
                     .help = "ids that end a sequence; none if left out",
                     .max = 1024,
@@ -493,16 +489,17 @@ class Decode final : public DescribedOp {
   }
 
   std::vector<const Family*> families() const override {
+    std::vector<const Family*> list = persistent_tokens();
+    for (const Family* family : DescribedOp::families()) list.push_back(family);
     static const auto families = [] {
-      std::vector<std::unique_ptr<const DecodeFamily>> all;
+      std::deque<PartFamily> all;
       for (const auto& [name, op] :
            {std::pair{"layer", &layer_op}, {"head", &head_op}, {"argmax", &all_argmax_op}})
         for (const Family* family : op().families())
-          all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
+          all.emplace_back(decode_op, name, *family, launch_behind_embed);
       return all;
     }();
-    std::vector<const Family*> list = DescribedOp::families();
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     return list;
   }
 

@@ -43,13 +43,19 @@
 // of layers, with and without a window, has two plans, which are run in turn.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/problem.hpp"
+#include "device/program.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
+
+struct persistent_config;
 
 /// Defined in layer/op.cpp; listed in kernels/catalog.cpp.
 const Op& layer_op();
@@ -66,6 +72,8 @@ inline std::vector<std::string> sharded_sizes() {
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);
+/// Whether the weights of q, k and v and of the output product are packed.
+bool packs_attention(const Problem& problem);
 
 /// The problems of other ops that one layer is made of, in order. Throws Error(invalid_input) where
 /// one of them refuses its fields.
@@ -83,11 +91,24 @@ std::vector<PartKind> part_kinds();
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
 
-/// The families that have all stages of layers, and all layers of a plan, in one launch: with a
-/// dense network, with experts, and on a rank's slice.
-const Family& persistent_layers();
-const Family& persistent_expert_layers();
-const Family& persistent_rank_layers();
+/// The families that have all stages of layers, and all layers of a plan, in one launch: one for
+/// each kind of feed-forward network, the dense one first.
+std::vector<const Family*> persistent_layers();
+
+/// What is around the layers of a whole token, which one launch of theirs computes too. The fields
+/// are those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's
+/// parameters.
+struct WholeToken {
+  std::function<void(persistent_config&)> set_form;
+  std::vector<std::pair<std::size_t, Argument>> state, embedding, head;
+};
+
+/// The program of those families for the layers of a whole token. `places`: for each layer, which
+/// tensor of the program is each of the op layer's.
+Program persistent_program(const Problem& layers,
+                           const std::vector<std::vector<std::size_t>>& places,
+                           const WholeToken& token, const DeviceFacts& facts,
+                           const Config& config);
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

@@ -131,8 +131,8 @@ struct TensorSpec {
   /// element is the number of rows, from the first on, that belong to a group. The others belong to
   /// none, and may be left unwritten.
   std::string live_rows = {};
-  /// For an output [rows] of ids that are chosen from scores. `of_choice`: of another output
-  /// [rows], the name of the ids to which its values belong.
+  /// For an output [rows] of ids that are chosen from scores, or [rows, n] of the n best in order.
+  /// `of_choice`: of another output of that shape, the name of the ids to which its values belong.
   IdChoice choice = {};
   std::string of_choice = {};
 

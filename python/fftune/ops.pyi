@@ -29,7 +29,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, *,
                   reduction: Literal['none', 'sum', 'mean']='mean',
                   items: Tensor | float | None=None, class_weights: Tensor | None=None,
                   ignore_index: int | float=-100, label_smoothing: float=0.0, z_loss: float=0.0,
-                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False
+                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False,
+                  vocab_slice: tuple[int, int] | None=None,
+                  group: 'torch.distributed.ProcessGroup | None'=None
                  ) -> Tensor | tuple[Tensor, ...]: ...
 
 def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None=None, *,
@@ -38,7 +40,9 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          ignore_index: int | float=-100, label_smoothing: float=0.0,
                          z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
                          logprobs: bool=False, entropy: bool=False, workspace: float=512,
-                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None
+                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None,
+                         vocab_slice: tuple[int, int] | None=None,
+                         group: 'torch.distributed.ProcessGroup | None'=None
                         ) -> Tensor | tuple[Tensor, ...]: ...
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -50,8 +54,8 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
            min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, options: Mapping | None=None, group: Group | None=None
-          ) -> tuple[Tensor, ...]: ...
+           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None,
+           group: Group | None=None) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...
@@ -90,7 +94,8 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | 
          temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
          steps: Tensor | int | None=None, top_k: Tensor | int | None=None,
          top_p: Tensor | float | None=None, min_p: Tensor | float | None=None, softcap: float=0.0,
-         logits: Literal['same', 'f32']='same', logprobs: bool=False) -> tuple[Tensor, ...]: ...
+         logits: Literal['same', 'f32']='same', logprobs: bool=False, best: int=0
+        ) -> tuple[Tensor, ...]: ...
 
 def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
                 bias: Tensor | None=None, eps: float=1e-06,
@@ -100,7 +105,7 @@ def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Te
 def sample(logits: Tensor, temperature: Tensor | float | None=None, *,
            seeds: Tensor | int | None=None, steps: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
-           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False
+           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False, best: int=0
           ) -> tuple[Tensor, ...]: ...
 
 def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
@@ -175,10 +180,11 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=
                 lengths: Tensor | None=None, prefix: Tensor | None=None,
                 prefix_lengths: Tensor | None=None) -> Tensor: ...
 
-def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
-                group: int=128, format: str='int4') -> PackedWeight: ...
+def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tensor | None=None, *,
+                k: int | None=None, group: int=128, format: str='int4') -> PackedWeight: ...
 
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
+def unpack_weight(packed: PackedWeight
+                 ) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Tensor | None]: ...
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
         kv_heads: int | None=None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,

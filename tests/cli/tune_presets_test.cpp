@@ -1,4 +1,5 @@
 // fftune tune-presets: the problems of preset files, and those that are searched.
+#include <filesystem>
 #include <string>
 
 #include "sandbox.hpp"
@@ -7,8 +8,12 @@
 namespace fftune {
 namespace {
 
+namespace fs = std::filesystem;
+
 using testing::lines_in;
 using testing::Sandbox;
+using testing::text_of;
+using testing::write_text;
 
 TEST_CASE("tune-presets searches what other devices' presets name, and no problem twice") {
   const Sandbox sandbox;
@@ -38,6 +43,37 @@ TEST_CASE("tune-presets searches what other devices' presets name, and no proble
 
   CHECK(sandbox.fftune("tune-presets no-such").code == 2);
   CHECK(sandbox.fftune("tune-presets theirs --op no-such --list").code == 2);
+}
+
+TEST_CASE("a search begins with the variants that presets name, and with what the library runs") {
+  const Sandbox sandbox;
+  const std::string one = "--d 64 --m 3 --dtype f32";
+  const std::string quick = " --device cpu --budget 2s --wait 0s --max-variants 1";
+  // Whether it tried the variant that no search begins with by itself.
+  const auto tries_other = [&](const std::string& words) {
+    fs::remove_all(sandbox.folder() / ".local/state");
+    const auto found = sandbox.fftune(words + quick);
+    CAPTURE(words, found.err);
+    CHECK(found.code == 0);
+    std::string tried;
+    for (const auto& entry : fs::recursive_directory_iterator(sandbox.folder() / ".local/state"))
+      if (entry.path().extension() == ".jsonl") tried += text_of(entry.path());
+    CHECK(tried.find("nontemporal=0") != tried.npos);  // the default
+    return tried.find("nontemporal=1") != tried.npos;
+  };
+  CHECK_FALSE(tries_other("rmsnorm --out theirs " + one));
+  fs::path theirs;
+  for (const auto& entry : fs::recursive_directory_iterator(sandbox.folder() / "theirs"))
+    if (entry.path().filename() == "rmsnorm.json") theirs = entry.path();
+  std::string text = text_of(theirs);
+  const std::size_t at = text.find("\"nontemporal\": 0");
+  REQUIRE(at != text.npos);
+  write_text(theirs, text.replace(at, 16, "\"nontemporal\": 1"));
+
+  CHECK(tries_other("tune-presets theirs --out ours"));
+  CHECK_FALSE(tries_other("rmsnorm --out elsewhere " + one));
+  REQUIRE(sandbox.fftune("presets install theirs").code == 0);
+  CHECK(tries_other("rmsnorm --out installed " + one));
 }
 
 }  // namespace

@@ -75,20 +75,38 @@ TuneOptions tune_options(const SearchOptions& options) {
   return tuning;
 }
 
-/// The variants that the library's records, and those of earlier searches, name for the parts of an
-/// op made of ops. They are among the first variants that a search of the whole tries.
-Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
-                            const std::string& out, const DeviceFacts& facts,
-                            const Session& session) {
-  if (problems.empty() || op.parts(problems.front()).empty()) return {};
+/// Where a search begins besides the families' defaults.
+struct Beginnings {
+  std::map<Problem, Recipe> own;  // by problem
+  Recipe parts;                   // of an op made of ops: what records name for its parts
+};
+
+/// What the library runs on this device, from the folder `out` or its own: a search that is short
+/// gives nothing that is slower. A problem without a record in `out` begins with the variants that
+/// it is named with.
+Beginnings beginnings_of(const SearchedOp& searched, const std::string& out,
+                         const DeviceFacts& facts, const Session& session) {
+  const Op& op = *searched.op;
+  Beginnings result;
   auto folders = session.environment.preset_folders;
   if (std::filesystem::is_directory(out)) folders.insert(folders.begin(), out);
   const PresetLibrary presets = load_presets(folders);
-  Recipe recipe;
-  for (const Problem& problem : problems)
+  for (const Problem& repeated : searched.problems) {
+    const Problem problem = unrepeated(op, repeated);  // what records are of
+    Recipe& first = result.own[problem];
+    if (const auto named = searched.named.find(problem); named != searched.named.end())
+      first = named->second;
+    try {
+      if (const auto choice = choose(session.catalog, op, problem, facts, presets); choice.preset)
+        first.insert(first.end(), choice.recipe.begin(), choice.recipe.end());
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::unavailable) throw;
+    }
+    if (op.parts(problem).empty()) continue;
     for (Variant& variant : recorded_in_parts(session.catalog, op, problem, facts, presets))
-      recipe.push_back(std::move(variant));
-  return recipe;
+      result.parts.push_back(std::move(variant));
+  }
+  return result;
 }
 
 void require_winners(const std::map<Problem, Recipe>& on_record, const Op& op,
@@ -110,10 +128,12 @@ std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
 
 /// Searches one device, or several of one model together, and writes each record as soon as it is
 /// there.
-Sweep sweep(const Op& op, const std::vector<std::string>& devices,
-            const std::vector<Problem>& problems, const SearchOptions& options, TuneOptions tuning,
-            const SavedInputs* saved, StatusLine& status, const Session& session,
+Sweep sweep(const SearchedOp& searched, const std::vector<std::string>& devices,
+            const SearchOptions& options, TuneOptions tuning, const SavedInputs* saved,
+            StatusLine& status, const Session& session,
             std::vector<MultiDeviceEvaluator::Device> others) {
+  const Op& op = *searched.op;
+  const std::vector<Problem>& problems = searched.problems;
   SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved, .cancel = tuning.cancel},
                      options.in_process, session, std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
@@ -129,12 +149,14 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
         options.budget, problems.size(), least_seconds, least);
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
-  tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
+  Beginnings beginnings = beginnings_of(searched, options.out, facts, session);
+  tuning.try_first = std::move(beginnings.parts);
   tuning.on_record = present_winners(options.out, preset, op, problems);
   if (options.same_bits) {
     require_winners(tuning.on_record, op, problems, options.out, preset);
     tuning.same_bits_as = tuning.on_record;
   }
+  tuning.on_record.merge(beginnings.own);
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
                                   data_text(tuning.seed, saved));
   if (options.resume)
@@ -270,8 +292,7 @@ int search(const std::function<std::vector<SearchedOp>(const std::string&)>& sea
       if (interrupt.requested()) break;
       TuneOptions own = tuning;
       own.budget_seconds *= static_cast<double>(each.problems.size()) / static_cast<double>(all);
-      const Sweep done =
-          sweep(*each.op, devices, each.problems, options, own, saved, status, session, others);
+      const Sweep done = sweep(each, devices, options, own, saved, status, session, others);
       print(done, *each.op, session.output);
       wrote = wrote || !done.files.empty();
       document.push_back({{"device", done.device},

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/saved/saved_inputs.hpp"
 #include "registry/op.hpp"
+#include "registry/variant.hpp"
 
 namespace fftune::tool {
 
@@ -37,7 +39,8 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
 
 struct SearchedOp {
   const Op* op = nullptr;
-  std::vector<Problem> problems;  // canonical
+  std::vector<Problem> problems;         // canonical
+  std::map<Problem, Recipe> named = {};  // variants to try before all else, by problem
 };
 
 /// Prints the problems, one a line. Returns the exit code.

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,10 +31,10 @@ struct Options {
 };
 
 /// The problems of the files that the filter admits and that this version knows for the kind of
-/// device, each once. Warns of the others.
+/// device, each once, with the winners that the files name. Warns of the others.
 std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const Options& options,
                                     DeviceKind kind, const Session& session) {
-  std::map<std::string, std::set<Problem>> found;  // by the op's name
+  std::map<std::string, std::map<Problem, Recipe>> found;  // by the op's name
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
       logging::warn("{}; it is skipped", complaint);
@@ -43,7 +42,9 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const 
       if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
       try {
         const Op& op = session.catalog.op(record.problem.op);
-        found[record.problem.op].insert(unrepeated(op, canonical(op, record.problem, kind)));
+        Recipe& named =
+            found[record.problem.op][unrepeated(op, canonical(op, record.problem, kind))];
+        for (Variant& variant : record.recipe()) named.push_back(std::move(variant));
       } catch (const Error& error) {
         logging::warn("{}: {}: {}; it is skipped", file.path.string(), record.problem.text(),
                       error.what());
@@ -51,8 +52,11 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const 
     }
   }
   std::vector<SearchedOp> ops;
-  for (const auto& [name, problems] : found)
-    ops.push_back({&session.catalog.op(name), {problems.begin(), problems.end()}});
+  for (auto& [name, named] : found) {
+    SearchedOp& each =
+        ops.emplace_back(SearchedOp{&session.catalog.op(name), {}, std::move(named)});
+    for (const auto& [problem, recipe] : each.named) each.problems.push_back(problem);
+  }
   return ops;
 }
 

@@ -11,7 +11,7 @@ from .._library import Error
 from .._run import Form, ready, run
 from ..distributed import Group
 from .all_reduce import memory_of
-from .head import _draw
+from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
 from .layer import given_layers, has_layout
@@ -55,14 +55,15 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     places = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
-    sizes = _values_of_layers(options, x, places if rotates else None, angles, places, places[:, 0], pages,
-                              memory, *layers)
+    sizes = _values_of_layers((options[0], None), x, places if rotates else None, angles, places,
+                              places[:, 0], pages, memory, *layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
         "vocab": vocab, "stops": None if stop is None else stop.shape[0], "room": out.shape[1],
         "choose": choose, "head-bias": "no" if head["head_bias"] is None else "yes",
-        **({"head": "sliced"} if sliced else {}), **dict(zip(_OWN, options[1:]))}
+        **({"head": "sliced"} if sliced else {}),
+        "best": options[-1] or None, **dict(zip(_OWN, options[1:]))}
 
 
 _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
@@ -73,11 +74,11 @@ _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
         "Tensor? pages, Tensor[] weights, Tensor(f!)[] caches, Tensor final_norm, "
         "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
-        "float logit_softcap, int pad, bool logprobs, Tensor? memory=None) -> (Tensor, Tensor, Tensor)",
-        "decode", _KINDS)
+        "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor)", "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
-      embed_scale, logit_softcap, pad, logprobs, memory=None):
+      embed_scale, logit_softcap, pad, logprobs, best, memory=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -110,10 +111,13 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     chosen = torch.empty(batch, dtype=torch.int32, device=device)
     logit = torch.empty(batch, dtype=torch.float32, device=device)
     logprob = torch.empty(batch if logprobs else 0, dtype=torch.float32, device=device)
-    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no"),
-        (ids, lengths, steps, ended, out, *others, *own, *head),
-        (chosen, logit, logprob) if logprobs else (chosen, logit))
-    return chosen, logit, logprob
+    of_best = batch if best else 0
+    best_ids = torch.empty(of_best, best, dtype=torch.int32, device=device)
+    best_logprobs = torch.empty(of_best, best, dtype=torch.float32, device=device)
+    results = chosen, logit, logprob, best_ids, best_logprobs
+    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no", best),
+        (ids, lengths, steps, ended, out, *others, *own, *head), _given(logprobs, best, results))
+    return results
 
 
 _PLACE_OF_LOGPROBS = 24  # behind ids
@@ -122,8 +126,10 @@ _PLACE_OF_LOGPROBS = 24  # behind ids
 @fake("decode")
 def _(ids, *others, memory=None):
     numbers = ids.new_empty(ids.shape, dtype=torch.float32)
-    logprobs = others[_PLACE_OF_LOGPROBS]
-    return ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if logprobs else 0)
+    logprobs, best = others[_PLACE_OF_LOGPROBS:_PLACE_OF_LOGPROBS + 2]
+    shape = (*ids.shape, best) if best else (0, 0)
+    return (ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if logprobs else 0),
+            ids.new_empty(shape), numbers.new_empty(shape))
 
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -135,7 +141,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None = None, seeds: Tensor | int | None = None,
            top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
            min_p: Tensor | float | None = None, embed_scale: float = 1.0,
-           logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False,
+           logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False, best: int = 0,
            options: Mapping | None = None, group: Group | None = None) -> tuple[Tensor, ...]:
     """One token of a language model per sequence: embedding, layers, head and the next id, in one plan.
 
@@ -164,6 +170,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         logit_softcap: `softcap` of `sample`.
         pad: Id of sequences that have ended.
         logprobs: Also return log-probabilities.
+        best: Also return the best ids and their log-probabilities, as in `sample`.
         options: The other arguments of `layer` by name: act, convention, eps and so on. convention and
             eps are those of `final_norm` too.
         group: As in `layer`: its ranks have slices of the layers. Each has the whole embedding, and the
@@ -171,7 +178,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
 
     Returns:
         (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
-        [batch].
+        [batch]; with `best` also the best ids, int32 [batch, best], and their log-probabilities.
     """
     expect_given("decode", ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
                  embedding=embedding, final_norm=final_norm, w_head=w_head)
@@ -179,7 +186,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
                    limits=limits, stop=stop, embedding=embedding, angles=angles, pages=pages,
                    final_norm=final_norm, final_norm_bias=final_norm_bias, w_head=w_head,
                    head_bias=head_bias)
-    expect_values("decode", positive={}, words={}, counts=dict(pad=pad),
+    expect_values("decode", positive={}, words={}, counts=dict(pad=pad, best=best),
                   flags=dict(logprobs=logprobs), numbers=dict(
         embed_scale=embed_scale, logit_softcap=logit_softcap))
     for name, tensor, dimensions in (("ids", ids, 1), ("out", out, 2), ("embedding", embedding, 2)):
@@ -199,8 +206,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         top_k, top_p, min_p)
     if limits is None:
         limits = torch.full_like(ids, 2**31 - 1)
-    chosen, logit, logprob = call(
+    return _given(logprobs, best, call(
         OPS.decode, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, flat,
         flat_caches, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k,
-        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, memory)
-    return (chosen, logit, logprob) if logprobs else (chosen, logit)
+        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, best, memory))

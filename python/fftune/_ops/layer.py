@@ -33,7 +33,7 @@ def _expect_three(x: Tensor) -> None:
 
 
 def _values(options, x, positions, angles, slots, lengths, pages, memory, *own):
-    form = parse(options[0])
+    form, kv_head = parse(options[0]), options[1]
     _expect_three(x)
     batch, s, d = x.shape
     before, count = len(form.before), len(form.before + form.behind) + 2
@@ -76,6 +76,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, *own):
         return None
     sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h,
              "cache": cache, "page": page, "pages": count_of_pages,
+             "kv-head": kv_head,
              "layers": layers if layers > 1 else None,
              "positions": angles.shape[0] if rotates else None}
     options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
@@ -111,7 +112,7 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
     inputs = (x, rows if rotates else None, angles, rows, rows[0], None, memory,
               *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
-    Plan(device, _LAYER.problem((form,), inputs))
+    Plan(device, _LAYER.problem((form, None), inputs))
 
 
 def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
@@ -147,6 +148,16 @@ def has_layout(cache: Tensor) -> bool:
     return cache.transpose(1, 2).is_contiguous()
 
 
+def _has_pages(cache: Tensor, first: Tensor) -> bool:
+    """Whether pages [pages, page, heads, features] lie in memory as the op reads them: one row behind
+    the other, with heads as far from each other as those of the first cache."""
+    if cache.dim() != 4 or first.dim() != 4:
+        return False
+    of_pages, row, head, feature = cache.stride()
+    return (feature == 1 and head % cache.shape[3] == 0 and head == first.stride(2)
+            and row == cache.shape[2] * head and of_pages == cache.shape[1] * row)
+
+
 @define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
         "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? memory=None) -> Tensor",
         "layer", _KINDS)
@@ -157,7 +168,7 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
         raise Error(f"layer: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
                     "of each layer")
     for cache in caches:
-        lies = cache.is_contiguous() if pages is not None else has_layout(cache)
+        lies = _has_pages(cache, caches[0]) if pages is not None else has_layout(cache)
         if not lies or cache.is_cuda and cache.data_ptr() & 15:
             order = "pages, page" if pages is not None else "batch, cache"
             raise Error(f"layer: a cache does not lie in memory as [{order}, heads, features], "
@@ -175,7 +186,10 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
         own += map(tensors.get, parsed.behind)
     positions, angles = (None if t is None else ready(t) for t in (positions, angles))
     table = None if pages is None else ready(pages)
-    run(_LAYER, (form,), (x, positions, angles, ready(slots), ready(lengths), table, memory, *own), (y,))
+    gap = pages is not None and caches[0].stride(2) != caches[0].shape[3]
+    kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
+    run(_LAYER, (form, kv_head),
+        (x, positions, angles, ready(slots), ready(lengths), table, memory, *own), (y,))
     return y
 
 
@@ -289,8 +303,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         x: Hidden states of the new tokens, [batch, tokens, d].
         weights: One mapping from names to tensors per layer.
         caches: One (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
-            order [batch, cache, kv_heads, dim]; with `pages` contiguous
-            [pages, page_size, kv_heads, dim], page_size a power of two from 16 to 256.
+            order [batch, cache, kv_heads, dim]; with `pages` [pages, page_size, kv_heads, dim],
+            page_size a power of two from 16 to 256. There, keys and values of a head may be neighbours
+            in one tensor: ``kv.split(dim, -1)``.
         lengths: int32 [batch], the number of keys of each sequence, the new tokens included, which are
             its last.
         heads, kv_heads: Numbers of heads of q, and of k and v; kv_heads is heads by default.
