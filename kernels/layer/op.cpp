@@ -389,10 +389,14 @@ std::vector<OptionField> option_fields() {
     if (field.name == "weights")
       field.help =
           "format of the weights of qkv, which are one w_qkv, of the output product and the "
-          "gated "
-          "network: those of x, or packed in that format";
+          "gated network or the experts: those of x, or packed in that format";
     fields.push_back(std::move(field));
   }
+  fields.push_back(rare_option(
+      "attn-weights",
+      "with packed weights: whether those of q, k and v and of the output product are packed too, "
+      "or dense, as gpt-oss has them",
+      {"same", "dense"}));
   return fields;
 }
 
@@ -508,10 +512,11 @@ class Layer final : public DescribedOp {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
+    if (!packed_format(problem).packed && problem.has("attn-weights", "dense"))
+      return "attn-weights=dense is of packed weights: give weights=" + packed_names() + " too";
     if (packed_format(problem).packed) {
       const std::string weights = "weights=" + problem.option("weights");
-      if (has_experts(problem)) return weights + " with ffn=moe: experts have dense weights";
-      if (problem.has("qkv-weights", "grouped"))
+      if (packs_attention(problem) && problem.has("qkv-weights", "grouped"))
         return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
     }
     if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
