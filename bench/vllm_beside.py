@@ -14,7 +14,8 @@ decode   all requests have one new token a step. "gpu" replays the captured grap
          the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
          the host's time for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
-serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding
+serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding. A
+         quarter of them run before, and kernels are compiled
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
@@ -212,6 +213,13 @@ class Engine:
         self.finish()
         return (time.perf_counter() - begin) * 1e3
 
+    def settle(self):
+        """Waits for kernels that are compiled beside the engine."""
+        layers = sys.modules.get("fftune.vllm.layers")
+        while layers and not all(made for state in list(layers._states.values())
+                                 for made in list(state.plans.values())):
+            time.sleep(0.1)
+
     def serve(self, requests):
         for _ in range(requests):
             self._add(1024, self._sampling(128))
@@ -245,6 +253,8 @@ class Engine:
     def churn(self, requests):
         """Tokens of requests that come and go, with the log-probability of each and the gap between
         the two best. Every eighth is aborted; half of them share a beginning."""
+        if layers := sys.modules.get("fftune.vllm.layers"):
+            layers.COMPILES_BESIDE = False  # all batches run by the ops
         shared = self._prompt(200)["prompt_token_ids"]
         waiting = []
         for number in range(requests):
@@ -400,7 +410,8 @@ def run(model, arguments, folder):
         print(f"{model}: engines start in {facts[0]['seconds']:.0f} s and "
               f"{facts[1]['seconds']:.0f} s", flush=True)
         if arguments.serve:
-            both("serve", max(arguments.serve // 4, 1))  # kernels are compiled
+            both("serve", max(arguments.serve // 4, 1))
+            both("settle")
         while arguments.begin and not arguments.begin.exists():
             time.sleep(0.2)
         if arguments.check:

@@ -712,8 +712,8 @@ def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, mi
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs, best, group=None):
-    _expect_no_group("decode", group)
+           form, embed_scale, logit_softcap, pad, logprobs, best, memory=None):
+    _expect_no_group("decode", memory)
     found = parse(form)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
@@ -979,13 +979,13 @@ def qkv_cached(*arguments):
 
 # layer
 
-def _expect_no_group(op, group):
-    if group is not None:
+def _expect_no_group(op, memory):
+    if memory is not None:
         raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
 
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, group=None):
-    _expect_no_group("layer", group)
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
+    _expect_no_group("layer", memory)
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):

@@ -6,6 +6,8 @@ import itertools
 import logging
 import re
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +26,8 @@ CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
 
 @pytest.fixture
 def prompts(vllm, monkeypatch):
-    """Before stand_in: the plugin serves batches with prompts."""
+    """Before stand_in: the plugin serves batches with prompts, all of them."""
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.layers"), "COMPILES_BESIDE", False)
     monkeypatch.setenv("FFTUNE_VLLM", "layers,prompts")
 
 
@@ -216,6 +219,32 @@ def test_plans_of_few_numbers_of_sequences(prompts, stand_in, monkeypatch):
     for count in (9, 10, 17, 19):
         expect_right(model, *batch_of(model, [9] * count, 0, [3] * count))
     assert sequences == {10, 20}
+
+
+def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
+    layers = importlib.import_module("fftune.vllm.layers")
+    monkeypatch.setattr(layers, "COMPILES_BESIDE", True)
+    own, made, go = layers.Plan, [], threading.Event()
+    monkeypatch.setattr(layers, "Plan",
+                        lambda *given: go.wait(60) and made.append(given) or own(*given))
+    model = model_of(stand_in, "qwen3_moe")
+    metadata, positions = batch_of(model, *MIXED)
+    step(model, metadata, positions)
+    assert model.calls == 2, "vLLM's ran after the test, too"
+    step(model, metadata, positions)
+    assert model.calls == 3
+    go.set()
+    deadline = time.monotonic() + 60
+    while not all(layers._states[model].plans.values()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run = importlib.import_module("fftune._run")
+    ran = []
+    monkeypatch.setattr(run, "_listeners", [lambda *given: ran.append(given)])
+    step(model, metadata, positions)
+    assert model.calls == 3
+    assert {str(given) for given in ran} == {str(given) for given in made}
+    step(model, *batch_of(model, (48,) * 5, 0, [48] * 5))
+    assert model.calls == 4, "a batch of other sizes"
 
 
 def test_rows_have_the_same_bits_in_every_batch(prompts, stand_in, monkeypatch):
