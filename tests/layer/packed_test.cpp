@@ -107,6 +107,17 @@ TEST_CASE("layers with packed weights have them in the order that the API promis
                        "w_up_scale", "w_up_zero",   "w_down_scale", "w_down_zero",  "y"});
 }
 
+TEST_CASE("attn-weights=dense leaves the weights of attention as they are") {
+  const auto [sizes, options] = mixtures().front();
+  Sizes all = sizes;
+  all.insert({{"batch", 2}, {"cache", 20}});
+  Names packed;
+  for (const auto& tensor :
+       layer_op().tensors(packed_layer(DeviceKind::cuda, DType::bf16, all, options)))
+    if (tensor.role == Role::input && tensor.dtype == DType::u8) packed.push_back(tensor.name);
+  CHECK(packed == Names{"w_gate", "w_up", "w_down", "w_gate_scale", "w_up_scale", "w_down_scale"});
+}
+
 TEST_CASE("a step of layers with packed weights expands none of them") {
   const auto families = [](const char* architecture, std::int64_t batch) {
     const Problem problem = packed_layer(DeviceKind::cuda, DType::bf16,
