@@ -3,6 +3,7 @@
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
                       [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--begin FILE]
+                      [--invariant]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
@@ -13,12 +14,17 @@ decode   all requests have one new token a step. "gpu" replays the captured grap
          the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
          the host's time for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
-serve    --serve N: the time of N requests of 1,024 tokens in and 128 out
+serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding. A
+         quarter of them run before, and kernels are compiled
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Tiny models
          (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe) are for this
+
+With --invariant both engines have the plugin, and the second VLLM_BATCH_INVARIANT=1: a ratio is the
+cost. It runs 24 requests one by one and all at once, and counts those that get other tokens or
+log-probabilities.
 
 Engines take a minute to start. With --begin FILE they wait until FILE is there, so that others may use
 the GPU meanwhile.
@@ -207,6 +213,13 @@ class Engine:
         self.finish()
         return (time.perf_counter() - begin) * 1e3
 
+    def settle(self):
+        """Waits for kernels that are compiled beside the engine."""
+        layers = sys.modules.get("fftune.vllm.layers")
+        while layers and not all(made for state in list(layers._states.values())
+                                 for made in list(state.plans.values())):
+            time.sleep(0.1)
+
     def serve(self, requests):
         for _ in range(requests):
             self._add(1024, self._sampling(128))
@@ -214,9 +227,34 @@ class Engine:
         self.finish()
         return time.perf_counter() - begin
 
+    def alone(self, requests):
+        """How many requests get other tokens or log-probabilities beside others than alone."""
+        sampling = self._sampling(48, logprobs=1)
+        prompts = [self._prompt(self.numbers.randint(1, 600)) for _ in range(requests)]
+
+        def finished():
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    if output.finished:
+                        one = output.outputs[0]
+                        yield output.request_id, [(token, best[token].logprob) for token, best
+                                                  in zip(one.token_ids, one.logprobs)]
+
+        results = []
+        for together in (False, True):
+            found = {}
+            for number, prompt in enumerate(prompts):
+                self.engine.add_request(f"{number}", prompt, sampling)
+                if not together:
+                    found |= finished()
+            results.append(found | dict(finished()))
+        return sum(results[0][name] != results[1][name] for name in results[0])
+
     def churn(self, requests):
         """Tokens of requests that come and go, with the log-probability of each and the gap between
         the two best. Every eighth is aborted; half of them share a beginning."""
+        if layers := sys.modules.get("fftune.vllm.layers"):
+            layers.COMPILES_BESIDE = False  # all batches run by the ops
         shared = self._prompt(200)["prompt_token_ids"]
         waiting = []
         for number in range(requests):
@@ -271,8 +309,10 @@ def worker(config, settings, answers):
 class Contender:
     def __init__(self, name, model, settings, plugin, folder):
         read, write = os.pipe()
-        environment = {**os.environ, "FFTUNE_VLLM": str(plugin), "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        invariant = {"VLLM_BATCH_INVARIANT": "1"} if name == "invariant" else {}
+        environment = {**os.environ, **invariant, "FFTUNE_VLLM": str(plugin),
+                       "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
+                       "VLLM_NO_USAGE_STATS": "1"}
         self.log = folder / f"{model}.{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -349,9 +389,11 @@ def report(row):
 
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
+    parts = arguments.parts or ("linears" if "quantization_config" in MODELS[model] else 1)
+    plugins = parts if arguments.invariant else 0, parts
     pair = [Contender(name, model, settings, plugin, folder)
-            for name, plugin in (("vllm", 0), ("fftune", arguments.parts or (
-                "linears" if "quantization_config" in MODELS[model] else 1)))]
+            for name, plugin in zip(("fftune", "invariant") if arguments.invariant
+                                    else ("vllm", "fftune"), plugins)]
     rows = []
 
     def add(**row):
@@ -367,6 +409,9 @@ def run(model, arguments, folder):
         facts = [contender.answer() for contender in pair]
         print(f"{model}: engines start in {facts[0]['seconds']:.0f} s and "
               f"{facts[1]['seconds']:.0f} s", flush=True)
+        if arguments.serve:
+            both("serve", max(arguments.serve // 4, 1))
+            both("settle")
         while arguments.begin and not arguments.begin.exists():
             time.sleep(0.2)
         if arguments.check:
@@ -374,7 +419,7 @@ def run(model, arguments, folder):
                 contender.ask("churn", 200)
             add(work="check", **compare_tokens(*[contender.answer() for contender in pair]))
         else:
-            for batch in arguments.batch:
+            for batch in arguments.batch if not arguments.serve else ():
                 both("decode", batch, arguments.context)
                 rounds = [both("step") for _ in range(ROUNDS)]
                 both("finish")
@@ -392,6 +437,10 @@ def run(model, arguments, folder):
             if arguments.serve:
                 own, mine = both("serve", arguments.serve)
                 add(work="serve", requests=arguments.serve, time="seconds", own=own, mine=mine)
+            if arguments.invariant:
+                usual, invariant = both("alone", 24)
+                add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
+                    wrong=[invariant] * bool(invariant))
     except RuntimeError as error:
         add(work="failed")
         print(error, flush=True)
@@ -418,6 +467,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, default=0)
     parser.add_argument("--begin", type=Path)
+    parser.add_argument("--invariant", action="store_true")
     arguments = parser.parse_args()
     models = arguments.models.split(",")
     unknown = [model for model in models if model not in MODELS]

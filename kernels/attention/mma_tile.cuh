@@ -218,7 +218,7 @@ struct mma_softmax {
         for (int block = 0; block < blocks; ++block) {
 #pragma unroll
           for (int i = half * 2; i < half * 2 + 2; ++i) {
-            s[tile][block][i] = exp2_approximate(__fmaf_rn(s[tile][block][i], factor, -offset));
+            s[tile][block][i] = approximate_exp2(__fmaf_rn(s[tile][block][i], factor, -offset));
             row[tile][half].sum += s[tile][block][i];
           }
         }

@@ -72,6 +72,8 @@ inline std::vector<std::string> sharded_sizes() {
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);
+/// Whether the weights of q, k and v and of the output product are packed.
+bool packs_attention(const Problem& problem);
 
 /// The problems of other ops that one layer is made of, in order. Throws Error(invalid_input) where
 /// one of them refuses its fields.

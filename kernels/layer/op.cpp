@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -295,19 +296,6 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
-/// A family of a part.
-class LayerFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    launch_programmatically(program, facts);
-    return program;
-  }
-};
-
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields{
       {"act", "activation of the feed-forward network", gated_activation_names()},
@@ -401,10 +389,14 @@ std::vector<OptionField> option_fields() {
     if (field.name == "weights")
       field.help =
           "format of the weights of qkv, which are one w_qkv, of the output product and the "
-          "gated "
-          "network: those of x, or packed in that format";
+          "gated network or the experts: those of x, or packed in that format";
     fields.push_back(std::move(field));
   }
+  fields.push_back(rare_option(
+      "attn-weights",
+      "with packed weights: whether those of q, k and v and of the output product are packed too, "
+      "or dense, as gpt-oss has them",
+      {"same", "dense"}));
   return fields;
 }
 
@@ -467,10 +459,11 @@ OpFacts facts() {
             .example = 4096,
             .rare = true,
             .performance_neutral = true},
-           rare_size("kv-head",
-                     "elements from a head of the caches to the next one, a multiple of dim; dim if "
-                     "left out",
-                     1 << 24, 256),
+           rare_size(
+               "kv-head",
+               "elements from a head of the caches to the next one, a multiple of dim; dim if "
+               "left out",
+               1 << 24, 256),
            {.name = "positions",
             .help = "rows of the table of angles; 4096 if left out",
             .max = 1 << 30,
@@ -519,10 +512,11 @@ class Layer final : public DescribedOp {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
+    if (!packed_format(problem).packed && problem.has("attn-weights", "dense"))
+      return "attn-weights=dense is of packed weights: give weights=" + packed_names() + " too";
     if (packed_format(problem).packed) {
       const std::string weights = "weights=" + problem.option("weights");
-      if (has_experts(problem)) return weights + " with ffn=moe: experts have dense weights";
-      if (problem.has("qkv-weights", "grouped"))
+      if (packs_attention(problem) && problem.has("qkv-weights", "grouped"))
         return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
     }
     if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
@@ -567,17 +561,19 @@ class Layer final : public DescribedOp {
 
   std::vector<const Family*> families() const override {
     static const auto families = [] {
-      std::vector<std::unique_ptr<const LayerFamily>> all;
+      std::deque<PartFamily> all;
       for (const PartKind& kind : part_kinds())
         for (const Family* family : kind.op().families())
           if (has_stages(kind, *family))
-            all.push_back(std::make_unique<LayerFamily>(layer_op, kind.name, *family));
+            all.emplace_back(layer_op, kind.name, *family,
+                             [](const Family&, const Problem&, const DeviceFacts& facts,
+                                Program& program) { launch_programmatically(program, facts); });
       return all;
     }();
     // Untuned a norm is a kernel of its own: behind another it takes about a microsecond, no more
     // than it takes each block of a product to find the deviations, and only a search can tell.
     std::vector<const Family*> list = persistent_layers();
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     for (const Family* family : normed_products()) list.push_back(family);
     return list;
   }

@@ -150,8 +150,8 @@ class Parts {
         {"bias", option_or(problem_, "qkv-bias", "no")},
         {"norm", option_or(problem_, "qk-norm", "no")},
         {"norm-order", option_or(problem_, "qk-norm-order", "before")},
-        {"weights", option_or(problem_, packed_format(problem_).packed ? "weights" : "qkv-weights",
-                              "separate")},
+        {"weights",
+         option_or(problem_, packs_attention(problem_) ? "weights" : "qkv-weights", "separate")},
         {"eps", option_or(problem_, "eps", usual_eps)},
         {"convention", from_one ? "gemma" : "llama"},
         {"rotation", rotation},
@@ -163,7 +163,7 @@ class Parts {
         if (problem_.options.contains(name)) options[name] = problem_.option(name);
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
-    add_format(options);
+    if (packs_attention(problem_)) add_format(options);
     add("qkv", qkv_op(), std::move(sizes), std::move(options),
         {{"x", norms_first_ ? "normalised" : "x"},
          {"w", "w_qkv"},
@@ -208,9 +208,11 @@ class Parts {
   void add_product(const char* name, const char* x, const char* w) {
     std::map<std::string, std::string> options{{"bias", option_or(problem_, "out-bias", "no")},
                                                {"y-scale", scales()},
-                                               {"weights", option_or(problem_, "weights", "dense")},
                                                {"residual", out_adds() ? "yes" : "no"}};
-    add_format(options);
+    if (packs_attention(problem_)) {
+      options["weights"] = problem_.option("weights");
+      add_format(options);
+    }
     add(name, linear_op(),
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
@@ -277,12 +279,15 @@ class Parts {
                                               {"top-k", choices},
                                               {"experts", experts}};
     if (problem_.sizes.contains("shared")) sizes["shared"] = problem_.size("shared");
-    add("experts", moe_ffn_op(), std::move(sizes),
-        {{"act", option_or(problem_, "act", "silu")},
-         {"routing", option_or(problem_, "routing", "uniform")},
-         {"gate-up", option_or(problem_, "gate-up", "separate")},
-         {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
-         {"residual", adds ? "yes" : "no"}},
+    std::map<std::string, std::string> of_experts{
+        {"act", option_or(problem_, "act", "silu")},
+        {"routing", option_or(problem_, "routing", "uniform")},
+        {"gate-up", option_or(problem_, "gate-up", "separate")},
+        {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
+        {"weights", option_or(problem_, "weights", "dense")},
+        {"residual", adds ? "yes" : "no"}};
+    add_format(of_experts);
+    add("experts", moe_ffn_op(), std::move(sizes), std::move(of_experts),
         {{"x", ffn_input_},
          {"ids", "expert_ids"},
          {"weights", "expert_weights"},
@@ -299,13 +304,15 @@ class Parts {
     Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
                 {"w_down", "w_shared_down"}, {"residual", ffn_residual()}, {"y", "shared_out"},
                 {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
+    for (const char* name : {"gate", "up", "down"})
+      for (const char* part : {"_scale", "_zero", "_dense"})
+        names[std::string("w_") + name + part] = std::string("w_shared_") + name + part;
+    std::map<std::string, std::string> options{
+        {"act", act}, {"residual", residual}, {"weights", option_or(problem_, "weights", "dense")}};
+    add_format(options);
     if (!problem_.has("shared-gate", "yes")) {
-      add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}},
-          {{"act", act},
-           {"gate", "yes"},
-           {"bias", "none"},
-           {"y-scale", scales()},
-           {"residual", residual}},
+      options.insert({{"gate", "yes"}, {"bias", "none"}, {"y-scale", scales()}});
+      add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}}, std::move(options),
           std::move(names));
       return;
     }
@@ -316,9 +323,9 @@ class Parts {
         {{"logits", "shared_logits"}, {"ids", "shared_ids"}, {"weights", "shared_weights"}});
     for (const char* name : {"ids", "weights", "offsets", "tokens", "places", "expert_out"})
       names[name] = std::string("shared_") + name;
+    options.insert({{"routing", "uniform"}, {"gate-up", "separate"}});
     add("shared_experts", moe_ffn_op(),
-        {{"m", tokens_}, {"d", d}, {"h", h}, {"top-k", 1}, {"experts", 1}},
-        {{"act", act}, {"routing", "uniform"}, {"gate-up", "separate"}, {"residual", residual}},
+        {{"m", tokens_}, {"d", d}, {"h", h}, {"top-k", 1}, {"experts", 1}}, std::move(options),
         std::move(names));
   }
 
@@ -342,6 +349,10 @@ bool has_experts(const Problem& problem) {
   return problem.has("ffn", "moe");
 }
 
+bool packs_attention(const Problem& problem) {
+  return packed_format(problem).packed && !problem.has("attn-weights", "dense");
+}
+
 std::vector<OpPart> parts_of(const Problem& problem) {
   static OfLastProblems<std::vector<OpPart>> last;
   return *last.of(problem, [&] { return Parts(problem).all(); });
@@ -355,8 +366,10 @@ std::vector<PartKind> part_kinds() {
   const auto reduce = [](const char* name) {
     return PartKind{name, all_reduce_op, {stage_forward}};
   };
-  const std::vector<std::string> of_experts{moe::stage_route, ffn::stage_gate_up, ffn::stage_down,
-                                            moe::stage_combine};
+  const std::vector<std::string> of_ffn{ffn::stage_expand_gate_up, ffn::stage_gate_up,
+                                        ffn::stage_expand_down, ffn::stage_down};
+  auto of_experts = of_ffn;
+  of_experts.insert(of_experts.end(), {moe::stage_route, moe::stage_combine});
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
           {"qkv", qkv_op, {qkv::stage_expand, qkv::stage_product, qkv::stage_heads}},
@@ -372,7 +385,7 @@ std::vector<PartKind> part_kinds() {
             ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
-          {"shared", ffn_op, {ffn::stage_gate_up, ffn::stage_down}},
+          {"shared", ffn_op, of_ffn},
           {"shared_router", linear_op, {linear::stage_product}},
           {"shared_route", moe_route_op, {moe_route::stage}},
           {"shared_experts", moe_ffn_op, of_experts},

@@ -7,6 +7,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ._codes import ONLY_GROUP
 from ._library import Error
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
@@ -241,11 +242,11 @@ def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name, (n, k) in packed_sizes(form, d).items():
         format, group = form.get("packed").split("-")
-        group = "32" if format == "mxfp4" else group
+        group = ONLY_GROUP.get(format, group)
         tiles, groups = -(-n // 16), 1 if group == "row" else k // int(group)
         parts = -(-k // 64) * (2 if format in WIDE_SCALES else 1)
-        shapes |= {name: (tiles * parts + 1, 512), f"{name}_scale": (tiles, groups, 16),
-                   f"{name}_zero": (tiles, groups, 16)}
+        scales = (tiles, 2 + -(-groups // 2), 32) if format == "nvfp4" else (tiles, groups, 16)
+        shapes |= {name: (tiles * parts + 1, 512), f"{name}_scale": scales, f"{name}_zero": scales}
     return shapes
 
 

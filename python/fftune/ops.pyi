@@ -7,6 +7,9 @@ from torch import Tensor
 from ._ops.packed import PackedWeight as PackedWeight
 from .distributed import Group as Group
 
+def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group
+              ) -> tuple[Tensor, Tensor]: ...
+
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None=None) -> Tensor: ...
 
 def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
@@ -177,10 +180,11 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=
                 lengths: Tensor | None=None, prefix: Tensor | None=None,
                 prefix_lengths: Tensor | None=None) -> Tensor: ...
 
-def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
-                group: int=128, format: str='int4') -> PackedWeight: ...
+def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tensor | None=None, *,
+                k: int | None=None, group: int=128, format: str='int4') -> PackedWeight: ...
 
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
+def unpack_weight(packed: PackedWeight
+                 ) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Tensor | None]: ...
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
         kv_heads: int | None=None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,

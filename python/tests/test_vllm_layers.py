@@ -6,6 +6,8 @@ import itertools
 import logging
 import re
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +26,15 @@ CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
 
 @pytest.fixture
 def prompts(vllm, monkeypatch):
-    """Before stand_in: the plugin serves batches with prompts."""
+    """Before stand_in: the plugin serves batches with prompts, all of them."""
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.layers"), "COMPILES_BESIDE", False)
     monkeypatch.setenv("FFTUNE_VLLM", "layers,prompts")
+
+
+@pytest.fixture
+def decoding(vllm, monkeypatch):
+    """Before stand_in: the plugin leaves batches with prompts to vLLM."""
+    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers")
 
 
 @pytest.fixture(params=CACHES)
@@ -149,6 +158,26 @@ def test_numbers(stand_in, kind):
     expect_right(model, *batch_of(model, (48,)))
 
 
+def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch):
+    """Attention leaves them as they are in memory."""
+    ops = importlib.import_module("fftune.ops")
+    own = ops.attention
+
+    def attention(q, *arguments, **options):
+        y = own(q, *arguments, **options)
+        if "offsets" in options:
+            y[options["offsets"][-1]:] = float("nan")
+        return y
+
+    monkeypatch.setattr(ops, "attention", attention)
+    model = warm(warm(model_of(stand_in, "qwen3_moe")), *MIXED)
+    seen = []
+    for layer in model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    expect_right(model, *batch_of(model, *MIXED))
+    assert [len(x) for x in seen[:3]] == [64] * 3 and all(x.isfinite().all() for x in seen)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_prompts(prompts, stand_in, caplog, kind):
     with caplog.at_level(logging.INFO):
@@ -192,6 +221,32 @@ def test_plans_of_few_numbers_of_sequences(prompts, stand_in, monkeypatch):
     assert sequences == {10, 20}
 
 
+def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
+    layers = importlib.import_module("fftune.vllm.layers")
+    monkeypatch.setattr(layers, "COMPILES_BESIDE", True)
+    own, made, go = layers.Plan, [], threading.Event()
+    monkeypatch.setattr(layers, "Plan",
+                        lambda *given: go.wait(60) and made.append(given) or own(*given))
+    model = model_of(stand_in, "qwen3_moe")
+    metadata, positions = batch_of(model, *MIXED)
+    step(model, metadata, positions)
+    assert model.calls == 2, "vLLM's ran after the test, too"
+    step(model, metadata, positions)
+    assert model.calls == 3
+    go.set()
+    deadline = time.monotonic() + 60
+    while not all(layers._states[model].plans.values()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run = importlib.import_module("fftune._run")
+    ran = []
+    monkeypatch.setattr(run, "_listeners", [lambda *given: ran.append(given)])
+    step(model, metadata, positions)
+    assert model.calls == 3
+    assert {str(given) for given in ran} == {str(given) for given in made}
+    step(model, *batch_of(model, (48,) * 5, 0, [48] * 5))
+    assert model.calls == 4, "a batch of other sizes"
+
+
 def test_rows_have_the_same_bits_in_every_batch(prompts, stand_in, monkeypatch):
     run = importlib.import_module("fftune._run")
     for home in ("fftune._run", "fftune.vllm.layers"):
@@ -229,7 +284,7 @@ def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog):
     assert model.calls == 1
 
 
-def test_prompts_on_request_alone(stand_in):
+def test_prompts_that_are_left_out(decoding, stand_in):
     model = warm(model_of(stand_in))
     metadata, positions = batch_of(model, *MIXED)
     step(model, metadata, positions)
@@ -489,7 +544,7 @@ def changed(metadata, **changes):
     return {name: one for name in metadata}
 
 
-def test_other_batches(stand_in):
+def test_other_batches(decoding, stand_in):
     """Prompts, mixed batches, and calls without metadata, such as vLLM's profile run."""
     model = warm(model_of(stand_in))
     metadata, positions = batch_of(model)

@@ -21,6 +21,7 @@
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
+#include "support/op_reference.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
@@ -77,13 +78,21 @@ std::vector<Use> uses() {
           {{{"batch", 7}, {"cache", 20}, {"stops", 30}, {"room", 3}},
            {{"lengths", "ragged"}, {"choose", "sample"}, {"pad", "5"}, {"embed-scale", "8.5"}}},
           {{{"batch", 5}, {"cache", 70}, {"page", 16}, {"stops", 2}},
-           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}}};
+           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}},
+          {{{"batch", 2}, {"cache", 20}},
+           {{"head-weights", "int4"}, {"head-group", "row"}, {"head-zeros", "yes"}}}};
+}
+/// A rank's slices: of the layers, and of the head too.
+std::vector<Use> uses_of_ranks() {
+  return {{{{"batch", 3}, {"cache", 33}, {"ranks", 2}, {"stops", 2}}, {{"head", "sliced"}}},
+          {{{"batch", 1}, {"cache", 20}, {"ranks", 3}}, {{"choose", "sample"}}}};
 }
 
-void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
+void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more,
+                  const std::vector<Use>& all = uses()) {
   const DeviceKind kind = backend.facts().kind;
   std::mt19937_64 random(1);
-  for (const Use& use : uses()) {
+  for (const Use& use : all) {
     CAPTURE(model.name);
     const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
     CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
@@ -104,14 +113,7 @@ class Memory {
   Memory(Backend& backend, const std::vector<TensorSpec>& tensors) : backend_(backend) {
     std::mt19937_64 random(3);
     for (const TensorSpec& spec : tensors) {
-      std::normal_distribution<double> normal(spec.mean, spec.scale);
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      if (spec.draw)
-        spec.draw(1, values);
-      else
-        for (double& value : values) value = normal(random);
-      std::vector<std::byte> bytes(spec.bytes());
-      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      const std::vector<std::byte> bytes = drawn_bytes(spec, random);
       write(spec.name, bytes);
     }
   }
@@ -374,6 +376,14 @@ TEST_CASE("decode refuses fields that do not go together, and those that it has 
   CHECK(complaint(with("s", 3)).find("'s'") != std::string::npos);
   CHECK(complaint(with("pages", 3)).find("pages without page") != std::string::npos);
   CHECK(complaint(with("experts", 8)).find("experts=8 is of ffn=moe") != std::string::npos);
+  const auto of_ranks = [&](std::int64_t ranks, Options options) {
+    options["head"] = "sliced";
+    return complaint(ranks > 0 ? with("ranks", ranks) : sizes, options);
+  };
+  CHECK(of_ranks(2, {}) == "");
+  CHECK(of_ranks(0, {}).find("head=sliced without ranks") != std::string::npos);
+  CHECK(of_ranks(5, {}).find("5 ranks do not divide vocab=96") != std::string::npos);
+  CHECK(of_ranks(2, {{"choose", "sample"}}).find("a draw needs all logits") != std::string::npos);
 }
 
 TEST_CASE("every model that decode knows is a problem of it, on pages too") {
@@ -621,6 +631,17 @@ TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {
   }
   CHECK(own.ints("steps")[0] == 9);
   CHECK(own.ints("ended")[1] == 2);
+}
+
+TEST_CASE("decode: slices of a group's ranks are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  verify_model(*backend, small_models().front(), DType::f32, 0, uses_of_ranks());
+}
+
+TEST_CASE("decode: slices of a group's ranks are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  verify_model(*backend, small_models().front(), DType::bf16, 0, uses_of_ranks());
 }
 
 TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {

@@ -8,6 +8,7 @@
 
 #include "layer/problems.hpp"
 #include "runtime/plan.hpp"
+#include "support/op_reference.hpp"
 #include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
 #include "verify/distinct_rows.hpp"
@@ -107,14 +108,7 @@ class Buffers {
     std::mt19937_64 random(3);
     for (std::size_t i = 0; i < count; ++i) {
       const TensorSpec& spec = tensors[i];
-      std::normal_distribution<double> normal(spec.mean, spec.scale);
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      if (spec.draw)
-        spec.draw(1, values);
-      else
-        for (double& value : values) value = normal(random);
-      std::vector<std::byte> bytes(spec.bytes());
-      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      const std::vector<std::byte> bytes = drawn_bytes(spec, random);
       buffers_.push_back(backend.allocate(bytes.size()));
       backend.write(buffers_.back()->data(), bytes.data(), bytes.size());
       addresses_.push_back(buffers_.back()->data());

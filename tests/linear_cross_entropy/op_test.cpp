@@ -22,8 +22,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 const Op& op() {
   return linear_cross_entropy_op();
 }

@@ -14,7 +14,6 @@
 #include "kernels/attention/sm90/config.cuh"
 #include "kernels/attention/sm90/params.cuh"
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
@@ -22,8 +21,6 @@ namespace {
 
 constexpr const char* file = "attention/sm90/forward.cu";
 constexpr std::string_view name = "attention_sm90";
-
-Config default_config(const Layer& layer, const DeviceFacts& facts);
 
 /// Heads of q in a tile.
 int packed_heads(const Layer& layer, const Config& config) {
@@ -229,7 +226,8 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
       .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] { return default_config(layer, facts).value("group"); })
+      .when_absent_by(
+          [layer, facts] { return default_config(sm90_engine, layer, facts).value("group"); })
       .constraint("the keys and values of heads together fit in L2, and where all do, all are",
                   [usual = usual_group(layer, facts),
                    all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
@@ -333,16 +331,6 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
   return space;
 }
 
-Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  return least_cost(space(layer, facts), name,
-                    [&](const Config& config) { return cycles(layer, facts, config); });
-}
-
-std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  if (facts.clock_hz <= 0) return std::nullopt;
-  return cycles(layer, facts, config) / facts.clock_hz;
-}
-
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_sm90_params),
@@ -403,7 +391,7 @@ std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFa
 constinit const Engine sm90_engine{.name = name,
                                    .summary = "TMA and wgmma, MMA warpgroups in turn",
                                    .can_implement = refuse_sm90,
-                                   .search = {space, default_config, estimate},
+                                   .search = {.space = space, .cycles = cycles},
                                    .program = program,
                                    .batch_invariant = true,
                                    .sources = {file}};
