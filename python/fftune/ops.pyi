@@ -51,8 +51,8 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
            min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None, group: Group | None=None
-          ) -> tuple[Tensor, ...]: ...
+           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None,
+           group: Group | None=None) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...

@@ -882,51 +882,53 @@
 
 /* attention: attention: out = softmax(scale * q k^T + mask) v, without scores in memory
  *
- *   s               1 to 16777216               queries of a sequence; in layout thd of all
- *                                               sequences together (any number)
- *   b               1 to 65536                  sequences
- *   heads           1 to 1024                   heads of q
- *   dim             1 to 512                    features of a head, an even number
- *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
- *                                               together, with pages the most of a sequence; s if
- *                                               left out
- *   kv-heads        1 to 1024, rare             heads of k and v, which divide those of q; heads if
- *                                               left out
- *   window          1 to 16777216, rare         keys to the left that a query sees, itself
- *                                               included; all if left out
- *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                               two; one that is not in memory is zeros; contiguous
- *                                               if left out
- *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
- *                                               out. With fewer and lengths=yes, test data have
- *                                               shorter sequences
- *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
- *                                               a part of a packed row; heads * dim if left out
- *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out
- *   v-row           1 to 17179869184, rare      the same of v; kv-heads * dim if left out
- *   kv-head         1 to 17179869184, rare      elements from a head of k, and of v, to the next
- *                                               one, a multiple of dim; dim if left out
- *   mask            none, causal, bool, packed  keys that a query may see: all, those up to its
- *                                               position, or by a mask of bytes or of bits
- *   layout          bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
- *                                               sequences
- *   mask-heads      one, each                   masks of a sequence: one, or each head's own
- *   mask-data                                   random, documents, causal-documents, upper, all,
- *                                               none: distribution of the mask in tests and
- *                                               measurements
- *   bias            no, yes                     whether a matrix is added to the scores
- *   bias-heads      each, one                   biases of a sequence: each head's own, or one
- *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
- *   lengths         no, yes                     whether each sequence has its own number of keys,
- *                                               of kv at most
- *   sinks           no, yes                     whether each head has a logit that joins the
- *                                               softmax without a value
- *   lse             no, yes                     pass fwd: whether the log of the sum of
- *                                               exponentials is written for a backward pass
- *   deterministic   no, yes                     pass bwd: whether every run gives the same bits
- *   softcap         a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
- *                                               they stay
- *   scale           a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
+ *   s                1 to 16777216               queries of a sequence; in layout thd of all
+ *                                                sequences together (any number)
+ *   b                1 to 65536                  sequences
+ *   heads            1 to 1024                   heads of q
+ *   dim              1 to 512                    features of a head, an even number
+ *   kv               1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
+ *                                                together, with pages the most of a sequence; s if
+ *                                                left out
+ *   kv-heads         1 to 1024, rare             heads of k and v, which divide those of q; heads
+ *                                                if left out
+ *   window           1 to 16777216, rare         keys to the left that a query sees, itself
+ *                                                included; all if left out
+ *   page             1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
+ *                                                two; one that is not in memory is zeros;
+ *                                                contiguous if left out
+ *   pages            1 to 16777216, rare         pages in memory; what the sequences take if left
+ *                                                out. With fewer and lengths=yes, test data have
+ *                                                shorter sequences
+ *   q-row            1 to 17179869184, rare      elements from a token's q to the next token's, for
+ *                                                a part of a packed row; heads * dim if left out
+ *   k-row            1 to 17179869184, rare      the same of k; kv-heads * dim if left out
+ *   v-row            1 to 17179869184, rare      the same of v; kv-heads * dim if left out
+ *   kv-head          1 to 17179869184, rare      elements from a head of k, and of v, to the next
+ *                                                one, a multiple of dim; dim if left out
+ *   mask             none, causal, bool, packed  keys that a query may see: all, those up to its
+ *                                                position, or by a mask of bytes or of bits
+ *   layout           bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
+ *                                                sequences
+ *   mask-heads       one, each                   masks of a sequence: one, or each head's own
+ *   mask-data                                    random, documents, causal-documents, upper, all,
+ *                                                none: distribution of the mask in tests and
+ *                                                measurements
+ *   bias             no, yes                     whether a matrix is added to the scores
+ *   bias-heads       each, one                   biases of a sequence: each head's own, or one
+ *   bias-sequences   one, each                   biases: one for all sequences, or each one's own
+ *   lengths          no, yes                     whether each sequence has its own number of keys,
+ *                                                of kv at most
+ *   sinks            no, yes                     whether each head has a logit that joins the
+ *                                                softmax without a value
+ *   lse              no, yes                     pass fwd: whether the log of the sum of
+ *                                                exponentials is written for a backward pass
+ *   batch-invariant  no, yes                     pass fwd: whether the bits of a row are the same
+ *                                                whatever other rows there are
+ *   deterministic    no, yes                     pass bwd: whether every run gives the same bits
+ *   softcap          a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
+ *                                                they stay
+ *   scale            a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  q    input   T  [b, s, heads, dim]
@@ -1142,11 +1144,17 @@
  *                                                         if left out
  *   rotary          1 to 512, rare                        features of a head to rotate; all if left
  *                                                         out
+ *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
+ *                                                         heads, kv-heads, h and shared-h are the
+ *                                                         slice's; one GPU has all if left out
  *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
  *                                                         a power of two; one that is not in memory
  *                                                         is zeros; contiguous if left out
  *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
  *                                                         sequences take if left out
+ *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
+ *                                                         next one, a multiple of dim; dim if left
+ *                                                         out
  *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
  *                                                         out
  *   act                                                   silu, gelu, gelu-tanh, relu, none,
@@ -1221,6 +1229,9 @@
  *                                                         tanh(x / c); 0: none
  *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
  *                                                         sqrt(dim)
+ *   link            loopback, peers                       with ranks, peers: a group's memory is
+ *                                                         given; loopback: one rank plays all,
+ *                                                         whose summands are equal
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1310,6 +1321,10 @@
  *   23  layers.1.w_gate     input    T  [h, d]
  *   24  layers.1.w_up       input    T  [h, d]
  *   25  layers.1.w_down     input    T  [d, h]
+ * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
+ *   5   attn_norm_bias  input  T  [d]
+ *   13  ffn_norm_bias   input  T  [d]
  * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
@@ -1318,6 +1333,9 @@
  *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   10  attn_post_norm  input  T  [d]
  *   14  ffn_post_norm   input  T  [d]
+ * with residual-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  residual_scale  input  f32  [d]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1367,6 +1385,8 @@
  *
  *   m         1 to 2147483647             sequences (any number)
  *   vocab     1 to 524288                 ids to choose from
+ *   best      1 to 64, rare               ids with the largest logits, whose log-probabilities are
+ *                                         written; none if left out
  *   choose    argmax, sample, filtered    the best id; a sample by temperature; or filtered: a
  *                                         sample of the ids that top-k, top-p and min-p keep
  *   softcap   a number from 0 to 1000000  soft cap c of the logits, c tanh(x / c); 0: none
@@ -1376,6 +1396,9 @@
  *   0  logits  input   T    [m, vocab]
  *   1  ids     output  i32  [m]
  *   2  logit   output  f32  [m]
+ * with best: logits, ids, logit, best_ids, best_logprobs
+ *   3  best_ids       output  i32  [m, best]
+ *   4  best_logprobs  output  f32  [m, best]
  * with choose=sample: logits, temperature, seeds, steps, ids, logit
  *   1  temperature  input  f32  [m]
  *   2  seeds        input  i64  [m]
@@ -1395,6 +1418,9 @@
  *   m           1 to 2147483647                       tokens (any number)
  *   d           1 to 65536                            features of a token
  *   vocab       1 to 524288                           ids to choose from
+ *   best        1 to 64, rare                         ids with the largest logits, whose
+ *                                                     log-probabilities are written; none if left
+ *                                                     out
  *   choose      argmax, sample, filtered, none        the best id; a sample by temperature; or
  *                                                     filtered: a sample of the ids that top-k,
  *                                                     top-p and min-p keep; none: the logits are
@@ -1425,6 +1451,9 @@
  *   2  w       input   T    [vocab, d]
  *   3  ids     output  i32  [m]
  *   4  logit   output  f32  [m]
+ * with best: x, w_norm, w, ids, logit, best_ids, best_logprobs
+ *   5  best_ids       output  i32  [m, best]
+ *   6  best_logprobs  output  f32  [m, best]
  * with choose=sample: x, w_norm, w, temperature, seeds, steps, ids, logit
  *   3  temperature  input  f32  [m]
  *   4  seeds        input  i64  [m]
@@ -1531,6 +1560,9 @@
  *                                                             that is added to a token's loss
  *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
  *                                                             c); 0: none
+ *   slice-of         a number from 0 to 1073741824            ids of the vocabulary that these are
+ *                                                             a slice of, for tensor parallelism;
+ *                                                             0: they are all of it
  *   logprobs         no, yes                                  pass fwd: whether the log-probability
  *                                                             of each label is written
  *   entropy          no, yes                                  pass fwd: whether the entropy of each
@@ -1584,6 +1616,9 @@
  *                                                             that is added to a token's loss
  *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
  *                                                             c); 0: none
+ *   slice-of         a number from 0 to 1073741824            ids of the vocabulary that these are
+ *                                                             a slice of, for tensor parallelism;
+ *                                                             0: they are all of it
  *   logprobs         no, yes                                  pass fwd: whether the log-probability
  *                                                             of each label is written
  *   entropy          no, yes                                  pass fwd: whether the entropy of each
@@ -1681,14 +1716,23 @@
  *                                                         if left out
  *   rotary          1 to 512, rare                        features of a head to rotate; all if left
  *                                                         out
+ *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
+ *                                                         heads, kv-heads, h and shared-h are the
+ *                                                         slice's; one GPU has all if left out
  *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
  *                                                         a power of two; one that is not in memory
  *                                                         is zeros; contiguous if left out
  *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
  *                                                         sequences take if left out
+ *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
+ *                                                         next one, a multiple of dim; dim if left
+ *                                                         out
  *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
  *                                                         out
  *   vocab           1 to 524288                           ids to choose from
+ *   best            1 to 64, rare                         ids with the largest logits, whose
+ *                                                         log-probabilities are written; none if
+ *                                                         left out
  *   stops           1 to 1024, rare                       ids that end a sequence; none if left out
  *   room            1 to 16777216, rare                   ids of a sequence that `out` has room
  *                                                         for; the cache's keys if left out
@@ -1764,6 +1808,9 @@
  *                                                         tanh(x / c); 0: none
  *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
  *                                                         sqrt(dim)
+ *   link            loopback, peers                       with ranks, peers: a group's memory is
+ *                                                         given; loopback: one rank plays all,
+ *                                                         whose summands are equal
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1874,6 +1921,11 @@
  *   26  layers.1.w_gate     input    T  [h, d]
  *   27  layers.1.w_up       input    T  [h, d]
  *   28  layers.1.w_down     input    T  [d, h]
+ * with best: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit,
+ *   best_ids, best_logprobs
+ *   22  best_ids       output  i32  [batch, best]
+ *   23  best_logprobs  output  f32  [batch, best]
  * with stops: ids, lengths, steps, ended, out, limits, stop, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  *   6  stop  input  i32  [stops]
