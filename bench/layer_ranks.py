@@ -4,18 +4,22 @@ whose sums over ranks are kernels of it.
     python bench/layer_ranks.py                       Llama-3.1-8B, two ranks, batch 1, 16, 64
     python bench/layer_ranks.py --model qwen3-8b --batch 1 --keys 512 --token
 
+    python bench/layer_ranks.py --run "--batch 1" --run "--model llama-3.1-70b --layers 1 --tokens 8192"
+
 bf16, CUDA graphs, microseconds: the median of the replays, the larger of the ranks. `--token` is a whole
-token with embedding and head, which each rank has whole. `--check` first compares two layers' slices
-with the whole layers on one GPU.
+token with embedding and head; each rank has a part of its rows. `--whole` has all layers on each GPU, for
+comparison. `--check` first compares two layers' slices with the whole layers on one GPU. Several `--run`
+have the arguments of a measurement each.
 """
 import argparse
 import os
-import statistics
 import tempfile
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from all_reduce import replay_time
 
 # d, h, heads, kv_heads, dim, layers, vocab, norms of heads
 MODELS = {"llama-3.1-8b": (4096, 14336, 32, 8, 128, 32, 128256, False),
@@ -43,31 +47,6 @@ def make_weights(model: tuple, ranks: int, norm_heads: bool) -> dict[str, torch.
 def make_caches(batch: int, keys: int, kv_heads: int, dim: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(batch, keys, kv_heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
                  for _ in "kv")
-
-
-def replay_time(call, replays: int) -> float:
-    """Microseconds of one call in a graph, the larger of the ranks."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    times = []
-    for _ in range(replays):
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # the first one brings the ranks together
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    worst = torch.tensor([statistics.median(times)], device="cuda")
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return worst.item()
 
 
 def check(model: tuple, rank: int, ranks: int, group) -> None:
@@ -98,17 +77,16 @@ def check(model: tuple, rank: int, ranks: int, group) -> None:
             print(f"check batch {batch} tokens {s} error {error:.5f}", flush=True)
 
 
-def run(rank: int, ranks: int, store: str, given: argparse.Namespace) -> None:
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=ranks)
+def measure(given: argparse.Namespace, rank: int, group) -> None:
     import fftune
-
-    group = fftune.distributed.init_group(max_bytes=1 << 27, timeout=given.timeout)
     model = MODELS[given.model]
+    ranks = group.ranks
     if given.check:
         check(model, rank, ranks, group)
     d, h, heads, kv_heads, dim, layers, vocab, norm_heads = model
     layers = given.layers or layers
+    if given.whole:
+        ranks, group = 1, None
     torch.manual_seed(rank)
     weights = [make_weights(model, ranks, norm_heads) for _ in range(layers)]
     angles = torch.rand(given.keys + 8, dim // 2, device="cuda").repeat(1, 2)
@@ -119,19 +97,19 @@ def run(rank: int, ranks: int, store: str, given: argparse.Namespace) -> None:
         lengths = torch.full((batch,), given.keys, dtype=torch.int32, device="cuda")
         if given.token:
             embedding = torch.randn(vocab, d, device="cuda", dtype=torch.bfloat16)
-            head = torch.randn(vocab, d, device="cuda", dtype=torch.bfloat16) / d**0.5
+            head = torch.randn(vocab // ranks, d, device="cuda", dtype=torch.bfloat16) / d**0.5
             norm = torch.ones(d, device="cuda", dtype=torch.bfloat16)
-            zeros = [torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(3)]
+            ids, steps, ended = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(3))
             out = torch.zeros(batch, 8, dtype=torch.int32, device="cuda")
             limits = torch.full((batch,), 1 << 30, dtype=torch.int32, device="cuda")
 
             def call():
                 # Each call has the same keys: without this the sequence would end with the cache.
                 lengths.fill_(given.keys - 1)
-                zeros[2].zero_()
-                fftune.ops.decode(zeros[0], lengths, zeros[1], zeros[2], out, embedding, weights, caches,
-                                  norm, head, heads // ranks, kv_heads // ranks, limits=limits,
-                                  angles=angles, group=group)
+                ended.zero_()
+                fftune.ops.decode(ids, lengths, steps, ended, out, embedding, weights, caches, norm, head,
+                                  heads // ranks, kv_heads // ranks, limits=limits, angles=angles,
+                                  group=group)
         else:
             x = torch.randn(batch, s, d, device="cuda", dtype=torch.bfloat16)
 
@@ -139,10 +117,21 @@ def run(rank: int, ranks: int, store: str, given: argparse.Namespace) -> None:
                 fftune.ops.layer(x, weights, caches, lengths, heads // ranks, kv_heads // ranks,
                                  angles=angles, group=group)
         time = replay_time(call, given.replays)
-        group.check()
+        if group is not None:
+            group.check()
         if rank == 0:
             print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
                   f"{' token' if given.token else ''} {time:.1f} us", flush=True)
+
+
+def run(rank: int, store: str, runs: list) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=runs[0].ranks)
+    import fftune
+
+    group = fftune.distributed.init_group(max_bytes=1 << 27, timeout=runs[0].timeout)
+    for given in runs:
+        measure(given, rank, group)
     group.close()
     dist.destroy_process_group()
 
@@ -158,7 +147,10 @@ if __name__ == "__main__":
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--timeout", type=float, default=20)
     parser.add_argument("--token", action="store_true", help="a whole token, with embedding and head")
+    parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--run", action="append", default=[], help="the arguments of one measurement")
     arguments = parser.parse_args()
+    all_runs = [parser.parse_args(line.split()) for line in arguments.run] or [arguments]
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (arguments.ranks, os.path.join(folder, "store"), arguments), nprocs=arguments.ranks)
+        mp.spawn(run, (os.path.join(folder, "store"), all_runs), nprocs=arguments.ranks)

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/group_layout.hpp"
+#include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
@@ -59,8 +61,10 @@ enum class Network {
   experts,   // a mixture
   shared,    // and a network of all tokens beside it
   weighted,  // which a gate weights
+  slices,    // a rank's of layers
 };
 Network network_of(const Problem& problem) {
+  if (problem.sizes.contains("ranks")) return Network::slices;
   if (!has_experts(problem)) return Network::dense;
   if (!problem.sizes.contains("shared-h")) return Network::experts;
   return problem.has("shared-gate", "yes") ? Network::weighted : Network::shared;
@@ -75,6 +79,8 @@ const char* words_of(Network network) {
       return "experts and a network of all tokens without a gate";
     case Network::weighted:
       return "experts and a network of all tokens with a gate";
+    case Network::slices:
+      return "slices of a group's ranks";
   }
   return "";
 }
@@ -132,7 +138,8 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .page = static_cast<int>(size_or(problem, "page", 0)),
                          .kv_head = static_cast<int>(heads.cache_head),
                          .sinks = problem.has("sinks", "yes"),
-                         .out_bias = problem.has("out-bias", "yes")};
+                         .out_bias = problem.has("out-bias", "yes"),
+                         .ranks = static_cast<int>(size_or(problem, "ranks", 0))};
   if (const auto& router = layer.router) {
     form.experts = static_cast<int>(router->experts);
     form.choices = static_cast<int>(router->choices);
@@ -182,8 +189,6 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
-  if (problem.sizes.contains("ranks"))
-    return fmt::format("ranks={}: the kernel has the layers of one GPU", problem.size("ranks"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
   if (!experts && problem.has("ffn-bias", "yes"))
     return "ffn-bias=yes: the kernel adds biases to experts alone";
@@ -223,22 +228,29 @@ std::string text_of(const persistent_config& c) {
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
       ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
-      ".out_bias = {}{}{}}}",
+      ".out_bias = {}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.sinks, c.out_bias, mixture, token);
+      c.held, c.sinks, c.out_bias, mixture, token,
+      c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "");
 }
 
 /// Layers with one kind of feed-forward network.
 class PersistentLayers final : public Family {
  public:
   PersistentLayers(std::string_view name, std::string_view summary, Network network)
-      : name_(name), summary_(summary), network_(network), experts_(network != Network::dense) {}
+      : name_(name),
+        summary_(summary),
+        network_(network),
+        experts_(network != Network::dense && network != Network::slices) {}
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
+    if (network_ == Network::slices)
+      return {"attn_norm.forward",   "qkv.product", "attention.forward", "out.product",
+              "attn_reduce.forward", "ffn.gate_up", "ffn.down",          "ffn_reduce.forward"};
     std::vector<std::string> stages{"attn_norm.forward", "qkv.product", "attention.forward",
                                     "out.product", "ffn_norm.forward"};
     const auto add = [&](std::initializer_list<const char*> more) {
@@ -265,8 +277,19 @@ class PersistentLayers final : public Family {
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
     if (const Network network = network_of(problem); network != network_)
-      return fmt::format("the layers have {}", words_of(network));
+      return network == Network::slices
+                 ? fmt::format("ranks={}: the kernel has the layers of one GPU",
+                               problem.size("ranks"))
+                 : fmt::format("the layers have {}", words_of(network));
+    const bool slices = network_ == Network::slices;
+    if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
+    if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
+                   problem.has("out-bias", "yes") || has_experts(problem)))
+      return "on slices it has no windows, sinks, experts, or biases behind attention";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
+    if (slices && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
+      return fmt::format("{} tokens of {} features are more than go as packets", tokens,
+                         problem.size("d"));
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
                          problem.size("batch"), s, tokens, most_stream_columns);
@@ -388,13 +411,15 @@ class PersistentLayers final : public Family {
   // measured with Qwen3-30B-A3B on an H100, where the parts take 40 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6;
+    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6,
+                     waits_of_peers = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
     const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
-                            (experts_ ? waits_of_router : 0) + off * 1e-6;
+                            (experts_ ? waits_of_router : 0) +
+                            (network_ == Network::slices ? waits_of_peers : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
@@ -435,12 +460,12 @@ class PersistentLayers final : public Family {
     persistent.held = config.get("held");
     if (token != nullptr) token->set_form(persistent);
     Program program;
-    program.kernels.push_back(
-        {"layer/persistent.cu",
-         fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
-                     text_of(persistent), activation_type(layer.activation),
-                     norm::convention_type(layer.norm.convention))});
+    const std::string expression = fmt::format(
+        "fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype), text_of(persistent),
+        activation_type(layer.activation), norm::convention_type(layer.norm.convention));
+    program.kernels.push_back({"layer/persistent.cu", expression});
     const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
+                             : persistent.ranks > 0   ? persistent_rank_params::most_layers
                                                       : persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {
       const std::size_t count = std::min(most, places.size() - first);
@@ -459,6 +484,8 @@ class PersistentLayers final : public Family {
                         {places.begin() + static_cast<std::ptrdiff_t>(first),
                          places.begin() + static_cast<std::ptrdiff_t>(first + count)},
                         token != nullptr);
+      if (persistent.ranks > 0)
+        set_ranks(*launch.parameters, program, one, places.front(), count, expression);
       if (token != nullptr) {
         const auto add = [&](const std::vector<std::pair<std::size_t, Argument>>& fields) {
           for (const auto& [offset, value] : fields)
@@ -481,15 +508,36 @@ class PersistentLayers final : public Family {
   }
 
  private:
+  static void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
+                        const std::vector<std::size_t>& places, std::size_t layers,
+                        const std::string& expression) {
+    all_reduce::Form form;
+    form.m = one.size("batch") * size_or(one, "s", 1);
+    form.d = one.size("d");
+    form.ranks = static_cast<int>(one.size("ranks"));
+    form.loopback = !one.has("link", "peers");
+    const TensorPlaces own(layer_op().tensors(one));
+    // They are behind the common ones.
+    constexpr std::size_t at = sizeof(persistent_common);
+    all_reduce::set_group(
+        parameters, program, form, form.loopback ? absent : places[own.at("group")],
+        {at + offsetof(persistent_ranks, loopback), at + offsetof(persistent_ranks, table)});
+    const auto tag = all_reduce::tag_of(one, fmt::format("{} {}", expression, layers));
+    parameters.fields.push_back(
+        {at + offsetof(persistent_ranks, tag), static_cast<std::int32_t>(tag)});
+  }
+
   static ParameterStruct parameters_of(const Problem& one, const Layer& layer,
                                        std::size_t workspace,
                                        const std::vector<std::vector<std::size_t>>& places,
                                        bool whole_token) {
     const TensorPlaces own(layer_op().tensors(one));
     const bool experts = layer.router.has_value();
-    ParameterStruct parameters{
-        .bytes = experts ? sizeof(persistent_expert_params) : sizeof(persistent_params),
-        .fields = {}};
+    ParameterStruct parameters{.bytes = experts ? sizeof(persistent_expert_params)
+                                        : one.sizes.contains("ranks")
+                                            ? sizeof(persistent_rank_params)
+                                            : sizeof(persistent_params),
+                               .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
       parameters.fields.push_back({offset, std::move(value)});
     };
@@ -524,8 +572,10 @@ class PersistentLayers final : public Family {
       set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
     for (std::size_t i = 0; i < places.size(); ++i) {
       using Pointers = persistent_layer_pointers;
-      const std::size_t at =
-          layers_at + i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
+      const std::size_t common =
+          one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(Params);
+      const std::size_t at = common + sizeof(persistent_token) +
+                             i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
       const auto set_own = [&](std::size_t offset, const char* name) {
         set_tensor(at + offset, places[i], name);
       };
@@ -590,7 +640,9 @@ std::vector<const Family*> persistent_layers() {
       {"persistent_shared", "the same with a mixture of experts and a network of all tokens",
        Network::shared},
       {"persistent_weighted", "the same where a gate weights the network of all tokens",
-       Network::weighted}};
+       Network::weighted},
+      {"persistent_ranks", "all layers on a rank's slice, with the sums over two ranks among them",
+       Network::slices}};
   std::vector<const Family*> list;
   for (const Family& family : families) list.push_back(&family);
   return list;

@@ -37,12 +37,19 @@
 // permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
 // of k; each warp takes a part of it.
 //
+// With ranks the rows of the output product and of down are summands. The thread that has an
+// element of the residual stream sends its summand to the thread of the same element on every peer,
+// as a packet that holds the value and the number of the exchange, and adds theirs
+// (common/peers.cuh). Nothing else changes: the peers' words are one more wait of a thread that
+// stores mid or y. The cleaner of the first CTA exchanges greetings.
+//
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
 #include "common/activation.cuh"
 #include "common/async.cuh"
 #include "common/choice.cuh"
 #include "common/mma.cuh"
+#include "common/peers.cuh"
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
 #include "gemm/head_row.cuh"
@@ -80,8 +87,11 @@ struct persistent_layers {
   // some of them may see no key of a split, and the weight of that part is then exactly zero.
   static constexpr float unseen = c.per_sequence > 1 ? -1e30f : minus_infinity;
 
+  using dense_params =
+      typename choose_type<(c.ranks > 0), persistent_rank_params, persistent_params>::type;
   using params =
-      typename choose_type<c.has_experts(), persistent_expert_params, persistent_params>::type;
+      typename choose_type<c.has_experts(), persistent_expert_params, dense_params>::type;
+  using peers = peer_group<(c.ranks > 0 ? c.ranks : 1)>;
   const params& p;
   const u32 shared;
   stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
@@ -449,7 +459,23 @@ struct persistent_layers {
 
   // ---- cleaner ----
 
+  struct no_group {};
+  // The group as a thread sees it, with room for the packets of an exchange.
+  __device__ __forceinline__ auto group_of_launch() const {
+    if constexpr (c.ranks > 0) {
+      peers group(p.table, p.loopback, p.tag);
+      group.require_room(c.tokens * c.d * u64{8}, group.packet_bytes);
+      return group;
+    } else {
+      return no_group{};
+    }
+  }
+
   __device__ __forceinline__ void clean() {
+    if constexpr (c.ranks > 0) {
+      auto group = group_of_launch();
+      if (blockIdx.x == 0) group.greet(static_cast<int>(threadIdx.x % 32));
+    }
     const i64 vectors = c.set_bytes(p.cache) / 16;
     for (int layer = 0; layer < p.layers; ++layer) {
       named_barrier_sync(2, c.consumers() + 32);  // mid is there: all are past the layer before
@@ -739,16 +765,20 @@ struct persistent_layers {
     }
   }
 
-  // Each thread has one element of the residual stream at most. bias(feature, token) is added.
-  template <class Bias>
+  // Each thread has one element of the residual stream at most. bias(feature, token) is added, and
+  // with ranks the summands of the peers before it.
+  template <class Bias, class Group>
   __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain,
-                                                  const Bias& bias) const {
+                                                  const Bias& bias,
+                                                  [[maybe_unused]] Group& group) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
     if (row >= rows_of_block(c.d)) return;
-    const T result = from_float<T>(residual + sum_of(row / 16, row % 16, column) +
-                                   bias(first_row(c.d) + row, column));
+    const i64 place = static_cast<i64>(column) * c.d + first_row(c.d) + row;
+    float sum = sum_of(row / 16, row % 16, column);
+    if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
+    const T result = from_float<T>(residual + sum + bias(first_row(c.d) + row, column));
     residual = to_float(result);
-    T* const at = to + static_cast<i64>(column) * c.d + first_row(c.d) + row;
+    T* const at = to + place;
     if (plain)
       *at = result;
     else
@@ -1279,6 +1309,7 @@ struct persistent_layers {
 
   __device__ __forceinline__ void consume() {
     read_once();
+    auto group = group_of_launch();
     const int out_rows = rows_of_block(c.d);
     float residual = 0;
     {
@@ -1355,19 +1386,21 @@ struct persistent_layers {
         } else if (is_head) {
           if constexpr (c.has_head()) finish_logits(best, scores, first_id, some_ids);
         } else {
-          finish_residual(residual, product == out_product ? mid : y, product == down && end,
-                          [&](int feature, int token) {
-                            float bias = 0;
-                            if constexpr (c.out_bias) {
-                              if (product == out_product)
-                                bias = to_float(static_cast<const T*>(of.out_bias)[feature]);
-                            }
-                            if constexpr (c.expert_bias) {
-                              if (product == down)
-                                bias = expert_bias(p.of[layer].router.down_bias, feature, token);
-                            }
-                            return bias;
-                          });
+          finish_residual(
+              residual, product == out_product ? mid : y, product == down && end,
+              [&](int feature, int token) {
+                float bias = 0;
+                if constexpr (c.out_bias) {
+                  if (product == out_product)
+                    bias = to_float(static_cast<const T*>(of.out_bias)[feature]);
+                }
+                if constexpr (c.expert_bias) {
+                  if (product == down)
+                    bias = expert_bias(p.of[layer].router.down_bias, feature, token);
+                }
+                return bias;
+              },
+              group);
           if (product == out_product) named_barrier_arrive(2, c.consumers() + 32);
         }
       }
@@ -1376,6 +1409,12 @@ struct persistent_layers {
     if constexpr (c.has_head()) {
       if (chooses()) choose(best);
     }
+    // Thread 0 of each CTA has an element of every row of exchanges.
+    if constexpr (c.ranks > 0)
+      if (threadIdx.x == 0) {
+        --group.epoch;
+        group.finish();
+      }
   }
 };
 

@@ -2,6 +2,7 @@
 // host and device code.
 #pragma once
 
+#include "common/group_memory.cuh"
 #include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
 
@@ -45,6 +46,7 @@ struct persistent_config {
   int vocab = 0;  // of a whole token: ids are embedded, and the next ones chosen; 0: layers alone
   bool draws = false, sums = false;  // of its choice (choice_form)
   bool head_bias = false, rounds_head = false, caps_head = false;
+  int ranks = 0;  // of a group, each with its slice of heads and of h; 0: there is none
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -61,7 +63,7 @@ struct persistent_config {
   // The last warpgroup has two working warps; it is whole because registers are reallocated by
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
-  constexpr int other_registers() const { return has_experts() ? 96 : 56; }
+  constexpr int other_registers() const { return has_experts() || ranks > 0 ? 96 : 56; }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
     const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;
@@ -274,15 +276,27 @@ struct persistent_token {
   int chooses;  // 0: there are layers behind these
 };
 
+struct persistent_ranks {
+  group_table loopback;      // where there is no table: of a rank that plays its peers
+  const group_table* table;  // the rank's own memory, or null
+  u32 tag;                   // of the problem and the variant
+};
+struct persistent_rank_common : persistent_common, persistent_ranks {};
+static_assert(sizeof(persistent_rank_common) ==
+              sizeof(persistent_common) + sizeof(persistent_ranks));
+
 // Parameters of a kernel have 32,764 bytes since CUDA 12.1.
-template <class Layer, int count>
-struct persistent_params_of : persistent_common {
+template <class Layer, int count, class Common = persistent_common>
+struct persistent_params_of : Common {
   static constexpr int most_layers = count;
   persistent_token token;
   Layer of[count];
 };
 using persistent_params = persistent_params_of<persistent_layer_pointers, 48>;
 using persistent_expert_params = persistent_params_of<persistent_expert_layer, 48>;
-static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384);
+using persistent_rank_params =
+    persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
+static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
+              sizeof(persistent_rank_params) <= 16384);
 
 }  // namespace fftune

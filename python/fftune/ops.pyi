@@ -7,6 +7,9 @@ from torch import Tensor
 from ._ops.packed import PackedWeight as PackedWeight
 from .distributed import Group as Group
 
+def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group
+              ) -> tuple[Tensor, Tensor]: ...
+
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None=None) -> Tensor: ...
 
 def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,

@@ -308,6 +308,15 @@ def _with_dense(format, x, w, scale, *others):
             kv_heads, *options)
 
 
+def _with_dense_head(format, logits_alone, x, w_norm, b_norm, w, scale, *others):
+    """head, or head_logits, for the dense weight."""
+    zero, others = (others[0], others[1:]) if format == "int4" else (None, others)
+    bias, *draw, vocab, group = others[:3 if logits_alone else 9]
+    w = _dense(format, w, scale, zero, vocab, x.shape[-1], group, x.dtype)
+    return (head_logits if logits_alone else head)(x, w_norm, b_norm, w, bias, *draw,
+                                                   *others[3 if logits_alone else 9:])
+
+
 def _moe_ffn_packed(format, x, ids, weights, w_gate, w_up, w_down, *others):
     scales, others = others[:3], others[3:]
     zeros, others = (others[:3], others[3:]) if format == "int4" else ((None,) * 3, others)
@@ -332,6 +341,8 @@ def _define_packed(format: str) -> None:
     globals().update({
         f"linear_packed{end}": linear_packed,
         f"ffn_packed{end}": functools.partial(_ffn_packed, format),
+        f"head_packed{end}": functools.partial(_with_dense_head, format, False),
+        f"head_logits_packed{end}": functools.partial(_with_dense_head, format, True),
         f"moe_ffn_packed{end}": functools.partial(_moe_ffn_packed, format),
         f"qkv_packed{end}": lambda *a: qkv(*_with_dense(format, *a)),
         f"qkv_packed_cached{end}": lambda *a: qkv_cached(*_with_dense(format, *a))})
@@ -692,8 +703,8 @@ def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, mi
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs, best, group=None):
-    _expect_no_group("decode", group)
+           form, embed_scale, logit_softcap, pad, logprobs, best, memory=None):
+    _expect_no_group("decode", memory)
     found = parse(form)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
@@ -959,13 +970,13 @@ def qkv_cached(*arguments):
 
 # layer
 
-def _expect_no_group(op, group):
-    if group is not None:
+def _expect_no_group(op, memory):
+    if memory is not None:
         raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
 
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, group=None):
-    _expect_no_group("layer", group)
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
+    _expect_no_group("layer", memory)
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):

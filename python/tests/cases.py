@@ -62,7 +62,7 @@ def _packed_as(format, n, k):
     scale = torch.randint(118, 122, (n, k // 32), dtype=torch.uint8)
     if format == "nvfp4":
         scale = torch.randint(80, 100, (n, k // 16), dtype=torch.uint8)
-        return reference.pack_weight_nvfp4(codes, scale, torch.rand(n) * 0.01, k)
+        return reference.pack_weight_nvfp4(codes, scale, torch.rand(n) * 0.002, k)
     if bits8:
         scale = torch.rand(n, k // 32) * {"fp8": 0.5, "int8": 0.003}[format]
     name = f"pack_weight_{format}" + ("_32" if bits8 else "")
@@ -120,6 +120,12 @@ def _cases_as(format):
                constants=(1, 2))
     yield Case(f"linear_packed_{format}-many", f"linear_packed_{format}", lambda r: _linear_as(format, r, 70),
                constants=(1, 2))
+    yield Case(f"head_packed_{format}", f"head_packed_{format}", lambda r: (
+        r(5, 64), r(64), None, *_packed_as(format, 41, 64), r(41), *_draw(False, 5), 41, _group_as(format), 1e-5,
+        "llama", 0.0, "f32", True), differentiable=False)
+    yield Case(f"head_logits_packed_{format}", f"head_logits_packed_{format}", lambda r: (
+        r(2, 3, 64), None, None, *_packed_as(format, 41, 64), None, 41, _group_as(format), 1e-6, "llama", "same"),
+        differentiable=False)
     yield Case(f"ffn_packed_{format}", f"ffn_packed_{format}", lambda r: _ffn_as(format, r, 3),
                constants=tuple(range(1, 7)))
     yield Case(f"qkv_packed_{format}", f"qkv_packed_{format}", lambda r: _qkv_as(format, r, (2, 5)),
@@ -463,6 +469,12 @@ CASES = [
     Case("head-filtered", "head",
          lambda r: (r(5, 24), None, None, r(41, 24), r(41), *_draw(True, 5), 1e-6, "llama", 30.0,
                     "same", False), differentiable=False),
+    Case("head_packed", "head_packed",
+         lambda r: (r(5, 64), r(64), None, *_packed(r, 41, 64, True), None, *_draw(None), 41, "32", 1e-5, "llama",
+                    0.0, "same", False), differentiable=False),
+    Case("head_logits_packed", "head_logits_packed",
+         lambda r: (r(2, 3, 64), r(64), None, *_packed(r, 41, 64, False), r(41), 41, "32", 1e-5, "gemma", "same"),
+         differentiable=False),
     Case("head_logits", "head_logits",
          lambda r: (r(2, 3, 24), r(24), None, r(41, 24), r(41), 1e-5, "gemma", "same"),
          differentiable=False),

@@ -321,3 +321,17 @@ def _linear_of(weight):
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight)
     return linear
+
+
+@pytest.mark.parametrize("format", ("int4", "nvfp4"))
+def test_a_head_with_a_packed_weight_chooses_as_with_the_dense_one(format):
+    layer = QuantLinear.from_linear(nn.Linear(64, 50, bias=False), 32 if format == "int4" else 16, format=format)
+    x, norm = torch.randn(7, 64), torch.rand(64) + 0.5
+    packed = layer.packed_weight
+    dense = packed.dense()
+    ids, logit = fftune.ops.head(x, packed, norm)
+    right, right_logit = fftune.ops.head(x, dense, norm)
+    assert torch.equal(ids, right) and close(logit, right_logit)
+    assert close(fftune.ops.head_logits(x, packed, norm), fftune.ops.head_logits(x, dense, norm))
+    with pytest.raises(fftune.Error, match=r"head: w is a packed weight \[50, 64\]: give one of \[vocab, 32\]"):
+        fftune.ops.head(x[:, :32], packed)

@@ -233,22 +233,24 @@ void time_variants(const Task& task) {
   Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{64} << 20});
   using Size = std::pair<std::int64_t, std::int64_t>;
   const std::vector<std::pair<std::string, std::vector<Size>>> list{
-      {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=2", {{64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=1", {{64, 4096}}},
+      {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}}},
+      {"all_reduce_packets/threads=256,cluster=2", {{16, 4096}, {64, 4096}}},
       {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2",
-       {{64, 4096}, {138, 6144}, {512, 4096}}},
+       {{16, 4096}, {64, 4096}, {138, 6144}}},
+      {"all_reduce_chunks/shots=1,senders=8,summers=256,parts=8,blocks=2",
+       {{64, 4096}, {138, 6144}}},
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=4,blocks=2", {{138, 6144}}},
       {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=1,blocks=2",
-       {{512, 4096}, {1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=128,parts=1,blocks=3",
        {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=128,parts=4,blocks=3", {{138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=2,blocks=2", {{138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=128,parts=1,blocks=4",
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=2",
        {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=2,senders=4,summers=256,parts=1,blocks=2",
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=3",
        {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=2,senders=4,summers=256,parts=4,blocks=2", {{138, 6144}}}};
+      {"all_reduce_chunks/shots=1,senders=2,summers=512,parts=1,blocks=2",
+       {{1024, 4096}, {4096, 8192}}},
+      {"all_reduce_chunks/shots=1,senders=4,summers=512,parts=4,blocks=1", {{1024, 4096}}},
+      {"all_reduce_chunks/shots=2,senders=2,summers=256,parts=1,blocks=2",
+       {{1024, 4096}, {4096, 8192}}}};
   // Compiles all kernels at once, into the cache.
   std::vector<std::thread> compilers;
   for (const auto& [id, sizes] : list)

@@ -82,11 +82,17 @@ std::vector<Use> uses() {
           {{{"batch", 2}, {"cache", 20}},
            {{"head-weights", "int4"}, {"head-group", "row"}, {"head-zeros", "yes"}}}};
 }
+/// A rank's slices: of the layers, and of the head too.
+std::vector<Use> uses_of_ranks() {
+  return {{{{"batch", 3}, {"cache", 33}, {"ranks", 2}, {"stops", 2}}, {{"head", "sliced"}}},
+          {{{"batch", 1}, {"cache", 20}, {"ranks", 3}}, {{"choose", "sample"}}}};
+}
 
-void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
+void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more,
+                  const std::vector<Use>& all = uses()) {
   const DeviceKind kind = backend.facts().kind;
   std::mt19937_64 random(1);
-  for (const Use& use : uses()) {
+  for (const Use& use : all) {
     CAPTURE(model.name);
     const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
     CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
@@ -370,6 +376,14 @@ TEST_CASE("decode refuses fields that do not go together, and those that it has 
   CHECK(complaint(with("s", 3)).find("'s'") != std::string::npos);
   CHECK(complaint(with("pages", 3)).find("pages without page") != std::string::npos);
   CHECK(complaint(with("experts", 8)).find("experts=8 is of ffn=moe") != std::string::npos);
+  const auto of_ranks = [&](std::int64_t ranks, Options options) {
+    options["head"] = "sliced";
+    return complaint(ranks > 0 ? with("ranks", ranks) : sizes, options);
+  };
+  CHECK(of_ranks(2, {}) == "");
+  CHECK(of_ranks(0, {}).find("head=sliced without ranks") != std::string::npos);
+  CHECK(of_ranks(5, {}).find("5 ranks do not divide vocab=96") != std::string::npos);
+  CHECK(of_ranks(2, {{"choose", "sample"}}).find("a draw needs all logits") != std::string::npos);
 }
 
 TEST_CASE("every model that decode knows is a problem of it, on pages too") {
@@ -617,6 +631,17 @@ TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {
   }
   CHECK(own.ints("steps")[0] == 9);
   CHECK(own.ints("ended")[1] == 2);
+}
+
+TEST_CASE("decode: slices of a group's ranks are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  verify_model(*backend, small_models().front(), DType::f32, 0, uses_of_ranks());
+}
+
+TEST_CASE("decode: slices of a group's ranks are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  verify_model(*backend, small_models().front(), DType::bf16, 0, uses_of_ranks());
 }
 
 TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {

@@ -20,6 +20,7 @@ namespace {
 
 constexpr const char* persistent = "persistent";
 constexpr const char* with_experts = "persistent_experts";
+constexpr const char* with_ranks = "persistent_ranks";
 
 Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   Sizes sizes{{"batch", 1},    {"d", 512},  {"h", 1056},   {"heads", 16},
@@ -29,7 +30,8 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
 }
 
 const Family& family_for(const Problem& problem) {
-  return family_of(layer_op(), !layer::has_experts(problem)          ? persistent
+  return family_of(layer_op(), problem.sizes.contains("ranks")       ? with_ranks
+                               : !layer::has_experts(problem)        ? persistent
                                : !problem.sizes.contains("shared-h") ? with_experts
                                : problem.has("shared-gate", "yes")   ? "persistent_weighted"
                                                                      : "persistent_shared");
@@ -136,6 +138,17 @@ std::vector<Use> uses_of_experts() {
           {{"shared-gate", "yes"}, {"ffn-bias", "yes"}})};
 }
 
+/// And a rank's slice, which plays its peer too.
+std::vector<Use> uses_of_ranks() {
+  return {{DType::bf16, {{"ranks", 2}}, {}},
+          {DType::fp16,
+           {{"ranks", 2}, {"batch", 2}, {"cache", 333}, {"kv-heads", 4}},
+           {{"lengths", "ragged"}, {"convention", "gemma"}}},
+          {DType::bf16,
+           {{"ranks", 2}, {"batch", 5}, {"page", 16}, {"dim", 128}, {"kv-heads", 4}},
+           {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
+}
+
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;
   sizes["layers"] = layers;
@@ -180,6 +193,7 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
+  for (Use& use : uses_of_ranks()) all.push_back(std::move(use));
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
 
@@ -205,6 +219,11 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
   refuses(problem_of(DType::bf16, {}, {{"residual-scale", "yes"}}), "residual-scale=yes");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
+  refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
+  CHECK(family_of(layer_op(), persistent)
+            .refusal(problem_of(DType::bf16, {{"ranks", 2}}), facts_of_architecture("sm_90a"))
+            .value_or("")
+            .find("ranks=2") != std::string::npos);
   const auto mixture = [](Sizes sizes, Options options = {}) {
     sizes.insert({{"experts", 16}, {"top-k", 8}});
     options.insert({"ffn", "moe"});
@@ -352,6 +371,10 @@ TEST_CASE("persistent layers with windows and sinks against the reference", "[gp
 
 TEST_CASE("persistent layers with windows of several tokens, and parts of heads rotated", "[gpu]") {
   verify_uses(uses(), 18, uses().size());
+}
+
+TEST_CASE("persistent layers of a rank's slice against the reference", "[gpu]") {
+  verify_uses(uses_of_ranks(), 0, uses_of_ranks().size());
 }
 
 TEST_CASE("persistent layers with experts against the reference", "[gpu]") {

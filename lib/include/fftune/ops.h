@@ -1861,6 +1861,8 @@
  *                                                         share a scale
  *   head-zeros      no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
+ *   head            whole, sliced                         with ranks, whether each has all rows of
+ *                                                         the head or, sliced, its part of them
  *   embed-scale     a number from -1000000 to 1000000     a factor of the embedding
  *   pad             a number from 0 to 2147483647         the id of a sequence that has ended
  *
@@ -2046,5 +2048,22 @@
  *   1  residual  input  T  [m, d]
  * with link=peers: x, group, y
  *   1  group  input  i64  [18] */
+
+/* all-argmax: the best of the ids that the ranks of a group chose, each from its slice of the
+ *   vocabulary
+ *
+ *   m      1 to 65536       tokens (any number)
+ *   vocab  1 to 134217728   ids of a rank's slice
+ *   ranks  1 to 8           ranks of the group
+ *   link   loopback, peers  peers: a group's memory is given; loopback: one rank plays all, whose
+ *                           ids and logits are equal
+ *
+ * Pass fwd: dtype f32 on CUDA; f32 on the CPU
+ *   0  ids         input   i32  [m]
+ *   1  logit       input   T    [m]
+ *   2  best_ids    output  i32  [m]
+ *   3  best_logit  output  T    [m]
+ * with link=peers: ids, logit, group, best_ids, best_logit
+ *   2  group  input  i64  [18] */
 
 #endif

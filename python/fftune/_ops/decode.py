@@ -22,7 +22,7 @@ _HEAD = ("final_norm", "final_norm_bias", "w_head", "head_bias", "temperature", 
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
-          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "group", "weights", "caches")},
+          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "weights", "caches")},
           # Inputs of the layers and the head: _values() checks them one by one.
           "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
@@ -33,7 +33,7 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
 _OWN = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
 
 
-def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, group,
+def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, memory,
             *own):
     layers, head = own[:-len(_HEAD)], dict(zip(_HEAD, own[-len(_HEAD):]))
     batch, (vocab, d) = ids.shape[0], embedding.shape
@@ -41,8 +41,10 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         expect("decode", name, tensor, (batch,), torch.int32)
     expect("decode", "out", out, (batch, out.shape[1]), torch.int32)
     dtype = embedding.dtype
-    for name, shape in (("w_head", (vocab, d)), ("final_norm", (d,)), ("final_norm_bias", (d,)),
-                        ("head_bias", (vocab,))):
+    sliced = memory is not None and head["w_head"].shape[0] != vocab
+    rows = vocab // parse(options[0]).get("ranks") if sliced else vocab
+    for name, shape in (("w_head", (rows, d)), ("final_norm", (d,)), ("final_norm_bias", (d,)),
+                        ("head_bias", (rows,))):
         expect("decode", name, head[name], shape, dtype)
     for name, kind in (("temperature", torch.float32), ("seeds", torch.int64),
                        ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)):
@@ -50,16 +52,17 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     if not batch:
         return None
     # The plan makes the inputs of the layers.
-    rows = torch.empty(batch, 1, dtype=torch.int32, device="meta")
+    places = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
-    sizes = _values_of_layers((options[0], None), x, rows if rotates else None, angles, rows,
-                              rows[:, 0], pages, group, *layers)
+    sizes = _values_of_layers((options[0], None), x, places if rotates else None, angles, places,
+                              places[:, 0], pages, memory, *layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
         "vocab": vocab, "stops": None if stop is None else stop.shape[0], "room": out.shape[1],
         "choose": choose, "head-bias": "no" if head["head_bias"] is None else "yes",
+        **({"head": "sliced"} if sliced else {}),
         "best": options[-1] or None, **dict(zip(_OWN, options[1:]))}
 
 
@@ -71,11 +74,11 @@ _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
         "Tensor? pages, Tensor[] weights, Tensor(f!)[] caches, Tensor final_norm, "
         "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
-        "float logit_softcap, int pad, bool logprobs, int best, Tensor? group=None) -> "
+        "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor)", "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
-      embed_scale, logit_softcap, pad, logprobs, best, group=None):
+      embed_scale, logit_softcap, pad, logprobs, best, memory=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -102,7 +105,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
         own += caches[2 * at:2 * at + 2]
         own += map(tensors.get, parsed.behind)
     others = [None if t is None else ready(t) for t in (
-        limits, stop, embedding, angles, pages)] + [group]
+        limits, stop, embedding, angles, pages)] + [memory]
     head = [None if t is None else ready(t) for t in (
         final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p)]
     chosen = torch.empty(batch, dtype=torch.int32, device=device)
@@ -121,7 +124,7 @@ _PLACE_OF_LOGPROBS = 24  # behind ids
 
 
 @fake("decode")
-def _(ids, *others, **group):
+def _(ids, *others, memory=None):
     numbers = ids.new_empty(ids.shape, dtype=torch.float32)
     logprobs, best = others[_PLACE_OF_LOGPROBS:_PLACE_OF_LOGPROBS + 2]
     shape = (*ids.shape, best) if best else (0, 0)
@@ -170,7 +173,8 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         best: Also return the best ids and their log-probabilities, as in `sample`.
         options: The other arguments of `layer` by name: act, convention, eps and so on. convention and
             eps are those of `final_norm` too.
-        group: As in `layer`: its ranks have slices of the layers. Each has the whole embedding and head.
+        group: As in `layer`: its ranks have slices of the layers. Each has the whole embedding, and the
+            whole head or, to choose the best id, its rows of w_head, [vocab / ranks, d].
 
     Returns:
         (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
@@ -190,7 +194,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
             raise Error(f"decode: {name} is {list(tensor.shape)}: give {_KINDS[name].shape}")
     if options is not None and not isinstance(options, Mapping):
         raise Error("decode: options are no mapping: give the layers' by name")
-    memory = None if group is None else memory_of("decode", group, embedding[:ids.shape[0]])
+    memory = None if group is None else memory_of("decode", group, embedding, ids.shape[0] * embedding.shape[1])
     try:
         form, flat, flat_caches = given_layers(embedding, weights, caches, heads, kv_heads, angles,
                                                ranks=0 if group is None else group.ranks,

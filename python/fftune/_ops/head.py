@@ -6,6 +6,7 @@ from .._checks import named
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
+from .packed import FORMATS, PackedWeight, group_word, has_zeros, parts_of, suffix
 
 _DRAW = "temperature:floats?, seeds:i64?, steps:ints?, top_k:ints?, top_p:floats?, min_p:floats?"
 
@@ -16,6 +17,12 @@ declare("head", "head", f"x, w_norm?, b_norm?, w, bias?, {_DRAW}, eps, conventio
         "logprobs:bool, best", _RESULTS)
 declare("head_logits", "head", "x, w_norm?, b_norm?, w, bias?, eps, convention, logits", "y=logits",
         fixed={"choose": "none"})
+for _format in FORMATS:
+    _weight = f"w_norm?, b_norm?, w, scale=w_scale, {'zero=w_zero?, ' if has_zeros(_format) else ''}bias?"
+    declare(f"head_packed{suffix(_format)}", "head", f"x, {_weight}, {_DRAW}, vocab, group, eps, convention, "
+            "softcap, logits, logprobs:bool, best", _RESULTS, fixed={"weights": _format}, label="head")
+    declare(f"head_logits_packed{suffix(_format)}", "head", f"x, {_weight}, vocab, group, eps, convention, "
+            "logits", "y=logits", fixed={"choose": "none", "weights": _format}, label="head")
 
 
 def _per_row(label: str, name: str, value, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,7 +112,7 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
 
     Args:
         x: Hidden states, [..., d].
-        w: Weight of the head, [vocab, d].
+        w: Weight of the head, [vocab, d], or a ``PackedWeight``.
         norm: Weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
         norm_bias: [d].
         bias: [vocab].
@@ -116,9 +123,10 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
     Returns:
         As `sample`.
     """
+    name, weight, sizes = _weight_of("head", x, w)
     return _given(logprobs, best, call(
-        OPS.head, x, norm, norm_bias, w, bias,
-        *_draw("head", x, temperature, seeds, steps, top_k, top_p, min_p),
+        getattr(OPS, name), x, norm, norm_bias, *weight, bias,
+        *_draw("head", x, temperature, seeds, steps, top_k, top_p, min_p), *sizes,
         *_norm_options(norm, eps, convention), softcap, logits, logprobs, best))
 
 
@@ -134,8 +142,18 @@ def head_logits(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: 
     Returns:
         [..., vocab].
     """
-    return call(OPS.head_logits, x, norm, norm_bias, w, bias, *_norm_options(norm, eps, convention),
-                logits)
+    name, weight, sizes = _weight_of("head_logits", x, w)
+    return call(getattr(OPS, name), x, norm, norm_bias, *weight, bias, *sizes,
+                *_norm_options(norm, eps, convention), logits)
+
+
+def _weight_of(name: str, x: Tensor, w: Tensor | PackedWeight) -> tuple[str, tuple, tuple]:
+    """The op, the tensors of the weight, and what a packed one has beside them."""
+    if not isinstance(w, PackedWeight):
+        return name, (w,), ()
+    if isinstance(x, Tensor) and x.dim() and x.shape[-1] != w.k:
+        raise Error(f"head: w is a packed weight [{w.n}, {w.k}]: give one of [vocab, {x.shape[-1]}]")
+    return f"{name}_packed{suffix(w.format)}", parts_of(w), (w.n, group_word("head", w.group, w.format))
 
 
 def _norm_options(norm, eps, convention) -> tuple[float, str]:

@@ -22,7 +22,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "angles": Kind(KINDS["f32"], "[positions, rotary]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
-          "group": Kind(KINDS["i64"], "the memory of a Group"),
+          "memory": Kind(KINDS["i64"], "the memory of a Group"),
           **{name: Kind(KINDS["floats"] | KINDS["u8"], "[...]") for name in ("weights", "own")},
           "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
 
@@ -32,7 +32,7 @@ def _expect_three(x: Tensor) -> None:
         raise Error(f"layer: x is {list(x.shape)}: give [batch, tokens, features]")
 
 
-def _values(options, x, positions, angles, slots, lengths, pages, group, *own):
+def _values(options, x, positions, angles, slots, lengths, pages, memory, *own):
     form, kv_head = parse(options[0]), options[1]
     _expect_three(x)
     batch, s, d = x.shape
@@ -42,8 +42,8 @@ def _values(options, x, positions, angles, slots, lengths, pages, group, *own):
                    if name in form.behind else None for name in ("w_down", "w_shared_down"))
     h = form.get("h", h)
     shapes = shapes_of(form, d, h, shared_h)
-    if (group is None) != (form.get("ranks") is None):
-        raise Error("layer: the form has ranks and there is no group, or there is one without ranks")
+    if (memory is None) != (form.get("ranks") is None):
+        raise Error("layer: the form has ranks without a group's memory, or that is given without ranks")
     first = own[before]
     if pages is None:
         page, count_of_pages, cache = None, None, first.shape[2]
@@ -109,8 +109,8 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
     rotates = parsed.get("rotation") != "none"
     angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
-    group = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
-    inputs = (x, rows if rotates else None, angles, rows, rows[0], None, group,
+    memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], None, memory,
               *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
     Plan(device, _LAYER.problem((form, None), inputs))
 
@@ -159,9 +159,9 @@ def _has_pages(cache: Tensor, first: Tensor) -> bool:
 
 
 @define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
-        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? group=None) -> Tensor",
+        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? memory=None) -> Tensor",
         "layer", _KINDS)
-def _(x, positions, angles, slots, lengths, pages, weights, caches, form, group=None):
+def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -189,7 +189,7 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, group=
     gap = pages is not None and caches[0].stride(2) != caches[0].shape[3]
     kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
     run(_LAYER, (form, kv_head),
-        (x, positions, angles, ready(slots), ready(lengths), table, group, *own), (y,))
+        (x, positions, angles, ready(slots), ready(lengths), table, memory, *own), (y,))
     return y
 
 
@@ -340,7 +340,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
                    positions=positions, angles=angles)
     _expect_three(x)
-    memory = None if group is None else memory_of("layer", group, x)
+    memory = None if group is None else memory_of("layer", group, x, x.numel())
     form, flat, flat_caches = given_layers(
         x, weights, caches, heads, kv_heads, angles, act=act, convention=convention, eps=eps,
         softcap=softcap, scale=scale, rope_scale=rope_scale, top_k=top_k, score=score, order=order,
