@@ -18,8 +18,8 @@ SIZES = ((1, 4096), (6, 6144), (64, 4096), (138, 6144), (1024, 4096), (4096, 819
 CALLS, REPLAYS = 20, 30
 
 
-def replay_time(call) -> float:
-    """Microseconds of one call in a graph, the larger of the ranks."""
+def replay_time(call, calls: int = CALLS, replays: int = REPLAYS) -> float:
+    """Microseconds of one call in a graph of several, the larger of the ranks."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -27,10 +27,10 @@ def replay_time(call) -> float:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(CALLS):
+        for _ in range(calls):
             call()
     times = []
-    for _ in range(REPLAYS):
+    for _ in range(replays):
         dist.barrier()
         torch.cuda.synchronize()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -39,7 +39,7 @@ def replay_time(call) -> float:
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / CALLS * 1e3)
+        times.append(begin.elapsed_time(end) / calls * 1e3)
     worst = torch.tensor([statistics.median(times)], device="cuda")
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return worst.item()

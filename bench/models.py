@@ -18,9 +18,10 @@ Parts, each in as much of the budget as is left:
   liger     Liger-Kernel's patch beside eager and fftune's: a forward pass, and a training step
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  a layer of Llama and its MLP by fftune.check; two experts behind a mask
+  train-experts  the same of Qwen3-30B-A3B with 4 layers at 2 x 4096 tokens, beside grouped_mm
   t5        T5-base generating without repetition, 20 and 128 tokens
-  gpt2      GPT-2 at 256 x 16, forward and a training step
-  curves    losses of 200 steps of a small Llama on generated text, two seeds, with and without
+  gpt2      GPT-2 at 256 x 16, forward; gpt2-train: a training step
+  curves    losses of 200 steps of a small Llama on generated text, three seeds, with and without
 
 With --side-by-side, each case of whole and prefill has a process of its own: these compile at the
 same time, and are timed in turn when all have compiled.
@@ -602,6 +603,8 @@ def times_of_training(model, label: str, batch: dict) -> dict:
         memory = next((mode for mode in ("balanced", "small") if mode in label), "fast")
         fftune.patch(model, recompute="recompute" in label, memory=memory,
                      attention="attention" in label)
+    elif hasattr(model.config, "num_experts"):
+        model.set_experts_implementation("grouped_mm")
     if "graphs" in label:  # Inductor's CUDA graphs of the forward and the backward pass
         module = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
@@ -642,6 +645,20 @@ def train_llama(report: Report, part: str = "train", labels=None) -> None:
                      "eager+patch+small", "eager+patch+recompute", "compile+patch+attention"))
 
 
+def train_experts(report: Report, labels=None) -> None:
+    """Qwen3-30B-A3B with 4 of its 48 layers; without patch its experts run by torch._grouped_mm."""
+    sizes = dict(hidden_size=2048, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+                 moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, vocab_size=151936)
+    if not FULL:
+        sizes = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+                     moe_intermediate_size=48, num_experts=6, num_experts_per_tok=2, vocab_size=96)
+    config = transformers.Qwen3MoeConfig(num_hidden_layers=4, norm_topk_prob=True, **sizes)
+    ids = torch.randint(0, config.vocab_size, (2, 4096) if FULL else (2, 8), device=DEVICE)
+    train(report, "train", "qwen3-30b-a3b, 4 layers 2x4096",
+          lambda: build(transformers.Qwen3MoeForCausalLM, config), {"input_ids": ids, "labels": ids},
+          labels or ("eager", "compile", "eager+patch", "eager+patch+small", "compile+patch"))
+
+
 # loss curves
 
 def generated_text(vocabulary: int, length: int) -> torch.Tensor:
@@ -661,7 +678,7 @@ def curves(report: Report) -> None:
                                       num_attention_heads=8, num_key_value_heads=4, vocab_size=256)
     text = generated_text(256, 1 << (20 if FULL else 12)).to(DEVICE)
     for label in ("eager", "eager+patch"):
-        for seed in (1, 2):
+        for seed in (1, 2, 3):
             model = build(transformers.LlamaForCausalLM, config, torch.float32).train()
             torch.manual_seed(seed)
             with torch.no_grad():
@@ -712,13 +729,14 @@ def gpt2_forward(report: Report) -> None:
         report.add("programs", "gpt2 256x16 forward", interleaved(runs))
 
 
-def gpt2_train(report: Report) -> None:
+def gpt2_train(report: Report, labels=None) -> None:
     config = gpt2_config()
     ids = torch.randint(0, config.vocab_size, (256, 16) if FULL else (2, 16), device=DEVICE)
     train(report, "programs", "gpt2 256x16 step", lambda: build(transformers.GPT2LMHeadModel, config),
           {"input_ids": ids, "labels": ids},
-          ("eager", "eager+patch", "eager+graphed", "eager+patch+graphed", "compile", "compile+patch",
-           "compile+graphs", "compile+patch+graphs", "eager+patch+recompute"))
+          labels or ("eager", "eager+patch", "eager+graphed", "eager+patch+graphed", "compile",
+                     "compile+patch", "compile+graphs", "compile+patch+graphs",
+                     "eager+patch+recompute"))
 
 
 def t5_generate(report: Report) -> None:
@@ -852,7 +870,7 @@ def table(results: dict) -> None:
 def plot(results: dict, path: Path) -> None:
     """The losses of "curves" as an SVG."""
     colours = {"eager seed 1": "#444", "eager seed 2": "#aaa", "eager+patch seed 1": "#c33",
-               "eager+patch seed 2": "#e99"}
+               "eager+patch seed 2": "#e99", "eager seed 3": "#777", "eager+patch seed 3": "#d66"}
     width, height, left, low = 720, 400, 60, 350
     losses = results["losses"]
     top = max(map(max, losses.values()))
@@ -884,11 +902,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=450)
     parser.add_argument("--tune-budget", type=float, default=90, help="of it, for the part tune")
     parser.add_argument("--parts",
-                        default="host,warm,forward,moe,decode,train,programs,t5,gpt2,curves")
+                        default="host,warm,forward,moe,decode,train,train-experts,programs,t5,gpt2,"
+                        "gpt2-train,curves")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--whole-cases", default=",".join(WHOLE_CASES), help="of the part whole")
     parser.add_argument("--prefill-cases", default=",".join(PREFILL_CASES))
-    parser.add_argument("--labels", help="of the part whole: eager and these of its contenders")
+    parser.add_argument("--labels", help="these contenders of whole, train, train-experts, gpt2-train")
     parser.add_argument("--side-by-side", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--plot", nargs=2, metavar=("JSON", "SVG"))
@@ -900,7 +919,8 @@ def main() -> None:
     if options.warm_one:
         return warm_one(*options.warm_one.split("|"))
     report = Report(options.out, options.budget)
-    wanted = ["eager", *options.labels.split(",")] if options.labels else None
+    chosen = options.labels.split(",") if options.labels else None
+    wanted = ["eager", *chosen] if chosen else None
     if options.one:
         part, case = options.one.split("|")
         return report.attempt(part, case, lambda: one_of_several(report, part, case, wanted))
@@ -933,10 +953,13 @@ def main() -> None:
     if "liger" in parts:
         jobs.append(("liger", "llama-1b", lambda: beside_liger(report)))
     if "train" in parts:
-        jobs.append(("train", "llama-1b 4x2048", lambda: train_llama(report)))
+        jobs.append(("train", "llama-1b 4x2048", lambda: train_llama(report, labels=chosen)))
+    if "train-experts" in parts:
+        jobs.append(("train", "qwen3-30b-a3b", lambda: train_experts(report, chosen)))
     for part, programs in (("programs", (("llama layer", llama_layer), ("two experts", two_experts))),
                            ("t5", (("t5 generate", t5_generate),)),
-                           ("gpt2", (("gpt2 forward", gpt2_forward), ("gpt2 step", gpt2_train)))):
+                           ("gpt2", (("gpt2 forward", gpt2_forward),)),
+                           ("gpt2-train", (("gpt2 step", lambda r: gpt2_train(r, chosen)),))):
         if part in parts:
             for name, job in programs:
                 jobs.append(("programs", name, lambda job=job: job(report)))

@@ -2,7 +2,8 @@
 """Whole models in vLLM without fftune's plugin and with it, both engines alive on one GPU.
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
-                      [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS]
+                      [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--begin FILE]
+                      [--invariant]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
@@ -10,14 +11,23 @@ with FFTUNE_VLLM=1, or for weights of 4 bits (llama-3.1-8b-int4) FFTUNE_VLLM=lin
 value, such as layers,prompts. The two take turns.
 
 decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
-         the head and the sampling; "wall" is the time that a caller waits for one step
+         the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
+         the host's time for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
-serve    --serve N: the time of N requests of 1,024 tokens in and 128 out
+serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding. A
+         quarter of them run before, and kernels are compiled
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Tiny models
          (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe) are for this
+
+With --invariant both engines have the plugin, and the second VLLM_BATCH_INVARIANT=1: a ratio is the
+cost. It runs 24 requests one by one and all at once, and counts those that get other tokens or
+log-probabilities.
+
+Engines take a minute to start. With --begin FILE they wait until FILE is there, so that others may use
+the GPU meanwhile.
 
 A time is the median of the rounds; a ratio above 1 means that fftune is faster. Each engine's log
 lies beside FILE.json.
@@ -66,9 +76,13 @@ MODELS = {
     "tiny-qwen3-moe": dict(tiny(QWEN3_MOE), num_experts=16, num_experts_per_tok=4,
                            moe_intermediate_size=256)}
 GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True,
-            checkpoint_format="gptq")
+            checkpoint_format="gptq",
+            # Without names vLLM looks for them in files of weights, which there are none of.
+            modules_in_block_to_quantize=["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                          "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+                                          "mlp.down_proj"])
 MODELS["llama-3.1-8b-int4"] = dict(MODELS["llama-3.1-8b"], quantization_config=GPTQ)
-ROUNDS, STEPS = 3, 40  # of decoding
+ROUNDS, STEPS = 5, 40  # of decoding
 PREFILLS = ((1, 512), (4, 1024))
 
 
@@ -104,6 +118,17 @@ class LastGraph:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / repeats
+
+    def host_milliseconds(self, repeats=5):
+        import torch
+
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            self.plain(self.graph)
+        took = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        return took * 1e3 / repeats
 
 
 def unit_gain(model):
@@ -174,7 +199,8 @@ class Engine:
         steps = self.made - first
         wall = (time.perf_counter() - begin) * 1e3 / steps
         one_graph = self.graphs.replays - replays < 1.5 * steps
-        return {"wall": wall, "gpu": self.graphs.milliseconds() if one_graph else None}
+        return {"wall": wall, "gpu": self.graphs.milliseconds() if one_graph else None,
+                "launch": self.graphs.host_milliseconds() if one_graph else None}
 
     def finish(self):
         while self.engine.has_unfinished_requests():
@@ -187,6 +213,13 @@ class Engine:
         self.finish()
         return (time.perf_counter() - begin) * 1e3
 
+    def settle(self):
+        """Waits for kernels that are compiled beside the engine."""
+        layers = sys.modules.get("fftune.vllm.layers")
+        while layers and not all(made for state in list(layers._states.values())
+                                 for made in list(state.plans.values())):
+            time.sleep(0.1)
+
     def serve(self, requests):
         for _ in range(requests):
             self._add(1024, self._sampling(128))
@@ -194,9 +227,34 @@ class Engine:
         self.finish()
         return time.perf_counter() - begin
 
+    def alone(self, requests):
+        """How many requests get other tokens or log-probabilities beside others than alone."""
+        sampling = self._sampling(48, logprobs=1)
+        prompts = [self._prompt(self.numbers.randint(1, 600)) for _ in range(requests)]
+
+        def finished():
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    if output.finished:
+                        one = output.outputs[0]
+                        yield output.request_id, [(token, best[token].logprob) for token, best
+                                                  in zip(one.token_ids, one.logprobs)]
+
+        results = []
+        for together in (False, True):
+            found = {}
+            for number, prompt in enumerate(prompts):
+                self.engine.add_request(f"{number}", prompt, sampling)
+                if not together:
+                    found |= finished()
+            results.append(found | dict(finished()))
+        return sum(results[0][name] != results[1][name] for name in results[0])
+
     def churn(self, requests):
         """Tokens of requests that come and go, with the log-probability of each and the gap between
         the two best. Every eighth is aborted; half of them share a beginning."""
+        if layers := sys.modules.get("fftune.vllm.layers"):
+            layers.COMPILES_BESIDE = False  # all batches run by the ops
         shared = self._prompt(200)["prompt_token_ids"]
         waiting = []
         for number in range(requests):
@@ -251,8 +309,10 @@ def worker(config, settings, answers):
 class Contender:
     def __init__(self, name, model, settings, plugin, folder):
         read, write = os.pipe()
-        environment = {**os.environ, "FFTUNE_VLLM": str(plugin), "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        invariant = {"VLLM_BATCH_INVARIANT": "1"} if name == "invariant" else {}
+        environment = {**os.environ, **invariant, "FFTUNE_VLLM": str(plugin),
+                       "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
+                       "VLLM_NO_USAGE_STATS": "1"}
         self.log = folder / f"{model}.{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -329,9 +389,11 @@ def report(row):
 
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
+    parts = arguments.parts or ("linears" if "quantization_config" in MODELS[model] else 1)
+    plugins = parts if arguments.invariant else 0, parts
     pair = [Contender(name, model, settings, plugin, folder)
-            for name, plugin in (("vllm", 0), ("fftune", arguments.parts or (
-                "linears" if "quantization_config" in MODELS[model] else 1)))]
+            for name, plugin in zip(("fftune", "invariant") if arguments.invariant
+                                    else ("vllm", "fftune"), plugins)]
     rows = []
 
     def add(**row):
@@ -347,16 +409,21 @@ def run(model, arguments, folder):
         facts = [contender.answer() for contender in pair]
         print(f"{model}: engines start in {facts[0]['seconds']:.0f} s and "
               f"{facts[1]['seconds']:.0f} s", flush=True)
+        if arguments.serve:
+            both("serve", max(arguments.serve // 4, 1))
+            both("settle")
+        while arguments.begin and not arguments.begin.exists():
+            time.sleep(0.2)
         if arguments.check:
             for contender in pair:
                 contender.ask("churn", 200)
             add(work="check", **compare_tokens(*[contender.answer() for contender in pair]))
         else:
-            for batch in arguments.batch:
+            for batch in arguments.batch if not arguments.serve else ():
                 both("decode", batch, arguments.context)
                 rounds = [both("step") for _ in range(ROUNDS)]
                 both("finish")
-                for kind in ("gpu", "wall"):
+                for kind in ("gpu", "wall", "launch"):
                     times = [[pair[i][kind] for pair in rounds] for i in (0, 1)]
                     if None not in times[0] + times[1]:
                         add(work="decode", batch=batch, context=arguments.context, time=kind,
@@ -370,6 +437,10 @@ def run(model, arguments, folder):
             if arguments.serve:
                 own, mine = both("serve", arguments.serve)
                 add(work="serve", requests=arguments.serve, time="seconds", own=own, mine=mine)
+            if arguments.invariant:
+                usual, invariant = both("alone", 24)
+                add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
+                    wrong=[invariant] * bool(invariant))
     except RuntimeError as error:
         add(work="failed")
         print(error, flush=True)
@@ -395,6 +466,8 @@ def main():
     parser.add_argument("--parts", default="")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, default=0)
+    parser.add_argument("--begin", type=Path)
+    parser.add_argument("--invariant", action="store_true")
     arguments = parser.parse_args()
     models = arguments.models.split(",")
     unknown = [model for model in models if model not in MODELS]

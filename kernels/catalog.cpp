@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/act_mul/act_mul.hpp"
+#include "kernels/all_argmax/all_argmax.hpp"
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
@@ -57,7 +58,8 @@ const Catalog& builtin_catalog() {
                                 &linear_cross_entropy_op(),
                                 &scale_op(),
                                 &decode_op(),
-                                &all_reduce_op()},
+                                &all_reduce_op(),
+                                &all_argmax_op()},
                                &sources};
   return catalog;
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "core/dtype.hpp"
+#include "device/program.hpp"
 #include "kernels/common/all_reduce.cuh"
 #include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
@@ -36,6 +37,9 @@ struct Form {
 };
 Form form_of(const Problem& problem);
 
+/// The rank's memory as an input of a collective, with link=peers.
+TensorSpec group_tensor();
+
 /// The layout of the memory of a rank that is alone, for one message: its table without addresses.
 group_table loopback_table(const Form& form);
 /// Bytes of that memory.
@@ -44,6 +48,16 @@ std::size_t loopback_bytes(const group_table& table);
 /// Hash that ranks compare: of the problem, and of the variant where it decides how they exchange
 /// data.
 std::uint32_t tag_of(const Problem& problem, const std::string& variant);
+
+/// Offsets of a kernel's parameters that say where the group is: a group_table, and the address of
+/// one.
+struct GroupFields {
+  std::size_t loopback, table;
+};
+/// Sets these fields; `group` is the place of that tensor. A rank that is alone has its memory in
+/// scratch, cleared before each run.
+void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
+               const GroupFields& at);
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

@@ -1,125 +1,14 @@
 // all-reduce on the CPU: each rank copies its x into the memory of every peer, greets it, waits for
 // its greeting, and adds the rows in rank order. The memory is shared between processes.
-#include <fmt/format.h>
-
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
-#include <thread>
 #include <vector>
 
-#include "core/error.hpp"
-#include "device/group_layout.hpp"
-#include "kernels/all_reduce/all_reduce.hpp"
+#include "kernels/all_reduce/cpu_peers.hpp"
 #include "kernels/common/cpu_task.hpp"
 
 namespace fftune::all_reduce {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// The group as one collective on the CPU sees it.
-class Peers {
- public:
-  /// `memory`: the rank's own. A rank that is alone gives `loopback`, and plays its peers.
-  Peers(std::byte* memory, const group_table* loopback)
-      : own_(memory),
-        alone_(loopback != nullptr),
-        table_(alone_ ? *loopback : *reinterpret_cast<const group_table*>(memory)),
-        epoch_(0) {
-    // The table that is given may be a copy of the memory's first bytes.
-    if (!alone_ && table_.ranks > 0) own_ = reinterpret_cast<std::byte*>(table_.base[table_.rank]);
-    epoch_ = control(own_).epoch + 1;
-  }
-
-  const group_table& table() const { return table_; }
-  bool is_peer(int p) const { return static_cast<u32>(p) != table_.rank; }
-
-  /// Where rank p finds this rank's data, and where this rank finds p's.
-  std::byte* sent_to(int p) const { return slot(base(p), slot_at(p)); }
-  const std::byte* sent_by(int p) const { return slot(own_, p); }
-
-  void greet(u32 tag) const {
-    for (int p = 0; p < static_cast<int>(table_.ranks); ++p)
-      if (is_peer(p))
-        greeting(base(p), slot_at(p)).store(u64{tag} << 32 | epoch_, std::memory_order_release);
-  }
-
-  /// Waits for the peers' greetings. Throws Error, once there is one in the group for good.
-  void await(u32 tag) const {
-    for (int p = 0; p < static_cast<int>(table_.ranks); ++p)
-      if (is_peer(p)) await(p, tag);
-  }
-
-  void finish() const { control(own_).epoch = epoch_; }
-
-  [[noreturn]] void fail(group_error error, int rank) const {
-    fail(error_code(error, static_cast<u32>(rank)));
-  }
-
-  /// Throws if a collective before failed.
-  void require_none() const {
-    if (const u32 code = error_word().load()) report(code);
-  }
-
-  [[noreturn]] void fail(u32 code) const {
-    u32 none = 0;
-    error_word().compare_exchange_strong(none, code);
-    code = error_word().load();
-    if (table_.status != 0) std::atomic_ref<u32>(notices()[0]).store(code);
-    report(code);
-  }
-
- private:
-  u32* notices() const { return reinterpret_cast<u32*>(table_.status); }
-  u32 notice() const { return table_.status != 0 ? std::atomic_ref<u32>(notices()[1]).load() : 0; }
-
-  static group_control& control(std::byte* memory) {
-    return *reinterpret_cast<group_control*>(memory + control_offset);
-  }
-  std::byte* base(int p) const {
-    return alone_ ? own_ : reinterpret_cast<std::byte*>(table_.base[p]);
-  }
-  int slot_at(int p) const { return alone_ ? p : static_cast<int>(table_.rank); }
-  std::byte* slot(std::byte* memory, int sender) const {
-    return memory + table_.data +
-           ((epoch_ & 1) * table_.ranks + static_cast<u32>(sender)) * table_.data_bytes;
-  }
-  std::atomic_ref<u64> greeting(std::byte* memory, int sender) const {
-    return std::atomic_ref<u64>(control(memory).greeting[epoch_ & 1][sender]);
-  }
-  std::atomic_ref<u32> error_word() const { return std::atomic_ref<u32>(control(own_).error); }
-
-  void await(int p, u32 tag) const {
-    const auto start = Clock::now();
-    const auto came = [&] {
-      return static_cast<u32>(greeting(own_, p).load(std::memory_order_acquire)) == epoch_;
-    };
-    for (int spins = 0; !came(); ++spins) {
-      if (spins < 1000) continue;
-      if (const u32 code = notice(); code != 0 && !came()) fail(code);
-      if (Clock::now() - start > std::chrono::nanoseconds(table_.timeout) && !came())
-        fail(group_error::timeout, p);
-      if (spins < 2000)
-        std::this_thread::yield();
-      else
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    if (static_cast<u32>(greeting(own_, p).load() >> 32) != tag)
-      fail(group_error::other_problem, p);
-  }
-
-  [[noreturn]] void report(u32 code) const {
-    throw Error(ErrorKind::device_fault,
-                fault_text(code, std::chrono::nanoseconds(table_.timeout)));
-  }
-
-  std::byte* own_;
-  bool alone_;
-  group_table table_;
-  u32 epoch_;
-};
 
 std::vector<float> floats_of(DType dtype, const std::byte* row, std::int64_t d) {
   std::vector<float> values(static_cast<std::size_t>(d));
@@ -157,12 +46,8 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
         };
         const Peers peers(form.loopback ? call.scratch[0] : place(group),
                           form.loopback ? &loopback : nullptr);
-        peers.require_none();
         const auto bytes = static_cast<std::size_t>(form.bytes());
-        const int rank = static_cast<int>(peers.table().rank);
-        if (peers.table().ranks != static_cast<u32>(form.ranks))
-          peers.fail(group_error::other_problem, rank);
-        if (peers.table().data_bytes < bytes) peers.fail(group_error::too_large, rank);
+        peers.require(form.ranks, bytes);
         for (int p = 0; p < form.ranks; ++p)
           if (peers.is_peer(p)) std::memcpy(peers.sent_to(p), place(x), bytes);
         peers.greet(tag);
@@ -204,14 +89,15 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const CpuRowFamily family({.name = "cpu_all_reduce",
-                                    .summary = "rows of all ranks, added on several threads",
-                                    .device_kind = DeviceKind::cpu,
-                                    .pass = "fwd",
-                                    .sources = {"all_reduce/cpu_families.cpp"},
-                                    .is_fallback = true,
-                                    .program = program},
-                                   work);
+  static const CpuRowFamily family(
+      {.name = "cpu_all_reduce",
+       .summary = "rows of all ranks, added on several threads",
+       .device_kind = DeviceKind::cpu,
+       .pass = "fwd",
+       .sources = {"all_reduce/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
+       .is_fallback = true,
+       .program = program},
+      work);
   return {&family};
 }
 

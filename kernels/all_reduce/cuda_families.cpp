@@ -38,26 +38,8 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   const auto set_tensor = [&](std::size_t offset, const char* name) {
     if (places.at(name) != absent) set(offset, TensorArgument{places.at(name)});
   };
-  if (form.loopback) {
-    const group_table table = loopback_table(form);
-    program.scratch.push_back({loopback_bytes(table), true});
-    const auto set_word = [&](std::size_t offset, std::uint64_t value) {
-      set(offsetof(all_reduce_params, loopback) + offset, static_cast<std::int64_t>(value));
-    };
-    for (int rank = 0; rank < form.ranks; ++rank)
-      set(offsetof(all_reduce_params, loopback) + offsetof(group_table, base) +
-              sizeof(u64) * static_cast<std::size_t>(rank),
-          ScratchArgument{program.scratch.size() - 1});
-    set(offsetof(all_reduce_params, loopback) + offsetof(group_table, ranks),
-        static_cast<std::int32_t>(form.ranks));
-    set_word(offsetof(group_table, timeout), table.timeout);
-    set_word(offsetof(group_table, packets), table.packets);
-    set_word(offsetof(group_table, packet_bytes), table.packet_bytes);
-    set_word(offsetof(group_table, data), table.data);
-    set_word(offsetof(group_table, data_bytes), table.data_bytes);
-  } else {
-    set_tensor(offsetof(all_reduce_params, table), "group");
-  }
+  set_group(parameters, program, form, places.at("group"),
+            {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
   set_tensor(offsetof(all_reduce_params, x), "x");
   set_tensor(offsetof(all_reduce_params, residual), "residual");
   set_tensor(offsetof(all_reduce_params, w), "w");
@@ -205,16 +187,14 @@ Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
   const std::int64_t vectors = form.row_bytes() / chunk_vector(form);
   const bool few = form.m <= 4 * facts.multiprocessors;
   Config config{{"shots", form.ranks > 2 ? 2 : 1},
-                {"senders", few ? 8 : 4},
-                {"summers", vectors <= 128         ? 128
-                            : few && vectors > 256 ? 512
-                                                   : 256},
+                {"senders", 4},
+                {"summers", vectors <= 128 ? 128 : 256},
                 {"parts", 1}};
   if (chunk_vectors(form, config) == 0) config.set("summers", 512);
   config.set("blocks", config.at("summers") == 512 ? 1 : 2);
   const Space space = chunk_space(problem, facts);
   if (few)
-    for (const std::int64_t parts : {2, 4, 8}) {
+    for (const std::int64_t parts : {2, 4}) {
       Config finer = config;
       finer.set("parts", parts);
       if (space.violations(finer).empty()) config = finer;
@@ -238,6 +218,28 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
 }
 
 }  // namespace
+
+void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
+               const GroupFields& at) {
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  if (!form.loopback) return set(at.table, TensorArgument{group});
+  const group_table table = loopback_table(form);
+  program.scratch.push_back({loopback_bytes(table), true});
+  const auto set_word = [&](std::size_t offset, std::uint64_t value) {
+    set(at.loopback + offset, static_cast<std::int64_t>(value));
+  };
+  for (int rank = 0; rank < form.ranks; ++rank)
+    set(at.loopback + offsetof(group_table, base) + sizeof(u64) * static_cast<std::size_t>(rank),
+        ScratchArgument{program.scratch.size() - 1});
+  set(at.loopback + offsetof(group_table, ranks), static_cast<std::int32_t>(form.ranks));
+  set_word(offsetof(group_table, timeout), table.timeout);
+  set_word(offsetof(group_table, packets), table.packets);
+  set_word(offsetof(group_table, packet_bytes), table.packet_bytes);
+  set_word(offsetof(group_table, data), table.data);
+  set_word(offsetof(group_table, data_bytes), table.data_bytes);
+}
 
 std::vector<const Family*> cuda_families() {
   static const StageFamily packets({.name = "all_reduce_packets",

@@ -65,13 +65,7 @@ class AllReduce final : public DescribedOp {
       // In gemma's convention w is the factor's distance from 1.
       if (form.convention == "gemma") tensors.back().scale = 0.25;
     }
-    if (!form.loopback) {
-      TensorSpec group{"group", DType::i64, {GroupTable::words}, Role::input, 1};
-      group.draw = [](std::uint64_t, std::span<double> values) {
-        std::fill(values.begin(), values.end(), 0.0);
-      };
-      tensors.push_back(std::move(group));
-    }
+    if (!form.loopback) tensors.push_back(group_tensor());
     tensors.push_back(matrix("y", Role::output));
     if (form.adds && form.normalises) tensors.push_back(matrix("sum", Role::output));
     return tensors;
@@ -134,6 +128,14 @@ Form form_of(const Problem& problem) {
   form.eps = static_cast<float>(problem.number("eps"));
   form.loopback = !problem.has("link", "peers");
   return form;
+}
+
+TensorSpec group_tensor() {
+  TensorSpec group{"group", DType::i64, {GroupTable::words}, Role::input, 1};
+  group.draw = [](std::uint64_t, std::span<double> values) {
+    std::fill(values.begin(), values.end(), 0.0);
+  };
+  return group;
 }
 
 group_table loopback_table(const Form& form) {

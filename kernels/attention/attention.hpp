@@ -108,8 +108,9 @@ struct Layer {
   bool sinks = false;
   bool lse = false;  // forward: it is written
   bool backward = false;
-  bool deterministic = false;  // backward: equal bits in every run
-  float softcap = 0;           // 0: none
+  bool deterministic = false;    // backward: equal bits in every run
+  bool batch_invariant = false;  // forward: a row's bits do not depend on the other rows
+  float softcap = 0;             // 0: none
   float scale = 0;
   DType dtype = DType::f32;
 

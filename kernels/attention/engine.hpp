@@ -28,10 +28,16 @@ struct Engine {
   std::optional<std::string> (*can_implement)(const Layer&, const DeviceFacts&) = nullptr;
   SearchSide<Layer> search = {};
   Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
+  /// Whether its space for a Layer::batch_invariant has one order of a row's sums alone, whatever
+  /// the number of sequences, queries and keys.
+  bool batch_invariant = false;
   /// Embedded sources whose code decides a variant's speed, beside those that all engines of the
   /// CPU share.
   EngineSources sources = {};
 };
+
+/// The configuration of an engine where there is no preset; empty where it has no parameters.
+Config default_config(const Engine& engine, const Layer& layer, const DeviceFacts& facts);
 
 /// decode/: mma.sync, a few queries of each sequence against its long cache.
 extern const Engine decode_engine;

@@ -1,7 +1,10 @@
 // The families of both passes: an engine each.
 #include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
+#include "kernels/common/least_cost.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -25,6 +28,8 @@ class EngineFamily final : public StageFamily {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    if (is_batch_invariant(problem) && !engine_.batch_invariant)
+      return std::string(order_depends_on_rows);
     if (engine_.can_implement == nullptr) return std::nullopt;
     return engine_.can_implement(layer_of(problem), facts);
   }
@@ -33,14 +38,14 @@ class EngineFamily final : public StageFamily {
                                            : engine_.search.space(layer_of(problem), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return engine_.search.default_config == nullptr
-               ? Config()
-               : engine_.search.default_config(layer_of(problem), facts);
+    return attention::default_config(engine_, layer_of(problem), facts);
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    if (engine_.search.estimate == nullptr) return std::nullopt;
-    return engine_.search.estimate(layer_of(problem), facts, config);
+    const auto& search = engine_.search;
+    if (search.estimate != nullptr) return search.estimate(layer_of(problem), facts, config);
+    if (search.cycles == nullptr || facts.clock_hz <= 0) return std::nullopt;
+    return search.cycles(layer_of(problem), facts, config) / facts.clock_hz;
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -52,6 +57,14 @@ class EngineFamily final : public StageFamily {
 };
 
 }  // namespace
+
+Config default_config(const Engine& engine, const Layer& layer, const DeviceFacts& facts) {
+  const auto& search = engine.search;
+  if (search.default_config != nullptr) return search.default_config(layer, facts);
+  if (search.cycles == nullptr) return {};
+  return least_cost(search.space(layer, facts), engine.name,
+                    [&](const Config& config) { return search.cycles(layer, facts, config); });
+}
 
 std::vector<const Family*> families() {
   // The fastest first.

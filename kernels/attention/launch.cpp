@@ -96,23 +96,25 @@ Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& fact
       layer_(layer_of(problem)),
       at_(places_of(problem)) {
   parameters_.bytes = bytes;
-  set_tensor(offsetof(attention_params, q), at_.q);
-  set_tensor(offsetof(attention_params, k), at_.k);
-  set_tensor(offsetof(attention_params, v), at_.v);
-  set_tensor(offsetof(attention_params, out), at_.out);
-  set_tensor(offsetof(attention_params, lse), at_.lse);
-  set_tensor(offsetof(attention_params, bias), at_.bias);
-  set_tensor(offsetof(attention_params, offsets), at_.offsets);
-  set_tensor(offsetof(attention_params, kv_offsets),
-             at_.kv_offsets == absent ? at_.offsets : at_.kv_offsets);
-  set_tensor(offsetof(attention_params, lengths), at_.lengths);
-  set_tensor(offsetof(attention_params, pages), at_.pages);
-  set_tensor(offsetof(attention_params, sinks), at_.sinks);
-  set_tensor(offsetof(attention_params, d_out), at_.d_out);
-  set_tensor(offsetof(attention_params, dq), at_.dq);
-  set_tensor(offsetof(attention_params, dk), at_.dk);
-  set_tensor(offsetof(attention_params, dv), at_.dv);
-  set_tensor(offsetof(attention_params, d_sinks), at_.d_sinks);
+  using Params = attention_params;
+  const std::size_t kv_offsets = at_.kv_offsets == absent ? at_.offsets : at_.kv_offsets;
+  for (const auto& [offset, place] : {std::pair{offsetof(Params, q), at_.q},
+                                      {offsetof(Params, k), at_.k},
+                                      {offsetof(Params, v), at_.v},
+                                      {offsetof(Params, out), at_.out},
+                                      {offsetof(Params, lse), at_.lse},
+                                      {offsetof(Params, bias), at_.bias},
+                                      {offsetof(Params, offsets), at_.offsets},
+                                      {offsetof(Params, kv_offsets), kv_offsets},
+                                      {offsetof(Params, lengths), at_.lengths},
+                                      {offsetof(Params, pages), at_.pages},
+                                      {offsetof(Params, sinks), at_.sinks},
+                                      {offsetof(Params, d_out), at_.d_out},
+                                      {offsetof(Params, dq), at_.dq},
+                                      {offsetof(Params, dk), at_.dk},
+                                      {offsetof(Params, dv), at_.dv},
+                                      {offsetof(Params, d_sinks), at_.d_sinks}})
+    set_tensor(offset, place);
   set_sizes();
   if (layer_.mask == Mask::packed) {
     set_tensor(offsetof(attention_params, mask_bits), at_.mask_bits);
@@ -131,38 +133,35 @@ void Launch::set_tensor(std::size_t offset, std::size_t place) {
 }
 
 void Launch::set_sizes() {
-  const auto whole = [&](std::size_t offset, std::int64_t value) {
+  using Params = attention_params;
+  const std::int64_t out_row = layer_.heads * layer_.dim, matrix = layer_.s * layer_.kv;
+  const std::int64_t bias_of_sequence = matrix * (layer_.bias_of_head ? layer_.heads : 1);
+  for (const auto& [offset, elements] :
+       {std::pair{offsetof(Params, q_batch), layer_.s * layer_.q_row},
+        {offsetof(Params, k_batch), layer_.kv * layer_.k_row},
+        {offsetof(Params, v_batch), layer_.kv * layer_.v_row},
+        {offsetof(Params, out_batch), layer_.s * out_row},
+        {offsetof(Params, bias_head), layer_.bias_of_head ? matrix : 0},
+        {offsetof(Params, bias_batch), layer_.bias_of_sequence ? bias_of_sequence : 0}})
+    set_attention(offset, elements);
+  for (const auto& [offset, value] : {std::pair{offsetof(Params, q_row), layer_.q_row},
+                                      {offsetof(Params, k_row), layer_.k_row},
+                                      {offsetof(Params, v_row), layer_.v_row},
+                                      {offsetof(Params, out_row), out_row},
+                                      {offsetof(Params, kv_head), layer_.kv_head},
+                                      {offsetof(Params, bias_row), layer_.kv},
+                                      {offsetof(Params, batch), layer_.b},
+                                      {offsetof(Params, heads), layer_.heads},
+                                      {offsetof(Params, kv_heads), layer_.kv_heads},
+                                      {offsetof(Params, q_len), layer_.s},
+                                      {offsetof(Params, kv_len), layer_.kv},
+                                      {offsetof(Params, mask_heads), layer_.mask_heads()},
+                                      {offsetof(Params, window), layer_.window},
+                                      {offsetof(Params, page), layer_.page},
+                                      {offsetof(Params, page_count), layer_.pages}})
     set_attention(offset, static_cast<std::int32_t>(value));
-  };
-  const auto elements = [&](std::size_t offset, std::int64_t value) {
-    set_attention(offset, value);
-  };
-  const std::int64_t out_row = layer_.heads * layer_.dim;
-  elements(offsetof(attention_params, q_batch), layer_.s * layer_.q_row);
-  elements(offsetof(attention_params, k_batch), layer_.kv * layer_.k_row);
-  elements(offsetof(attention_params, v_batch), layer_.kv * layer_.v_row);
-  elements(offsetof(attention_params, out_batch), layer_.s * out_row);
-  whole(offsetof(attention_params, q_row), layer_.q_row);
-  whole(offsetof(attention_params, k_row), layer_.k_row);
-  whole(offsetof(attention_params, v_row), layer_.v_row);
-  whole(offsetof(attention_params, out_row), out_row);
-  whole(offsetof(attention_params, kv_head), layer_.kv_head);
-  const std::int64_t matrix = layer_.s * layer_.kv;
-  elements(offsetof(attention_params, bias_head), layer_.bias_of_head ? matrix : 0);
-  elements(offsetof(attention_params, bias_batch),
-           layer_.bias_of_sequence ? matrix * (layer_.bias_of_head ? layer_.heads : 1) : 0);
-  whole(offsetof(attention_params, bias_row), layer_.kv);
-  whole(offsetof(attention_params, batch), layer_.b);
-  whole(offsetof(attention_params, heads), layer_.heads);
-  whole(offsetof(attention_params, kv_heads), layer_.kv_heads);
-  whole(offsetof(attention_params, q_len), layer_.s);
-  whole(offsetof(attention_params, kv_len), layer_.kv);
-  whole(offsetof(attention_params, mask_heads), layer_.mask_heads());
-  whole(offsetof(attention_params, window), layer_.window);
-  whole(offsetof(attention_params, page), layer_.page);
-  whole(offsetof(attention_params, page_count), layer_.pages);
-  set_attention(offsetof(attention_params, scale), layer_.scale);
-  set_attention(offsetof(attention_params, softcap), layer_.softcap);
+  set_attention(offsetof(Params, scale), layer_.scale);
+  set_attention(offsetof(Params, softcap), layer_.softcap);
 }
 
 void Launch::set_group(std::int64_t kv_heads, std::int64_t packed_heads) {

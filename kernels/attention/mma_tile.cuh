@@ -200,7 +200,7 @@ struct mma_softmax {
           float most = largest[tile][half];
           most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
           most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-          const float rescale = row[tile][half].rescale(most);
+          const float rescale = row[tile][half].rescale_if_exceeded(most);
 #pragma unroll
           for (int block = 0; block < o_blocks; ++block) {
             o[tile][block][half * 2] *= rescale;
@@ -218,7 +218,7 @@ struct mma_softmax {
         for (int block = 0; block < blocks; ++block) {
 #pragma unroll
           for (int i = half * 2; i < half * 2 + 2; ++i) {
-            s[tile][block][i] = exp2_approximate(__fmaf_rn(s[tile][block][i], factor, -offset));
+            s[tile][block][i] = approximate_exp2(__fmaf_rn(s[tile][block][i], factor, -offset));
             row[tile][half].sum += s[tile][block][i];
           }
         }

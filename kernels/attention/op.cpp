@@ -266,6 +266,7 @@ OpFacts facts() {
            rare_option("lse",
                        "whether the log of the sum of exponentials is written for a backward pass",
                        {"no", "yes"}, "fwd"),
+           batch_invariant_option(),
            rare_option("deterministic", "whether every run gives the same bits", {"no", "yes"},
                        "bwd"),
            rare_number("softcap", "scores become softcap * tanh(score / softcap); 0: they stay",
@@ -397,6 +398,7 @@ Layer layer_of(const Problem& problem) {
   layer.backward = problem.pass == "bwd";
   layer.lse = !layer.backward && problem.has("lse", "yes");
   layer.deterministic = problem.has("deterministic", "yes");
+  layer.batch_invariant = is_batch_invariant(problem);
   layer.softcap = static_cast<float>(number_of(problem, "softcap"));
   layer.scale = static_cast<float>(number_of(problem, "scale"));
   if (layer.scale == 0)

@@ -3,7 +3,7 @@
 
 #include "attention/form.cuh"
 #include "attention/params.cuh"
-#include "common/types.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
 
@@ -17,27 +17,15 @@ __device__ __forceinline__ float minus_infinity() {
   return __int_as_float(0xff800000);
 }
 
-__device__ __forceinline__ float exp2_approximate(float value) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
-
-__device__ __forceinline__ float log2_approximate(float value) {
+__device__ __forceinline__ float approximate_log2(float value) {
   float result;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
 
-__device__ __forceinline__ float reciprocal_approximate(float value) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
-
 // By way of the exponential: tanh.approx has 11 bits, too few for what is exponentiated next.
 __device__ __forceinline__ float tanh_by_exp2(float value) {
-  return 1.0f - 2.0f * reciprocal_approximate(exp2_approximate(value * (2.0f * log2_e)) + 1.0f);
+  return 1.0f - 2.0f * approximate_reciprocal(approximate_exp2(value * (2.0f * log2_e)) + 1.0f);
 }
 
 // Transforms products of q and k before they are exponentiated: form.softcap takes scores through
@@ -90,10 +78,15 @@ struct softmax_row {
   // Takes a larger reference; returns the factor of what was computed with the one before.
   __device__ __forceinline__ float rescale(float score) {
     const float largest = fmaxf(reference, score);
-    const float factor = largest == minus_infinity() ? 1.0f : exp2_approximate(reference - largest);
+    const float factor = largest == minus_infinity() ? 1.0f : approximate_exp2(reference - largest);
     reference = largest;
     sum *= factor;
     return factor;
+  }
+  // rescale() if the score exceeds the reference, else 1. A row decides for itself, though its warp
+  // rescales together: its bits do not depend on the rows beside it.
+  __device__ __forceinline__ float rescale_if_exceeded(float score) {
+    return exceeded_by(score) ? rescale(score) : 1.0f;
   }
 };
 
@@ -109,11 +102,11 @@ __device__ __forceinline__ softmax_result finish_softmax(softmax_row row, float 
   if (sink != minus_infinity()) {
     const float power = sink * log2_e;
     scale = row.rescale(power);
-    row.sum += exp2_approximate(power - row.reference);
+    row.sum += approximate_exp2(power - row.reference);
   }
   const bool any = row.sum != 0;  // NaN stays
   return {any ? __fdividef(scale, row.sum) : 0.0f,
-          any ? row.reference + log2_approximate(row.sum) : minus_infinity()};
+          any ? row.reference + approximate_log2(row.sum) : minus_infinity()};
 }
 
 }  // namespace fftune

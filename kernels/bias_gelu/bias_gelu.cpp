@@ -41,6 +41,40 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   return tensors;
 }
 
+void complete_stage(const Problem& problem, StageSpec& stage) {
+  const bool backward = problem.pass == "bwd";
+  stage.reduction_length = backward ? problem.size("m") : 1;
+  stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
+                (backward ? 4 : 2);
+}
+
+void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
+  const auto act = parse_activation(problem.option("act"));
+  const auto m = static_cast<std::size_t>(problem.size("m"));
+  const auto h = static_cast<std::size_t>(problem.size("h"));
+  const bool backward = problem.pass == "bwd";
+  const bool saves = saves_input(problem);
+  const auto& x = tensors.at(backward && saves ? "input" : "x");
+  const std::vector<double> none(h);
+  const auto& bias = backward && saves ? none : tensors.at("bias");
+  auto input = large_vector<double>(m * h, parallel);
+  auto out = large_vector<double>(m * h, parallel);
+  std::vector<double> sums(h);
+  const double* const dy = backward ? tensors.at("dy").data() : nullptr;
+  for_each_column(h, parallel, [&](std::size_t first, std::size_t last) {
+    for (std::size_t row = 0; row < m; ++row)
+      for (std::size_t column = first; column < last; ++column) {
+        const std::size_t i = row * h + column;
+        input[i] = x[i] + bias[column];
+        out[i] = backward ? activation_gradient(act, input[i], dy[i]) : activate(act, input[i]);
+        sums[column] += out[i];
+      }
+  });
+  tensors[backward ? "dx" : "y"] = std::move(out);
+  if (backward) tensors["dbias"] = std::move(sums);
+  if (!backward && saves) tensors["input"] = std::move(input);
+}
+
 OpFacts facts() {
   return {
       .name = "bias-gelu",
@@ -53,54 +87,11 @@ OpFacts facts() {
                    {"nothing", "input"},
                    true}},
       .families = {cuda_families, cpu_families},
-      .baselines = baselines};
+      .baselines = baselines,
+      .tensors = tensors_of,
+      .stage = complete_stage,
+      .reference = reference};
 }
-
-class BiasGelu final : public DescribedOp {
- public:
-  BiasGelu() : DescribedOp(facts()) {}
-
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(problem);
-  }
-
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const bool backward = problem.pass == "bwd";
-    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(problem));
-    stage.reduction_length = backward ? problem.size("m") : 1;
-    stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
-                  (backward ? 4 : 2);
-    return {stage};
-  }
-
-  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    const auto act = parse_activation(problem.option("act"));
-    const auto m = static_cast<std::size_t>(problem.size("m"));
-    const auto h = static_cast<std::size_t>(problem.size("h"));
-    const bool backward = problem.pass == "bwd";
-    const bool saves = saves_input(problem);
-    const auto& x = tensors.at(backward && saves ? "input" : "x");
-    const std::vector<double> none(h);
-    const auto& bias = backward && saves ? none : tensors.at("bias");
-    auto input = large_vector<double>(m * h, parallel);
-    auto out = large_vector<double>(m * h, parallel);
-    std::vector<double> sums(h);
-    const double* const dy = backward ? tensors.at("dy").data() : nullptr;
-    for_each_column(h, parallel, [&](std::size_t first, std::size_t last) {
-      for (std::size_t row = 0; row < m; ++row)
-        for (std::size_t column = first; column < last; ++column) {
-          const std::size_t i = row * h + column;
-          input[i] = x[i] + bias[column];
-          out[i] = backward ? activation_gradient(act, input[i], dy[i]) : activate(act, input[i]);
-          sums[column] += out[i];
-        }
-    });
-    tensors[backward ? "dx" : "y"] = std::move(out);
-    if (backward) tensors["dbias"] = std::move(sums);
-    if (!backward && saves) tensors["input"] = std::move(input);
-  }
-};
 
 }  // namespace
 
@@ -115,6 +106,6 @@ bool saves_input(const Problem& problem) {
 }  // namespace fftune::bias_gelu
 
 const fftune::Op& fftune::bias_gelu_op() {
-  static const bias_gelu::BiasGelu op;
+  static const DescribedOp op(bias_gelu::facts());
   return op;
 }

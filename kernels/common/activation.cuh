@@ -11,21 +11,9 @@
 // and rcp reach infinity and 0, so the products of the formulas do that by themselves.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/numerics.cuh"
 
 namespace fftune {
-
-__device__ __forceinline__ float approximate_exp2(float value) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
-
-__device__ __forceinline__ float approximate_reciprocal(float value) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
 
 // max(value, 0); NaN stays NaN.
 __device__ __forceinline__ float positive_part(float value) {

@@ -28,10 +28,10 @@ struct group_table {
 };
 
 struct group_control {
-  u32 epoch;   // collectives that are complete
-  u32 ticket;  // blocks of the current launch that are done
-  u32 error;   // the first error; further launches do nothing
-  u32 unused;
+  u32 epoch;                    // collectives that are complete
+  u32 ticket;                   // blocks of the current launch that are done
+  u32 error;                    // the first error; further launches do nothing
+  u32 looked;                   // when a thread last read the host's notice, in units of 65 us
   u64 greeting[2][most_ranks];  // by the epoch's parity and the peer: its epoch, and its tag above
 };
 

@@ -1,5 +1,5 @@
-// Element types with their conversions (bf16, fp16, fp8, int8), and sine and cosine. Every
-// arithmetic value is a float.
+// Element types with their conversions (bf16, fp16, fp8, int8), special functions, sine and cosine.
+// Every arithmetic value is a float.
 #pragma once
 
 #include "common/types.cuh"
@@ -82,6 +82,20 @@ __device__ __forceinline__ T negative_infinity() {
   } else {
     return T{0xfc00};
   }
+}
+
+// --- Special functions: one instruction each, subnormal arguments and results are zero ---
+
+__device__ __forceinline__ float approximate_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ float approximate_reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
 }
 
 // --- fp8 ---

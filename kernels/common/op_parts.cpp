@@ -20,6 +20,12 @@ std::vector<const Family*> DescribedOp::families() const {
   return all;
 }
 
+std::vector<StageSpec> DescribedOp::stages(const Problem& problem) const {
+  StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors(problem));
+  facts_.stage(problem, stage);
+  return {stage};
+}
+
 SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example) {
   return {.name = std::move(name),
           .help = std::move(help),

@@ -20,20 +20,26 @@ namespace fftune {
 /// The element types of inputs and outputs that every op has; the first is the default.
 std::vector<DType> float_dtypes(DeviceKind kind);
 
-/// An op as data: its names, fields, families and baselines.
+/// An op as data: its names, fields, families and baselines, and what one of a single stage
+/// computes.
 struct OpFacts {
   std::string_view name, summary;  // literals
   std::vector<std::string> passes = {"fwd", "bwd"};
-  std::vector<SizeField> sizes;
+  std::vector<SizeField> sizes = {};
   std::vector<OptionField> options = {};
   std::string_view token_size = "m";
   bool rows_are_alike = true;
   std::vector<std::vector<const Family*> (*)()> families = {};  // listed after each other
   std::vector<Baseline> (*baselines)(const Problem&, const DeviceFacts&) = nullptr;
+  std::string (*contradiction)(const Problem&) = nullptr;
+  std::vector<TensorSpec> (*tensors)(const Problem&) = nullptr;
+  /// Completes the single stage: a whole_stage() that is named after the pass.
+  void (*stage)(const Problem&, StageSpec&) = nullptr;
+  void (*reference)(const Problem&, ReferenceTensors&, Parallel&) = nullptr;
 };
 
-/// An op that is described by data, but for its tensors, stages and definition. It has
-/// float_dtypes().
+/// An op that is described by data. It has float_dtypes(). One of several stages overrides
+/// tensors(), stages() and reference() instead.
 class DescribedOp : public Op {
  public:
   explicit DescribedOp(OpFacts facts) : facts_(std::move(facts)) {}
@@ -49,6 +55,17 @@ class DescribedOp : public Op {
   std::vector<const Family*> families() const override;
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return facts_.baselines == nullptr ? std::vector<Baseline>() : facts_.baselines(problem, facts);
+  }
+  std::string contradiction(const Problem& problem) const override {
+    return facts_.contradiction == nullptr ? "" : facts_.contradiction(problem);
+  }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return facts_.tensors(problem);
+  }
+  std::vector<StageSpec> stages(const Problem& problem) const override;
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    facts_.reference(problem, tensors, parallel);
   }
 
  private:

@@ -74,6 +74,28 @@ __device__ __forceinline__ u64 global_nanoseconds() {
   return time;
 }
 
+// One packet.
+__device__ __forceinline__ void store_packet(void* address, float value, u32 epoch) {
+  asm volatile(
+      "{.reg .b64 one;\n"
+      "mov.b64 one, {%1, %2};\n"
+      "st.relaxed.sys.global.b64 [%0], one;}" ::"l"(address),
+      "r"(__float_as_uint(value)), "r"(epoch)
+      : "memory");
+}
+__device__ __forceinline__ bool load_packet(const void* address, u32 epoch, float& value) {
+  u32 bits, own_epoch;
+  asm volatile(
+      "{.reg .b64 one;\n"
+      "ld.relaxed.sys.global.b64 one, [%2];\n"
+      "mov.b64 {%0, %1}, one;}"
+      : "=r"(bits), "=r"(own_epoch)
+      : "l"(address)
+      : "memory");
+  value = __uint_as_float(bits);
+  return own_epoch == epoch;
+}
+
 // --- The group as a thread sees it ---
 
 // Without a table (loopback) a rank is alone and plays its peers: it sends itself their data, which
@@ -153,6 +175,13 @@ struct peer_group {
     if (needed > there) fail(error_code(group_error::too_large, rank));
   }
 
+  // Whether this thread is the one that reads the host's notice, once in 65 us. All threads that
+  // wait would queue up at PCIe, for longer than their peers poll before they do the same.
+  __device__ __forceinline__ bool may_look(u64 now) const {
+    const u32 unit = static_cast<u32>(now >> 16), before = load_relaxed_system(&control()->looked);
+    return unit != before && atomicCAS(&control()->looked, before, unit) == before;
+  }
+
   // Waits until ready() is true. False: rank p did not come in time, or there was an error. `ready`
   // is asked once more behind the time, because an error may be younger than the data.
   template <class Ready>
@@ -164,13 +193,44 @@ struct peer_group {
       const u64 now = global_nanoseconds();
       if (start == 0) start = now;
       u32 code = load_relaxed_system(&control()->error);
-      if (code == 0 && status != 0) code = load_relaxed_system(reinterpret_cast<u32*>(status) + 1);
+      if (code == 0 && status != 0 && may_look(now))
+        code = load_relaxed_system(reinterpret_cast<u32*>(status) + 1);
       if (code == 0 && now - start > timeout) code = error_code(group_error::timeout, p);
       if (code == 0 || ready()) continue;
       fail(code);
       return false;
     }
     return true;
+  }
+
+  // Where this rank's packets for rank p are in p's memory, and p's in this rank's.
+  __device__ __forceinline__ char* packets_for(int p) const {
+    return base[p] + slot_offset(packets, packet_bytes, slot_at(p));
+  }
+  __device__ __forceinline__ const char* packets_of(int p) const {
+    return own + slot_offset(packets, packet_bytes, p);
+  }
+
+  // The sum of a value over the ranks, in their order: one exchange by one thread of each rank,
+  // whose place in the message is `at`. It uses the epoch up.
+  __device__ __forceinline__ float sum_of_ranks(float value, i64 at) {
+    float total = 0;
+    if (!failed) {
+#pragma unroll
+      for (int p = 0; p < ranks; ++p)
+        if (is_peer(p)) store_packet(packets_for(p) + at * 8, value, epoch);
+    }
+#pragma unroll
+    for (int p = 0; p < ranks; ++p) {
+      float summand = value;
+      if (is_peer(p)) {
+        const char* const from = packets_of(p) + at * 8;
+        wait(p, [&] { return load_packet(from, epoch, summand); });
+      }
+      total = p == 0 ? summand : total + summand;
+    }
+    ++epoch;
+    return total;
   }
 
   // One thread of each block, when all of the block have read the epoch: the last block ends it.
@@ -193,9 +253,10 @@ struct peer_group {
     u64 word = 0;
     const bool came = wait(p, [&] {
       word = load_acquire_system(&control()->greeting[parity][p]);
-      return static_cast<u32>(word) == epoch;
+      // A launch of many epochs may have ended there, and the next one's greeting be here.
+      return static_cast<int>(static_cast<u32>(word) - epoch) >= 0;
     });
-    if (came && static_cast<u32>(word >> 32) != tag)
+    if (came && static_cast<u32>(word) == epoch && static_cast<u32>(word >> 32) != tag)
       fail(error_code(group_error::other_problem, p));
   }
 };

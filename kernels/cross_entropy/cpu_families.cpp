@@ -26,17 +26,19 @@ class Work {
         weights_(values(rows.class_weights)) {
     if (form.smoothing > 0)
       for (std::size_t id = 0; id < count_; ++id) all_weights_ += weight(id);
+    if (form.whole > 0) all_weights_ = static_cast<double>(form.whole);
     if (rows.dlogits && form.reduction == Reduction::mean) divisor_ = *values(rows.items);
   }
 
-  /// `z` and `powers`: a row of floats each.
+  /// `z` and `powers`: a row of floats each. A label in another slice is the id behind the last.
   void compute(std::int64_t row, float* z, float* powers) const {
     const std::int64_t label =
         reinterpret_cast<const std::int64_t*>(address_of(call_, rows_.labels))[row];
     if (label == form_.ignored) return fill(row, 0, powers);
-    if (label < 0 || label >= rows_.vocab)
+    const bool is_here = label >= 0 && label < rows_.vocab;
+    if (!is_here && form_.whole == 0)
       return fill(row, std::numeric_limits<float>::quiet_NaN(), powers);
-    const auto at = static_cast<std::size_t>(label);
+    const std::size_t at = is_here ? static_cast<std::size_t>(label) : count_;
     converter_.load(rows_.dtype, row_of(rows_.logits, row), z, rows_.vocab);
     if (form_.softcap > 0)
       for (std::size_t id = 0; id < count_; ++id)
@@ -53,6 +55,7 @@ class Work {
     return address_of(call_, pointer) +
            row * rows_.vocab * static_cast<std::int64_t>(dtype_bytes(rows_.dtype));
   }
+  double all_ids() const { return static_cast<double>(form_.all_ids(rows_.vocab)); }
   float weight(std::size_t id) const { return weights_ == nullptr ? 1 : weights_[id]; }
 
   void fill(std::int64_t row, float value, float* room) const {
@@ -71,14 +74,17 @@ class Work {
     const float shift = most == lowest ? 0 : most;
     const float sum = vector_.exponentials(powers, shift, count_);
     const float lse = shift + std::log(sum);
-    const float logprob = (z[label] - shift) - std::log(sum);
-    float loss = -(1 - form_.smoothing) * weight(label) * logprob;
+    float logprob = 0, loss = 0;
+    if (label < count_) {
+      logprob = (z[label] - shift) - std::log(sum);
+      loss = -(1 - form_.smoothing) * weight(label) * logprob;
+    }
     if (form_.z_loss > 0) loss += form_.z_loss * lse * lse;
     if (form_.smoothing > 0) {
       double smooth = 0;
       for (std::size_t id = 0; id < count_; ++id)
         smooth += double{weight(id)} * (double{lse} - double{z[id]});
-      loss += form_.smoothing * static_cast<float>(smooth / static_cast<double>(count_));
+      loss += form_.smoothing * static_cast<float>(smooth / all_ids());
     }
     values(rows_.loss)[row] = loss;
     values(rows_.lse)[row] = lse;
@@ -95,8 +101,8 @@ class Work {
     const float* const dloss = values(rows_.dloss);
     float upstream = dloss == nullptr ? 1 : dloss[form_.reduction == Reduction::none ? row : 0];
     upstream /= divisor_;
-    const float share = form_.smoothing / static_cast<float>(count_);
-    const float of_label = (1 - form_.smoothing) * weight(label);
+    const float share = form_.smoothing / static_cast<float>(all_ids());
+    const float of_label = (1 - form_.smoothing) * (label < count_ ? weight(label) : 1);
     float of_power = of_label + share * static_cast<float>(all_weights_);
     if (form_.z_loss > 0) of_power += 2 * form_.z_loss * lse;
     std::copy_n(z, count_, powers);
@@ -104,7 +110,7 @@ class Work {
     for (std::size_t id = 0; id < count_; ++id) powers[id] *= of_power;
     if (share > 0)
       for (std::size_t id = 0; id < count_; ++id) powers[id] -= share * weight(id);
-    powers[label] -= of_label;
+    if (label < count_) powers[label] -= of_label;
     if (form_.softcap > 0)
       for (std::size_t id = 0; id < count_; ++id) {
         const float part = z[id] / form_.softcap;

@@ -14,6 +14,11 @@
 // NaN. With reduction=sum the loss is the sum of the rows'. With mean that sum is divided by
 // items[0]: the number of labels that count, or the sum of their class weights. The rows may be a
 // part of a batch; items[0] is then that of the whole batch.
+//
+// With slice-of=V the logits are those of a slice of V ids, and labels count from its first id. A
+// label that is none of the slice's ids belongs to another slice: [j = y] is 0 here, the loss has
+// no term of it, and logprob is 0. The loss is then smoothed by s/V; lse and entropy are those of
+// the slice. The backward pass takes the lse of all slices, from which dlogits follow.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +52,9 @@ struct Form {
   bool entropy = false;
   float smoothing = 0, z_loss = 0, softcap = 0;
   std::int64_t ignored = -100;
+  std::int64_t whole = 0;  // ids of the vocabulary that these are a slice of; 0: they are all
+
+  std::int64_t all_ids(std::int64_t vocab) const { return whole == 0 ? vocab : whole; }
 };
 Form form_of(const Problem& problem);
 
@@ -54,12 +62,15 @@ Form form_of(const Problem& problem);
 /// entropy.
 std::vector<OptionField> options();
 
+/// Why the options contradict each other, or nothing.
+std::string contradiction_of(const Problem& problem);
+
 /// Tensors beside the logits by which the loss and its gradient are defined, and the results of the
 /// forward pass, for `m` tokens.
 std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int64_t vocab);
-std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m);
+std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m, std::int64_t vocab);
 TensorSpec loss_gradient(const Form& form, std::int64_t m);
-TensorSpec log_sum_exp(std::int64_t m);
+TensorSpec log_sum_exp(std::int64_t m, std::int64_t vocab);
 
 /// The definition in float64. Computes loss, lse, logprob and entropy from logits; and from logits,
 /// lse and dloss dlogits, with `dloss` null those of a loss whose gradient is 1.

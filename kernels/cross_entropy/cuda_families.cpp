@@ -70,7 +70,8 @@ void append_rows(Program& program, const Form& form, const Rows& rows, const Dev
                                   std::int32_t{form.reduction == Reduction::none},
                                   form.smoothing,
                                   form.z_loss,
-                                  form.softcap};
+                                  form.softcap,
+                                  static_cast<std::int32_t>(form.whole)};
   const auto threads = static_cast<std::uint32_t>(blocks.threads);
   std::string kernel = fmt::format("cross_entropy_rows<{}, {}, {}>", kind, count, threads);
   std::int64_t grid = rows.rows, part = 0;

@@ -1,4 +1,6 @@
 // cross-entropy: its fields and tensors.
+#include <algorithm>
+#include <cmath>
 #include <random>
 #include <span>
 #include <utility>
@@ -28,6 +30,10 @@ class CrossEntropy final : public DescribedOp {
  public:
   CrossEntropy() : DescribedOp(facts()) {}
 
+  std::string contradiction(const Problem& problem) const override {
+    return contradiction_of(problem);
+  }
+
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);
     const std::int64_t m = problem.size("m"), vocab = problem.size("vocab");
@@ -36,10 +42,10 @@ class CrossEntropy final : public DescribedOp {
     tensors.push_back({"logits", problem.dtype, {m, vocab}, Role::input, 2});
     for (TensorSpec& tensor : label_tensors(form, m, vocab)) tensors.push_back(std::move(tensor));
     if (problem.pass == "fwd") {
-      for (TensorSpec& tensor : loss_tensors(form, m)) tensors.push_back(std::move(tensor));
+      for (TensorSpec& tensor : loss_tensors(form, m, vocab)) tensors.push_back(std::move(tensor));
       return tensors;
     }
-    tensors.push_back(log_sum_exp(m));
+    tensors.push_back(log_sum_exp(m, vocab));
     tensors.push_back({"dlogits", problem.dtype, {m, vocab}, Role::output, 1});
     return tensors;
   }
@@ -80,7 +86,24 @@ Form form_of(const Problem& problem) {
           .smoothing = number("label-smoothing"),
           .z_loss = number("z-loss"),
           .softcap = number("softcap"),
-          .ignored = static_cast<std::int64_t>(number_or_default(op, problem, "ignore-index"))};
+          .ignored = static_cast<std::int64_t>(number_or_default(op, problem, "ignore-index")),
+          .whole = static_cast<std::int64_t>(number_or_default(op, problem, "slice-of"))};
+}
+
+std::string contradiction_of(const Problem& problem) {
+  const Form form = form_of(problem);
+  if (form.whole == 0) return "";
+  if (form.whole < problem.size("vocab"))
+    return "slice-of=" + std::to_string(form.whole) +
+           " with vocab=" + std::to_string(problem.size("vocab")) +
+           ": a slice has no more ids than the vocabulary";
+  if (form.reduction != Reduction::none)
+    return "slice-of with a reduction: the loss of a token needs the other slices; give "
+           "reduction=none";
+  if (form.class_weights)
+    return "slice-of with class-weights=yes: the weight of a label in another slice is not known; "
+           "weigh dloss instead";
+  return "";
 }
 
 std::vector<OptionField> options() {
@@ -95,6 +118,10 @@ std::vector<OptionField> options() {
           rare_number("z-loss", "factor of the squared log-sum-exp that is added to a token's loss",
                       "0", {0, 1e6}),
           rare_number("softcap", "soft cap c of the logits, c tanh(x / c); 0: none", "0", {0, 1e6}),
+          rare_number("slice-of",
+                      "ids of the vocabulary that these are a slice of, for tensor parallelism; 0: "
+                      "they are all of it",
+                      "0", {0, most_index}),
           rare_option("logprobs", "whether the log-probability of each label is written",
                       {"no", "yes"}, "fwd"),
           rare_option("entropy", "whether the entropy of each token's distribution is written",
@@ -103,7 +130,9 @@ std::vector<OptionField> options() {
 
 std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int64_t vocab) {
   TensorSpec labels{"labels", DType::i64, {m}, Role::input};
-  labels.draw = [vocab, ignored = form.ignored](std::uint64_t seed, std::span<double> values) {
+  // A label in another slice is the id behind the last one.
+  labels.draw = [vocab = form.whole > vocab ? vocab + 1 : vocab, ignored = form.ignored](
+                    std::uint64_t seed, std::span<double> values) {
     std::mt19937_64 random(seed);
     for (double& value : values) {
       const std::uint64_t bits = random();
@@ -125,11 +154,11 @@ std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int
   return tensors;
 }
 
-std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m) {
+std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m, std::int64_t vocab) {
   const bool reduces = form.reduction != Reduction::none;
   std::vector<TensorSpec> tensors{{"loss", DType::f32, {reduces ? 1 : m}, Role::output, 1}};
   tensors.front().sums_tokens = reduces;
-  tensors.push_back(log_sum_exp(m));
+  tensors.push_back(log_sum_exp(m, vocab));
   tensors.back().role = Role::output;
   if (form.logprobs) tensors.push_back({"logprob", DType::f32, {m}, Role::output, 1});
   if (form.entropy) tensors.push_back({"entropy", DType::f32, {m}, Role::output, 1});
@@ -175,8 +204,11 @@ Program program_of(const Problem& problem, const DeviceFacts& facts,
   return program;
 }
 
-TensorSpec log_sum_exp(std::int64_t m) {
-  TensorSpec tensor{"lse", DType::f32, {m}, Role::input, 0.5, 8};
+TensorSpec log_sum_exp(std::int64_t m, std::int64_t vocab) {
+  // About that of logits of deviation 2 and a bias, so that no power is far above 1: it would have
+  // the rounding of a logit in many bits.
+  const double mean = std::max(8.0, std::log(static_cast<double>(vocab)) + 3);
+  TensorSpec tensor{"lse", DType::f32, {m}, Role::input, 0.5, mean};
   tensor.kept = true;
   return tensor;
 }

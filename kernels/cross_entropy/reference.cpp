@@ -42,18 +42,21 @@ void reference_loss(const Form& form, std::int64_t vocab, ReferenceTensors& tens
   std::vector<double> loss(rows), lse(rows), logprob(rows), entropy(rows);
   for_each_row(rows, width, parallel, [&](std::size_t row) {
     if (labels[row] == static_cast<double>(form.ignored)) return;
-    if (!is_id(labels[row], width)) {
+    const bool is_here = is_id(labels[row], width);
+    if (!is_here && form.whole == 0) {
       loss[row] = lse[row] = logprob[row] = entropy[row] = std::nan("");
       return;
     }
-    const auto label = static_cast<std::size_t>(labels[row]);
     std::vector<double> z(width);
     for (std::size_t id = 0; id < width; ++id)
       z[id] = capped(logits[row * width + id], form.softcap);
     const double sum = log_sum_exp_of(z);
     lse[row] = sum;
-    logprob[row] = z[label] - sum;
-    loss[row] = (1 - smoothing) * weight(label) * (sum - z[label]);
+    if (is_here) {
+      const auto label = static_cast<std::size_t>(labels[row]);
+      logprob[row] = z[label] - sum;
+      loss[row] = (1 - smoothing) * weight(label) * (sum - z[label]);
+    }
     if (z_loss > 0) loss[row] += z_loss * sum * sum;
     double smooth = 0, mean = 0;
     for (std::size_t id = 0; id < width; ++id) {
@@ -61,7 +64,7 @@ void reference_loss(const Form& form, std::int64_t vocab, ReferenceTensors& tens
       const double p = std::exp(z[id] - sum);
       if (p != 0) mean += p * z[id];
     }
-    if (smoothing > 0) loss[row] += smoothing / static_cast<double>(vocab) * smooth;
+    if (smoothing > 0) loss[row] += smoothing / static_cast<double>(form.all_ids(vocab)) * smooth;
     entropy[row] = sum - mean;
   });
   if (form.reduction != Reduction::none) {
@@ -82,24 +85,27 @@ void reference_gradient(const Form& form, std::int64_t vocab, const std::vector<
   const auto& labels = tensors.at("labels");
   const auto& lse = tensors.at("lse");
   const auto width = static_cast<std::size_t>(vocab);
-  const double smoothing = form.smoothing, share = smoothing / static_cast<double>(vocab);
+  const auto all_ids = static_cast<double>(form.all_ids(vocab));
+  const double smoothing = form.smoothing, share = smoothing / all_ids;
   const double* const weights = form.class_weights ? tensors.at("class_weights").data() : nullptr;
   const auto weight = [&](std::size_t id) { return weights == nullptr ? 1.0 : weights[id]; };
   double all_weights = 0;
   for (std::size_t id = 0; id < width; ++id) all_weights += weight(id);
+  if (form.whole > 0) all_weights = all_ids;
   auto gradient = large_vector<double>(logits.size(), parallel);
   for_each_row(labels.size(), width, parallel, [&](std::size_t row) {
     double* const out = gradient.data() + row * width;
     if (labels[row] == static_cast<double>(form.ignored)) return;
-    if (!is_id(labels[row], width)) {
+    const bool is_here = is_id(labels[row], width);
+    if (!is_here && form.whole == 0) {
       std::fill_n(out, width, std::nan(""));
       return;
     }
-    const auto label = static_cast<std::size_t>(labels[row]);
+    const std::size_t label = is_here ? static_cast<std::size_t>(labels[row]) : width;
     double upstream = 1;
     if (dloss != nullptr) upstream = (*dloss)[form.reduction == Reduction::none ? row : 0];
     if (form.reduction == Reduction::mean) upstream /= tensors.at("items")[0];
-    const double of_label = (1 - smoothing) * weight(label);
+    const double of_label = (1 - smoothing) * (is_here ? weight(label) : 1);
     for (std::size_t id = 0; id < width; ++id) {
       const double z = capped(logits[row * width + id], form.softcap);
       const double p = std::exp(z - lse[row]);

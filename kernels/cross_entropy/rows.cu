@@ -8,6 +8,9 @@
 // registers in between, so that it is read once; each block loads its part of the next row into
 // shared memory meanwhile.
 //
+// `whole` is 0, or the ids of the vocabulary that the row has a slice of: a label that is none of
+// the slice's ids belongs to another slice, and adds nothing here.
+//
 // Sums are relative to the largest logit so far of each thread; one reduction joins them. The
 // label's logit is read before that reduction, and after it a thread reads only elements that it
 // alone writes, so dlogits may be the logits.
@@ -116,7 +119,9 @@ struct cross_entropy_sums {
 template <cross_entropy_form form>
 struct cross_entropy_row {
   using sums_of = cross_entropy_sums<form>;
-  int label, vocab;
+  int label;  // -1: in another slice
+  int vocab;  // ids of the row
+  int whole;  // ids of the vocabulary
   float label_weight, smoothing, z_loss, softcap;
   float lse, lse_in_twos;
   float upstream, of_label, of_power, share;
@@ -130,12 +135,13 @@ struct cross_entropy_row {
     lse = lse_in_twos * log_of_2;
     if (!writes) return;
     // By its distance from the largest logit, which loses nothing where it is that one.
-    const float logprob = ((__fmul_rn(label_logit, log2_of_e) - all.most) - distance) * log_of_2;
+    const float logprob =
+        label < 0 ? 0.0f : ((__fmul_rn(label_logit, log2_of_e) - all.most) - distance) * log_of_2;
     float loss = -(1.0f - smoothing) * label_weight * logprob;
     if (z_loss > 0) loss += z_loss * lse * lse;
     if constexpr (form.smooths) {
       const float weights = form.weighs ? all.weights : static_cast<float>(vocab);
-      loss += smoothing / static_cast<float>(vocab) * (weights * lse - all.weighted * log_of_2);
+      loss += smoothing / static_cast<float>(whole) * (weights * lse - all.weighted * log_of_2);
     }
     losses[row] = loss;
     lses[row] = lse;
@@ -148,12 +154,12 @@ struct cross_entropy_row {
   __device__ __forceinline__ void start_gradient(const sums_of& all, float dloss,
                                                  const float* items) {
     upstream = items == nullptr ? dloss : dloss / items[0];
-    share = smoothing / static_cast<float>(vocab);
+    share = smoothing / static_cast<float>(whole);
     of_label = (1.0f - smoothing) * label_weight;
     of_power = of_label;
     if (z_loss > 0) of_power += 2.0f * z_loss * lse;
     if constexpr (form.smooths)
-      of_power += share * (form.weighs ? all.weights : static_cast<float>(vocab));
+      of_power += share * (form.weighs ? all.weights : static_cast<float>(whole));
   }
 
   // Makes the gradient of the logits z from `column` on.
@@ -175,6 +181,11 @@ struct cross_entropy_row {
   }
 };
 
+// The label of a row that has a loss, -1 where it is in another slice.
+__device__ __forceinline__ int label_in_slice(i64 label, int vocab) {
+  return label < 0 || label >= vocab ? -1 : static_cast<int>(label);
+}
+
 // The results of a row that is ignored, or whose label is no id: zeros, or NaN.
 __device__ __forceinline__ float value_without_label(bool ignored) {
   return ignored ? 0.0f : __uint_as_float(0x7fc00000u);
@@ -193,7 +204,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_rows(const T* logits_of_rows, const i64* labels, const float* class_weights,
                        const float* items, const float* dloss, float* lses, float* losses,
                        float* logprobs, float* entropies, T* dlogits, i64 ignored_label, int vocab,
-                       int dloss_stride, float smoothing, float z_loss, float softcap) {
+                       int dloss_stride, float smoothing, float z_loss, float softcap, int whole) {
   using sums_of = cross_entropy_sums<form>;
   using reduction = row_reduction<sums_of, threads, 1, 1>;
   __shared__ typename reduction::memory shared;
@@ -208,7 +219,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
 
   const i64 label = labels[row];
   const bool ignored = label == ignored_label;
-  if (ignored || label < 0 || label >= vocab) {
+  if (ignored || whole == 0 && (label < 0 || label >= vocab)) {
     const float value = value_without_label(ignored);
     if (form.loss && threadIdx.x == 0)
       store_without_label(value, row, lses, losses, logprobs, entropies);
@@ -222,10 +233,12 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     }
     return;
   }
-  const float label_logit = capped_logit<form.caps>(to_float(logits[label]), softcap);
   cross_entropy_row<form> of_row;
-  of_row.label = static_cast<int>(label);
+  of_row.label = label_in_slice(label, vocab);
   of_row.vocab = vocab;
+  of_row.whole = whole == 0 ? vocab : whole;
+  const float label_logit =
+      of_row.label < 0 ? 0.0f : capped_logit<form.caps>(to_float(logits[label]), softcap);
   of_row.label_weight = form.weighs ? class_weights[label] : 1.0f;
   of_row.smoothing = smoothing;
   of_row.z_loss = z_loss;
@@ -300,8 +313,8 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_held(const T* logits_of_rows, const i64* labels, const float* class_weights,
                        const float* items, const float* dloss, float* lses, float* losses,
                        float* logprobs, float* entropies, T* dlogits, i64 ignored_label, int vocab,
-                       int dloss_stride, float smoothing, float z_loss, float softcap, int part,
-                       i64 rows) {
+                       int dloss_stride, float smoothing, float z_loss, float softcap, int whole,
+                       int part, i64 rows) {
   constexpr int count = 16 / sizeof(T);
   using sums_of = cross_entropy_sums<form>;
   using reduction = row_reduction<sums_of, threads, 1, 1>;
@@ -341,7 +354,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     T* const gradient = dlogits + row * vocab + begin * count;
     if (vectors > 0) barrier_wait(barrier, turn & 1);
     const bool ignored = label == ignored_label;
-    if (ignored || label < 0 || label >= vocab) {
+    if (ignored || whole == 0 && (label < 0 || label >= vocab)) {
       __syncthreads();  // the next load begins a phase for which none waits yet
       load(row + clusters);
       const float value = value_without_label(ignored);
@@ -354,12 +367,14 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
       label = next_label;
       continue;
     }
-    const float label_logit =
-        writes ? capped_logit<form.caps>(to_float(logits_of_rows[row * vocab + label]), softcap)
-               : 0.0f;
     cross_entropy_row<form> of_row;
-    of_row.label = static_cast<int>(label);
+    of_row.label = label_in_slice(label, vocab);
     of_row.vocab = vocab;
+    of_row.whole = whole == 0 ? vocab : whole;
+    const float label_logit =
+        writes && of_row.label >= 0
+            ? capped_logit<form.caps>(to_float(logits_of_rows[row * vocab + label]), softcap)
+            : 0.0f;
     of_row.label_weight = form.weighs ? class_weights[label] : 1.0f;
     of_row.smoothing = smoothing;
     of_row.z_loss = z_loss;

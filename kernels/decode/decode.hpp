@@ -59,6 +59,8 @@ Sequences sequences_of(const Problem& problem);
 TensorPlaces places_of(const Problem& problem);
 
 std::vector<const Family*> cuda_families();
+/// The families that have all stages in one launch, one for each kind of feed-forward network.
+std::vector<const Family*> persistent_tokens();
 std::vector<const Family*> cpu_families();
 
 /// Sizes and options of published models whose layers are all alike.

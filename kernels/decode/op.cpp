@@ -2,9 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
+#include <initializer_list>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
@@ -14,6 +15,7 @@
 
 #include "core/error.hpp"
 #include "device/parallel.hpp"
+#include "kernels/all_argmax/all_argmax.hpp"
 #include "kernels/common/part_stages.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/head/head.hpp"
@@ -25,14 +27,13 @@ namespace fftune::decoding {
 namespace {
 
 /// Options of the head that have another name here, because the layers have theirs.
-constexpr std::pair<const char*, const char*> head_options[] = {{"choose", "choose"},
-                                                                {"logprobs", "logprobs"},
-                                                                {"softcap", "logit-softcap"},
-                                                                {"logits", "head-logits"},
-                                                                {"bias", "head-bias"}};
+constexpr std::pair<const char*, const char*> head_options[] = {
+    {"choose", "choose"},      {"logprobs", "logprobs"}, {"softcap", "logit-softcap"},
+    {"logits", "head-logits"}, {"bias", "head-bias"},    {"weights", "head-weights"},
+    {"group", "head-group"},   {"zeros", "head-zeros"}};
 
 /// Sizes of decode that are none of its layers.
-constexpr const char* own_sizes[] = {"vocab", "stops", "room"};
+constexpr const char* own_sizes[] = {"vocab", "stops", "room", "best"};
 
 OpPart make_layer_part(const Problem& problem) {
   Problem layer{"layer", "fwd", problem.dtype, problem.sizes, {}};
@@ -47,17 +48,29 @@ OpPart make_layer_part(const Problem& problem) {
           {{"lengths", "key_lengths"}, {"y", "last_hidden"}}};
 }
 
+/// Whether each rank of a group has a slice of the head's rows.
+bool slices_head(const Problem& problem) {
+  return problem.has("head", "sliced");
+}
+
+/// Ids that a rank chooses from.
+std::int64_t own_vocab(const Problem& problem) {
+  return problem.size("vocab") / (slices_head(problem) ? problem.size("ranks") : 1);
+}
+
 OpPart make_head_part(const Problem& problem) {
   Problem head{
       "head",
       "fwd",
       problem.dtype,
-      {{"m", problem.size("batch")}, {"d", problem.size("d")}, {"vocab", problem.size("vocab")}},
+      {{"m", problem.size("batch")}, {"d", problem.size("d")}, {"vocab", own_vocab(problem)}},
       {}};
   for (const char* name : {"norm", "convention", "eps"})
     if (problem.options.contains(name)) head.options[name] = problem.option(name);
+  if (problem.sizes.contains("best")) head.sizes["best"] = problem.size("best");
   for (const auto& [name, here] : head_options)
     if (problem.options.contains(here)) head.options[name] = problem.option(here);
+  const bool sliced = slices_head(problem);
   return {"head",
           &head_op(),
           canonical(head_op(), std::move(head), DeviceKind::cuda),
@@ -66,15 +79,40 @@ OpPart make_head_part(const Problem& problem) {
            {"b_norm", "final_norm_bias"},
            {"normalised", "final_normalised"},
            {"w", "w_head"},
+           {"w_scale", "w_head_scale"},
+           {"w_zero", "w_head_zero"},
+           {"w_dense", "w_head_dense"},
            {"bias", "b_head"},
-           {"ids", "chosen"}}};
+           {"ids", sliced ? "own_chosen" : "chosen"},
+           {"logit", sliced ? "own_logit" : "logit"}}};
 }
 
-/// The layers, then the head.
+/// The best of the ranks' ids.
+OpPart make_argmax_part(const Problem& problem) {
+  return {"argmax",
+          &all_argmax_op(),
+          canonical(all_argmax_op(),
+                    {"all-argmax",
+                     "fwd",
+                     DType::f32,
+                     {{"m", problem.size("batch")},
+                      {"vocab", own_vocab(problem)},
+                      {"ranks", problem.size("ranks")}},
+                     {{"link", option_or(problem, "link", "loopback")}}},
+                    DeviceKind::cuda),
+          {{"ids", "own_chosen"},
+           {"logit", "own_logit"},
+           {"best_ids", "chosen"},
+           {"best_logit", "logit"}}};
+}
+
+/// The layers, then the head, and the choice among ranks.
 std::vector<OpPart> parts_of(const Problem& problem) {
   static OfLastProblems<std::vector<OpPart>> last;
   return *last.of(problem, [&] {
-    return std::vector{make_layer_part(problem), make_head_part(problem)};
+    std::vector parts{make_layer_part(problem), make_head_part(problem)};
+    if (slices_head(problem)) parts.push_back(make_argmax_part(problem));
+    return parts;
   });
 }
 
@@ -174,17 +212,17 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   const std::int64_t batch = problem.size("batch"), vocab = problem.size("vocab"),
                      stops = size_or(problem, "stops", 0);
   const State state(problem);
-  const OpPart head = parts_of(problem).back();
-  const auto of_head = tensors_of_part(head);
+  const auto of_head = tensors_of_part(parts_of(problem).at(1));
   std::vector<TensorSpec> inputs, outputs, intermediates;
 
-  const TensorSpec& chosen = of_head[tensor_index(of_head, "chosen")];
+  const IdChoice choice =
+      of_head[tensor_index(of_head, slices_head(problem) ? "own_chosen" : "chosen")].choice;
   TensorSpec ids{"ids", DType::i32, {batch}, Role::updated};
   ids.draw = [batch, vocab](std::uint64_t, std::span<double> values) {
     const auto drawn = drawn_ids(batch, vocab);
     std::copy(drawn.begin(), drawn.end(), values.begin());
   };
-  ids.choice = chosen.choice;
+  ids.choice = choice;
   inputs.push_back(std::move(ids));
   inputs.push_back(state.lengths());
   inputs.push_back(state.tensor("steps", Role::updated,
@@ -216,10 +254,11 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   intermediates.push_back(state.found("slots", "slots"));
   intermediates.push_back(state.found("key_lengths", "lengths"));
 
-  const auto add = [&](const std::vector<TensorSpec>& tensors, const char* last_input) {
+  const auto add = [&](const std::vector<TensorSpec>& tensors,
+                       std::initializer_list<std::string_view> read_again) {
     for (TensorSpec tensor : tensors) {
       if (find_tensor(inputs, tensor.name) || find_tensor(intermediates, tensor.name)) continue;
-      if (tensor.role == Role::output && tensor.name == last_input)
+      if (std::find(read_again.begin(), read_again.end(), tensor.name) != read_again.end())
         tensor.role = Role::intermediate;
       (tensor.role == Role::output         ? outputs
        : tensor.role == Role::intermediate ? intermediates
@@ -227,8 +266,14 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
           .push_back(std::move(tensor));
     }
   };
-  add(tensors_of_part(layer_part(problem)), "last_hidden");
-  add(of_head, "");
+  add(tensors_of_part(layer_part(problem)), {"last_hidden"});
+  add(of_head, {"own_chosen", "own_logit"});
+  if (slices_head(problem)) {
+    auto best = tensors_of_part(parts_of(problem).back());
+    best[tensor_index(best, "chosen")].choice = choice;
+    best[tensor_index(best, "logit")].of_choice = "chosen";
+    add(best, {});
+  }
   for (auto* more : {&outputs, &intermediates})
     inputs.insert(inputs.end(), std::make_move_iterator(more->begin()),
                   std::make_move_iterator(more->end()));
@@ -316,30 +361,23 @@ void define_advance(const Problem& problem, ReferenceTensors& tensors) {
   }
 }
 
-/// A family of a part. The first kernel of the layers does not start before `embed` is complete:
-/// kernels behind it may read lengths, slots and pages before they wait.
-class DecodeFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    const Problem one = unrepeated(decode_op(), problem);
-    auto* const launch =
-        program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
-    if (launch != nullptr && !covers_repetition() &&
-        stages().front() == decode_op().stages(one).at(1).name)
-      launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
-    return program;
-  }
-};
+/// The first kernel of the layers does not start before `embed` is complete: kernels behind it may
+/// read lengths, slots and pages before they wait.
+void launch_behind_embed(const Family& family, const Problem& problem, const DeviceFacts&,
+                         Program& program) {
+  const Problem one = unrepeated(decode_op(), problem);
+  auto* const launch =
+      program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
+  if (launch != nullptr && !family.covers_repetition() &&
+      family.stages().front() == decode_op().stages(one).at(1).name)
+    launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
+}
 
 std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
   std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
   for (const SizeField& field : head_op().sizes())
-    if (field.name == "vocab") fields.push_back(field);
+    if (field.name == "vocab" || field.name == "best") fields.push_back(field);
   fields.push_back({.name = "stops",
                     .help = "ids that end a sequence; none if left out",
                     .max = 1024,
@@ -370,6 +408,10 @@ std::vector<OptionField> option_fields() {
         fields.push_back(std::move(field));
         break;
       }
+  fields.push_back(rare_option("head",
+                               "with ranks, whether each has all rows of the head or, sliced, its "
+                               "part of them",
+                               {"whole", "sliced"}));
   fields.push_back(rare_number("embed-scale", "a factor of the embedding", "1", {-1e6, 1e6}));
   fields.push_back(rare_number("pad", "the id of a sequence that has ended", "0", {0, 0x1p31 - 1}));
   return fields;
@@ -395,10 +437,23 @@ class Decode final : public DescribedOp {
 
   std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
 
+  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
+
   std::string contradiction(const Problem& problem) const override {
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
       return "pad=" + problem.option("pad") + " is no id: give a whole number";
+    if (slices_head(problem)) {
+      const std::int64_t ranks = size_or(problem, "ranks", 0);
+      if (ranks == 0) return "head=sliced without ranks: give the ranks of the group";
+      if (problem.size("vocab") % ranks != 0)
+        return fmt::format("head=sliced: {} ranks do not divide vocab={}", ranks,
+                           problem.size("vocab"));
+      for (const auto& [name, value] : {std::pair{"choose", "argmax"}, {"logprobs", "no"}})
+        if (option_or(problem, name, value) != value)
+          return fmt::format("head=sliced with {}={}: a draw needs all logits", name,
+                             problem.option(name));
+    }
     return contradiction_of_parts(problem, parts_of);
   }
 
@@ -434,15 +489,17 @@ class Decode final : public DescribedOp {
   }
 
   std::vector<const Family*> families() const override {
+    std::vector<const Family*> list = persistent_tokens();
+    for (const Family* family : DescribedOp::families()) list.push_back(family);
     static const auto families = [] {
-      std::vector<std::unique_ptr<const DecodeFamily>> all;
-      for (const auto& [name, op] : {std::pair{"layer", &layer_op}, {"head", &head_op}})
+      std::deque<PartFamily> all;
+      for (const auto& [name, op] :
+           {std::pair{"layer", &layer_op}, {"head", &head_op}, {"argmax", &all_argmax_op}})
         for (const Family* family : op().families())
-          all.push_back(std::make_unique<DecodeFamily>(decode_op, name, *family));
+          all.emplace_back(decode_op, name, *family, launch_behind_embed);
       return all;
     }();
-    std::vector<const Family*> list = DescribedOp::families();
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     return list;
   }
 

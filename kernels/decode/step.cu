@@ -6,6 +6,7 @@
 //   advance_tokens   a thread has a sequence
 #include "common/async.cuh"
 #include "common/vectors.cuh"
+#include "layer/next_token.cuh"
 
 namespace fftune {
 
@@ -16,10 +17,6 @@ struct step_config {
 };
 
 constexpr int embed_threads = 128, advance_threads = 128;
-
-__device__ __forceinline__ bool goes_on(int ended, int length, int cache) {
-  return ended == 0 && length < cache;
-}
 
 template <class T, step_config config>
 __global__ void __launch_bounds__(embed_threads)
@@ -68,21 +65,18 @@ __global__ void __launch_bounds__(advance_threads)
   wait_and_launch_dependents();
   const int row = static_cast<int>(blockIdx.x) * advance_threads + threadIdx.x;
   if (row >= batch) return;
-  const int length = lengths[row];
-  if (!goes_on(ended[row], length, cache)) {
-    ids[row] = pad;
-    if (ended[row] == 0) ended[row] = 2;
-    return;
-  }
-  const int id = chosen[row], step = steps[row], count = larger(length, 0) + 1;
-  ids[row] = id;
-  lengths[row] = count;
-  steps[row] = step + 1;
-  if (step >= 0 && step < room) out[static_cast<i64>(row) * room + step] = id;
-  int end = count >= cache || count + 1 >= limits[row] ? 2 : 0;
-  for (int i = 0; i < stops; ++i)
-    if (stop[i] == id) end = 1;
-  ended[row] = end;
+  advance_sequence({.limits = limits,
+                    .stop = stop,
+                    .ids = ids,
+                    .lengths = lengths,
+                    .steps = steps,
+                    .ended = ended,
+                    .out = out,
+                    .cache = cache,
+                    .stops = stops,
+                    .room = room,
+                    .pad = pad},
+                   row, chosen[row]);
 }
 
 }  // namespace fftune

@@ -184,8 +184,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
 }
 
 packed_form packed_form_of(const GemmProblem& gemm) {
-  const PackedFormat& format = gemm.packed.front().format;
-  return {.group = static_cast<int>(format.group), .zeros = format.zeros, .code = format.code};
+  return gemm.packed.front().format.form();
 }
 
 std::string template_argument(const packed_form& form) {
@@ -206,7 +205,7 @@ ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& p
       add(offsetof(packed_params, zeros) + i * sizeof(void*), tensor_of(places, weight.zeros));
   }
   add(offsetof(packed_params, groups),
-      static_cast<std::int32_t>(gemm.packed.front().format.groups(gemm.k)));
+      static_cast<std::int32_t>(gemm.packed.front().format.stored_groups(gemm.k)));
   return parameters;
 }
 

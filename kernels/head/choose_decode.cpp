@@ -64,6 +64,9 @@ class ChooseDecode final : public Family {
     if (problem.has("choose", "none")) return "it writes no logits: choose=argmax or choose=sample";
     if (problem.has("choose", "filtered"))
       return "what a filter keeps depends on all logits, which it does not have";
+    if (packed_format(problem).packed) return "it reads a dense weight";
+    if (problem.sizes.contains("best"))
+      return "the best ids are found among all logits, which it does not have";
     const GemmProblem gemm = product(problem);
     if (auto reason = no_decode(gemm)) return reason;
     if (gemm.k % 8 != 0)

@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,18 +24,11 @@ namespace {
 
 constexpr const char* usual_eps = "1e-06";
 
-/// A family of a part; without a norm its product is the first of all kernels.
-class HeadFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    if (!problem.has("norm", "none")) launch_programmatically(program, facts);
-    return program;
-  }
-};
+/// Without a norm the product is the first of all kernels.
+void launch_behind_norm(const Family&, const Problem& problem, const DeviceFacts& facts,
+                        Program& program) {
+  if (!problem.has("norm", "none")) launch_programmatically(program, facts);
+}
 
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields = sample::options();
@@ -55,6 +48,11 @@ std::vector<OptionField> option_fields() {
           {"llama", "gemma", "t5"}),
       rare_number("eps", "added to the norm's mean square", usual_eps, {0, 1}),
       rare_option("bias", "whether the product has a bias", {"no", "yes"})};
+  for (OptionField& field : packed_options()) {
+    if (field.name == "weights")
+      field.help = "format of the product's weight: that of x, or packed in that format";
+    own.push_back(std::move(field));
+  }
   fields.insert(fields.end(), std::make_move_iterator(own.begin()),
                 std::make_move_iterator(own.end()));
   return fields;
@@ -72,7 +70,8 @@ OpFacts facts() {
                     {.name = "vocab",
                      .help = "ids to choose from",
                      .max = sample::most_ids,
-                     .example = 32000}},
+                     .example = 32000},
+                    sample::best_field()},
           .options = option_fields()};
 }
 
@@ -85,11 +84,16 @@ class Head final : public DescribedOp {
       return "convention=" + problem.option("convention") + " is of norm=rms";
     if (problem.has("norm", "none") && problem.options.contains("eps"))
       return "eps=" + problem.option("eps") + " is of a norm: give norm=rms or norm=layer";
+    if (problem.has("choose", "none") && problem.sizes.contains("best"))
+      return fmt::format("best={} is of a choice: give choose=argmax or choose=sample",
+                         problem.size("best"));
     if (problem.has("choose", "none"))
       for (const char* name : {"logprobs", "softcap"})
         if (problem.options.contains(name))
           return fmt::format("{}={} is of a choice: give choose=argmax or choose=sample", name,
                              problem.option(name));
+    if (auto reason = packed_contradiction(problem, "d", problem.size("d")); !reason.empty())
+      return reason;
     return contradiction_of_parts(problem, parts_of);
   }
 
@@ -119,10 +123,13 @@ class Head final : public DescribedOp {
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    const auto parts = parts_of(problem);  // of one stage each
-    const OpPart& part = parts.at(stage);
-    reference_of_part(part, 0, tensors, parallel,
-                      [&](const std::string& name) { return part.tensor(name); });
+    for (const OpPart& part : parts_of(problem)) {
+      const std::size_t count = part.op->stages(part.problem).size();
+      if (stage < count)
+        return reference_of_part(part, stage, tensors, parallel,
+                                 [&](const std::string& name) { return part.tensor(name); });
+      stage -= count;
+    }
   }
 
   std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
@@ -134,18 +141,19 @@ class Head final : public DescribedOp {
         const Op& (*op)();
         const char* stage;
       };
-      std::vector<std::unique_ptr<const HeadFamily>> all;
+      std::deque<PartFamily> all;
       for (const Part& part :
            {Part{"norm", rmsnorm_op, stage_forward}, Part{"layernorm", layernorm_op, stage_forward},
             Part{"product", linear_op, linear::stage_product},
+            Part{"product", linear_op, linear::stage_expand},
             Part{"choose", sample_op, sample::stage}})
         for (const Family* family : part.op().families())
-          if (family->stages() == std::vector<std::string>{part.stage})
-            all.push_back(std::make_unique<HeadFamily>(head_op, part.name, *family));
+          if (family->stages().back() == part.stage)
+            all.emplace_back(head_op, part.name, *family, launch_behind_norm);
       return all;
     }();
     std::vector<const Family*> list{&choose_decode()};
-    for (const auto& family : families) list.push_back(family.get());
+    for (const PartFamily& family : families) list.push_back(&family);
     return list;
   }
 };
@@ -178,11 +186,16 @@ std::vector<OpPart> parts_of(const Problem& problem) {
   add("product", linear_op(), {{"m", m}, {"k", d}, {"n", vocab}},
       {{"bias", option_or(problem, "bias", "no")}, {"output", widens ? "f32" : "same"}},
       {{"x", normalises ? "normalised" : "x"}, {"y", "logits"}}, problem.dtype);
+  // Groups that do not divide d are contradiction()'s to refuse: parts are made for any d.
+  for (const char* name : {"weights", "group", "zeros"})
+    if (problem.options.contains(name)) parts.back().problem.options[name] = problem.option(name);
   if (problem.has("choose", "none")) return parts;
   std::map<std::string, std::string> options;
   for (const char* name : {"choose", "softcap", "logprobs"})
     if (problem.options.contains(name)) options[name] = problem.option(name);
-  add("choose", sample_op(), {{"m", m}, {"vocab", vocab}}, std::move(options), {},
+  std::map<std::string, std::int64_t> sizes{{"m", m}, {"vocab", vocab}};
+  if (problem.sizes.contains("best")) sizes["best"] = problem.size("best");
+  add("choose", sample_op(), std::move(sizes), std::move(options), {},
       widens ? DType::f32 : problem.dtype);
   return parts;
 }

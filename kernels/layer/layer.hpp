@@ -18,9 +18,15 @@
 // every token (shared-h) is added before the experts are. With a gate, a sigmoid of one product
 // (Qwen2-MoE), it is a mixture of one expert, whose weight is that.
 //
+// With the size `ranks` a rank of a group has a slice of each layer: some heads, and some of the
+// features between up and down, which heads, kv-heads, h and shared-h count. Its outputs of
+// attention and of the feed-forward network are summands, which all-reduce adds over the ranks,
+// with the residual and the RMSNorm behind it. x, mid and y are the same on all ranks. One rank
+// alone has b_o and b_down; its peers' are zeros.
+//
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
-// attention, linear, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no definition
-// but theirs.
+// attention, linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and
+// no definition but theirs.
 //
 // Token j of sequence i is row i·s + j of x and has the position positions[i·s + j] for RoPE. Its k
 // and v go to row slots[i·s + j] of the caches, which is usually i·cache + position. The last of
@@ -31,19 +37,25 @@
 //
 // With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on. The buffers are
 // in the order of the layers, so that their array is the table of addresses. Tensors that all
-// layers share (x, positions, angles, slots, lengths, pages) come first, and y last.
+// layers share (x, positions, angles, slots, lengths, pages, group) come first, and y last.
 //
 // The layers of a plan differ only in their weights and caches. A model that alternates two kinds
 // of layers, with and without a window, has two plans, which are run in turn.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/problem.hpp"
+#include "device/program.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
+
+struct persistent_config;
 
 /// Defined in layer/op.cpp; listed in kernels/catalog.cpp.
 const Op& layer_op();
@@ -53,8 +65,15 @@ namespace layer {
 /// Pages of a layer's cache, of a problem with `page`.
 std::int64_t pages_of(const Problem& problem);
 
+/// Sizes that are divided by the ranks of a group.
+inline std::vector<std::string> sharded_sizes() {
+  return {"heads", "kv-heads", "h", "shared-h"};
+}
+
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);
+/// Whether the weights of q, k and v and of the output product are packed.
+bool packs_attention(const Problem& problem);
 
 /// The problems of other ops that one layer is made of, in order. Throws Error(invalid_input) where
 /// one of them refuses its fields.
@@ -72,10 +91,24 @@ std::vector<PartKind> part_kinds();
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
 
-/// The families that have all stages of layers, and all layers of a plan, in one launch: with a
-/// dense network, and with experts.
-const Family& persistent_layers();
-const Family& persistent_expert_layers();
+/// The families that have all stages of layers, and all layers of a plan, in one launch: one for
+/// each kind of feed-forward network, the dense one first.
+std::vector<const Family*> persistent_layers();
+
+/// What is around the layers of a whole token, which one launch of theirs computes too. The fields
+/// are those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's
+/// parameters.
+struct WholeToken {
+  std::function<void(persistent_config&)> set_form;
+  std::vector<std::pair<std::size_t, Argument>> state, embedding, head;
+};
+
+/// The program of those families for the layers of a whole token. `places`: for each layer, which
+/// tensor of the program is each of the op layer's.
+Program persistent_program(const Problem& layers,
+                           const std::vector<std::vector<std::size_t>>& places,
+                           const WholeToken& token, const DeviceFacts& facts,
+                           const Config& config);
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

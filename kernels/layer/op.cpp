@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "device/group_layout.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/part_stages.hpp"
@@ -28,7 +30,8 @@ namespace {
 constexpr std::int64_t most_layers = 256;
 
 /// Inputs that all layers of a plan share.
-constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths", "pages"};
+constexpr const char* shared_inputs[] = {"x",       "positions", "angles", "slots",
+                                         "lengths", "pages",     "group"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
 constexpr const char* own_inputs[] = {"attn_norm",
@@ -293,19 +296,6 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
-/// A family of a part.
-class LayerFamily final : public PartFamily {
- public:
-  using PartFamily::PartFamily;
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    Program program = PartFamily::program(problem, facts, config);
-    launch_programmatically(program, facts);
-    return program;
-  }
-};
-
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields{
       {"act", "activation of the feed-forward network", gated_activation_names()},
@@ -386,6 +376,10 @@ std::vector<OptionField> option_fields() {
       rare_number("softcap", "soft cap c of attention's scores, c tanh(x / c); 0: none", "0",
                   {0, 1e6}),
       rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", {0, 1e6}),
+      rare_option("link",
+                  "with ranks, peers: a group's memory is given; loopback: one rank plays all, "
+                  "whose summands are equal",
+                  {"loopback", "peers"}),
       rare_option("lengths",
                   "keys of the sequences in tests and measurements: as many as the cache has room "
                   "for, or fewer",
@@ -395,10 +389,14 @@ std::vector<OptionField> option_fields() {
     if (field.name == "weights")
       field.help =
           "format of the weights of qkv, which are one w_qkv, of the output product and the "
-          "gated "
-          "network: those of x, or packed in that format";
+          "gated network or the experts: those of x, or packed in that format";
     fields.push_back(std::move(field));
   }
+  fields.push_back(rare_option(
+      "attn-weights",
+      "with packed weights: whether those of q, k and v and of the output product are packed too, "
+      "or dense, as gpt-oss has them",
+      {"same", "dense"}));
   return fields;
 }
 
@@ -447,6 +445,10 @@ OpFacts facts() {
            rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30,
                      4096),
            rare_size("rotary", "features of a head to rotate; all if left out", 512, 32),
+           rare_size("ranks",
+                     "ranks of a group, each with its slice: heads, kv-heads, h and shared-h are "
+                     "the slice's; one GPU has all if left out",
+                     GroupTable::most_ranks, 2),
            rare_size("page",
                      "keys of a page of the caches, 16 to 256, a power of two; one that is not in "
                      "memory is zeros; contiguous if left out",
@@ -457,6 +459,11 @@ OpFacts facts() {
             .example = 4096,
             .rare = true,
             .performance_neutral = true},
+           rare_size(
+               "kv-head",
+               "elements from a head of the caches to the next one, a multiple of dim; dim if "
+               "left out",
+               1 << 24, 256),
            {.name = "positions",
             .help = "rows of the table of angles; 4096 if left out",
             .max = 1 << 30,
@@ -474,12 +481,20 @@ class Layer final : public DescribedOp {
 
   std::vector<KnownModel> known_models() const override { return layer::known_models(); }
 
+  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
+
   std::string contradiction(const Problem& problem) const override {
     if (const auto s = size_or(problem, "s", 1); s > problem.size("cache"))
       return fmt::format("s={} exceeds cache={}: new tokens go to the cache too", s,
                          problem.size("cache"));
     if (problem.sizes.contains("pages") && !problem.sizes.contains("page"))
       return "pages without page: give the keys of a page";
+    if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
+      return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
+    if (problem.sizes.contains("ranks") && problem.has("qk-norm", "rows"))
+      return fmt::format(
+          "qk-norm=rows with ranks={}: a norm of all heads needs those of other ranks",
+          problem.size("ranks"));
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
@@ -497,10 +512,11 @@ class Layer final : public DescribedOp {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
+    if (!packed_format(problem).packed && problem.has("attn-weights", "dense"))
+      return "attn-weights=dense is of packed weights: give weights=" + packed_names() + " too";
     if (packed_format(problem).packed) {
       const std::string weights = "weights=" + problem.option("weights");
-      if (has_experts(problem)) return weights + " with ffn=moe: experts have dense weights";
-      if (problem.has("qkv-weights", "grouped"))
+      if (packs_attention(problem) && problem.has("qkv-weights", "grouped"))
         return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
     }
     if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
@@ -545,17 +561,19 @@ class Layer final : public DescribedOp {
 
   std::vector<const Family*> families() const override {
     static const auto families = [] {
-      std::vector<std::unique_ptr<const LayerFamily>> all;
+      std::deque<PartFamily> all;
       for (const PartKind& kind : part_kinds())
         for (const Family* family : kind.op().families())
           if (has_stages(kind, *family))
-            all.push_back(std::make_unique<LayerFamily>(layer_op, kind.name, *family));
+            all.emplace_back(layer_op, kind.name, *family,
+                             [](const Family&, const Problem&, const DeviceFacts& facts,
+                                Program& program) { launch_programmatically(program, facts); });
       return all;
     }();
     // Untuned a norm is a kernel of its own: behind another it takes about a microsecond, no more
     // than it takes each block of a product to find the deviations, and only a search can tell.
-    std::vector<const Family*> list{&persistent_layers(), &persistent_expert_layers()};
-    for (const auto& family : families) list.push_back(family.get());
+    std::vector<const Family*> list = persistent_layers();
+    for (const PartFamily& family : families) list.push_back(&family);
     for (const Family* family : normed_products()) list.push_back(family);
     return list;
   }

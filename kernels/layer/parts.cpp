@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
@@ -29,23 +30,31 @@ class Parts {
       : problem_(problem),
         tokens_(problem.size("batch") * size_or(problem, "s", 1)),
         norms_first_(!problem.has("post-norms", "only")),
-        post_norms_(problem.has("post-norms", "yes") || !norms_first_) {}
+        post_norms_(problem.has("post-norms", "yes") || !norms_first_),
+        sliced_(problem.sizes.contains("ranks")),
+        beside_(problem.options.contains("block") && !problem.has("block", "serial")) {}
 
   std::vector<OpPart> all() {
-    const bool parallel = problem_.has("block", "parallel");
+    const bool shares_norm = problem_.has("block", "parallel");
     if (norms_first_) add_norm("attn_norm", "x", "normalised");
     add_qkv();
     add_attention();
-    add_product("out", "attended", "w_o", "x", "mid");
-    if (post_norms_) add_post_norm("attn_post_norm", "attn_out", "x", "mid");
-    if (norms_first_ && !parallel)
-      add_norm("ffn_norm", problem_.has("block", "parallel-norms") ? "x" : "mid", "ffn_normalised");
-    ffn_input_ = !norms_first_ ? "mid" : parallel ? "normalised" : "ffn_normalised";
+    add_product("out", "attended", "w_o");
+    const bool normed = add_attn_reduce();
+    if (post_norms_) add_post_norm("attn_post_norm", sliced_ ? "attn_sum" : "attn_out", "x", "mid");
+    if (norms_first_ && !shares_norm && !normed)
+      add_norm("ffn_norm", beside_ ? "x" : "mid", "ffn_normalised");
+    ffn_input_ = !norms_first_ ? "mid" : shares_norm ? "normalised" : "ffn_normalised";
     if (has_experts(problem_))
       add_experts();
     else
       add_ffn();
-    if (post_norms_) add_post_norm("ffn_post_norm", "ffn_out", "mid", "y");
+    if (sliced_)
+      add_reduce("ffn_reduce", post_norms_ ? "no" : "yes", "none",
+                 {{"x", "ffn_out"},
+                  {"residual", beside_ ? "x" : "mid"},
+                  {"y", post_norms_ ? "ffn_sum" : "y"}});
+    if (post_norms_) add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", "y");
     return std::move(parts_);
   }
 
@@ -88,6 +97,43 @@ class Parts {
         {{"x", x}, {"w", name}, {"residual", residual}, {"y", y}});
   }
 
+  /// The sum over ranks of a sublayer's output, of which each rank has a summand.
+  void add_reduce(const char* name, const char* residual, const std::string& norm, Names names) {
+    auto sizes = row_sizes();
+    sizes["ranks"] = problem_.size("ranks");
+    add(name, all_reduce_op(), std::move(sizes),
+        {{"norm", norm},
+         {"residual", residual},
+         {"eps", option_or(problem_, "eps", usual_eps)},
+         {"link", option_or(problem_, "link", "loopback")}},
+        std::move(names));
+  }
+
+  /// That of attention, with the norm behind it where that is an RMSNorm; returns whether it is.
+  /// Beside a feed-forward network the sum is that of both.
+  bool add_attn_reduce() {
+    if (!sliced_ || beside_) return false;
+    const bool normed = !post_norms_ && !problem_.has("norm", "layer");
+    add_reduce("attn_reduce", post_norms_ ? "no" : "yes",
+               normed ? option_or(problem_, "convention", "llama") : "none",
+               {{"x", "attn_out"},
+                {"residual", "x"},
+                {"w", "ffn_norm"},
+                {"sum", "mid"},
+                {"y", normed        ? "ffn_normalised"
+                      : post_norms_ ? "attn_sum"
+                                    : "mid"}});
+    return normed;
+  }
+
+  /// Whether attention's output has its residual added by the product, and so the network's.
+  bool out_adds() const { return !post_norms_ && !sliced_; }
+  bool ffn_adds() const { return !post_norms_ && (!sliced_ || beside_); }
+  /// Outputs of the sublayers. A rank's slice of a network beside attention adds to its own output.
+  const char* out_y() const { return out_adds() ? "mid" : "attn_out"; }
+  const char* ffn_residual() const { return sliced_ ? "attn_out" : "mid"; }
+  const char* ffn_y() const { return post_norms_ || sliced_ ? "ffn_out" : "y"; }
+
   void add_qkv() {
     std::map<std::string, std::int64_t> sizes{{"m", tokens_},
                                               {"d", problem_.size("d")},
@@ -96,6 +142,7 @@ class Parts {
                                               {"cache-slots", cache_rows()}};
     for (const char* name : {"kv-heads", "rotary", "positions"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
+    if (problem_.sizes.contains("kv-head")) sizes["cache-head"] = problem_.size("kv-head");
     const std::string rotation = option_or(problem_, "rotation", "halves");
     // Norms of heads round nothing on the way, in either convention.
     const bool from_one = problem_.has("convention", "gemma");
@@ -103,8 +150,8 @@ class Parts {
         {"bias", option_or(problem_, "qkv-bias", "no")},
         {"norm", option_or(problem_, "qk-norm", "no")},
         {"norm-order", option_or(problem_, "qk-norm-order", "before")},
-        {"weights", option_or(problem_, packed_format(problem_).packed ? "weights" : "qkv-weights",
-                              "separate")},
+        {"weights",
+         option_or(problem_, packs_attention(problem_) ? "weights" : "qkv-weights", "separate")},
         {"eps", option_or(problem_, "eps", usual_eps)},
         {"convention", from_one ? "gemma" : "llama"},
         {"rotation", rotation},
@@ -116,7 +163,7 @@ class Parts {
         if (problem_.options.contains(name)) options[name] = problem_.option(name);
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
-    add_format(options);
+    if (packs_attention(problem_)) add_format(options);
     add("qkv", qkv_op(), std::move(sizes), std::move(options),
         {{"x", norms_first_ ? "normalised" : "x"},
          {"w", "w_qkv"},
@@ -145,7 +192,7 @@ class Parts {
                                               {"kv", problem_.size("cache")},
                                               {"heads", problem_.size("heads")},
                                               {"dim", problem_.size("dim")}};
-    for (const char* name : {"kv-heads", "window", "page", "pages"})
+    for (const char* name : {"kv-heads", "window", "page", "pages", "kv-head"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     // A single query is at the last key, so causality masks nothing.
     std::map<std::string, std::string> options{{"lengths", "yes"},
@@ -158,13 +205,14 @@ class Parts {
   }
 
   /// The product behind attention.
-  void add_product(const char* name, const char* x, const char* w, const char* residual,
-                   const char* y) {
+  void add_product(const char* name, const char* x, const char* w) {
     std::map<std::string, std::string> options{{"bias", option_or(problem_, "out-bias", "no")},
                                                {"y-scale", scales()},
-                                               {"weights", option_or(problem_, "weights", "dense")},
-                                               {"residual", post_norms_ ? "no" : "yes"}};
-    add_format(options);
+                                               {"residual", out_adds() ? "yes" : "no"}};
+    if (packs_attention(problem_)) {
+      options["weights"] = problem_.option("weights");
+      add_format(options);
+    }
     add(name, linear_op(),
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
@@ -177,8 +225,8 @@ class Parts {
          {"w_dense", std::string(w) + "_dense"},
          {"bias", "b_o"},
          {"y_scale", "residual_scale"},
-         {"residual", residual},
-         {"y", post_norms_ ? "attn_out" : y}});
+         {"residual", "x"},
+         {"y", out_y()}});
   }
 
   void add_ffn() {
@@ -189,14 +237,14 @@ class Parts {
                                                {"bias", !bias ? "none" : gated ? "down" : "both"},
                                                {"y-scale", scales()},
                                                {"weights", option_or(problem_, "weights", "dense")},
-                                               {"residual", post_norms_ ? "no" : "yes"}};
+                                               {"residual", ffn_adds() ? "yes" : "no"}};
     add_format(options);
     add("ffn", ffn_op(), {{"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}},
         std::move(options),
         {{"x", ffn_input_},
          {"y_scale", "residual_scale"},
-         {"residual", "mid"},
-         {"y", post_norms_ ? "ffn_out" : "y"}});
+         {"residual", ffn_residual()},
+         {"y", ffn_y()}});
   }
 
   std::string scales() const { return option_or(problem_, "residual-scale", "no"); }
@@ -224,24 +272,27 @@ class Parts {
         logits == "f32" ? DType::f32 : problem_.dtype);
     const bool shares = problem_.sizes.contains("shared-h");
     if (shares) add_shared();
-    const bool adds = shares || !post_norms_;
+    const bool adds = shares || ffn_adds();
     std::map<std::string, std::int64_t> sizes{{"m", tokens_},
                                               {"d", problem_.size("d")},
                                               {"h", problem_.size("h")},
                                               {"top-k", choices},
                                               {"experts", experts}};
     if (problem_.sizes.contains("shared")) sizes["shared"] = problem_.size("shared");
-    add("experts", moe_ffn_op(), std::move(sizes),
-        {{"act", option_or(problem_, "act", "silu")},
-         {"routing", option_or(problem_, "routing", "uniform")},
-         {"gate-up", option_or(problem_, "gate-up", "separate")},
-         {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
-         {"residual", adds ? "yes" : "no"}},
+    std::map<std::string, std::string> of_experts{
+        {"act", option_or(problem_, "act", "silu")},
+        {"routing", option_or(problem_, "routing", "uniform")},
+        {"gate-up", option_or(problem_, "gate-up", "separate")},
+        {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
+        {"weights", option_or(problem_, "weights", "dense")},
+        {"residual", adds ? "yes" : "no"}};
+    add_format(of_experts);
+    add("experts", moe_ffn_op(), std::move(sizes), std::move(of_experts),
         {{"x", ffn_input_},
          {"ids", "expert_ids"},
          {"weights", "expert_weights"},
-         {"residual", shares ? "shared_out" : "mid"},
-         {"y", post_norms_ ? "ffn_out" : "y"}});
+         {"residual", shares ? "shared_out" : ffn_residual()},
+         {"y", ffn_y()}});
   }
 
   /// A network of all tokens, which is added before the experts are. With a gate of its own, the
@@ -249,17 +300,19 @@ class Parts {
   void add_shared() {
     const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");
     const std::string act = option_or(problem_, "act", "silu"),
-                      residual = post_norms_ ? "no" : "yes";
+                      residual = ffn_adds() ? "yes" : "no";
     Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
-                {"w_down", "w_shared_down"}, {"residual", "mid"},          {"y", "shared_out"},
+                {"w_down", "w_shared_down"}, {"residual", ffn_residual()}, {"y", "shared_out"},
                 {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
+    for (const char* name : {"gate", "up", "down"})
+      for (const char* part : {"_scale", "_zero", "_dense"})
+        names[std::string("w_") + name + part] = std::string("w_shared_") + name + part;
+    std::map<std::string, std::string> options{
+        {"act", act}, {"residual", residual}, {"weights", option_or(problem_, "weights", "dense")}};
+    add_format(options);
     if (!problem_.has("shared-gate", "yes")) {
-      add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}},
-          {{"act", act},
-           {"gate", "yes"},
-           {"bias", "none"},
-           {"y-scale", scales()},
-           {"residual", residual}},
+      options.insert({{"gate", "yes"}, {"bias", "none"}, {"y-scale", scales()}});
+      add("shared", ffn_op(), {{"m", tokens_}, {"d", d}, {"h", h}}, std::move(options),
           std::move(names));
       return;
     }
@@ -270,15 +323,17 @@ class Parts {
         {{"logits", "shared_logits"}, {"ids", "shared_ids"}, {"weights", "shared_weights"}});
     for (const char* name : {"ids", "weights", "offsets", "tokens", "places", "expert_out"})
       names[name] = std::string("shared_") + name;
+    options.insert({{"routing", "uniform"}, {"gate-up", "separate"}});
     add("shared_experts", moe_ffn_op(),
-        {{"m", tokens_}, {"d", d}, {"h", h}, {"top-k", 1}, {"experts", 1}},
-        {{"act", act}, {"routing", "uniform"}, {"gate-up", "separate"}, {"residual", residual}},
+        {{"m", tokens_}, {"d", d}, {"h", h}, {"top-k", 1}, {"experts", 1}}, std::move(options),
         std::move(names));
   }
 
   const Problem& problem_;
   std::int64_t tokens_;
   bool norms_first_, post_norms_;
+  bool sliced_;  // a rank's, of a group
+  bool beside_;  // the feed-forward network stands beside attention
   const char* ffn_input_ = "";
   std::vector<OpPart> parts_;
 };
@@ -294,6 +349,10 @@ bool has_experts(const Problem& problem) {
   return problem.has("ffn", "moe");
 }
 
+bool packs_attention(const Problem& problem) {
+  return packed_format(problem).packed && !problem.has("attn-weights", "dense");
+}
+
 std::vector<OpPart> parts_of(const Problem& problem) {
   static OfLastProblems<std::vector<OpPart>> last;
   return *last.of(problem, [&] { return Parts(problem).all(); });
@@ -304,13 +363,19 @@ std::vector<PartKind> part_kinds() {
   const auto with_mean = [](const char* name) {
     return PartKind{name, layernorm_op, {stage_forward}};
   };
-  const std::vector<std::string> of_experts{moe::stage_route, ffn::stage_gate_up, ffn::stage_down,
-                                            moe::stage_combine};
+  const auto reduce = [](const char* name) {
+    return PartKind{name, all_reduce_op, {stage_forward}};
+  };
+  const std::vector<std::string> of_ffn{ffn::stage_expand_gate_up, ffn::stage_gate_up,
+                                        ffn::stage_expand_down, ffn::stage_down};
+  auto of_experts = of_ffn;
+  of_experts.insert(of_experts.end(), {moe::stage_route, moe::stage_combine});
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
           {"qkv", qkv_op, {qkv::stage_expand, qkv::stage_product, qkv::stage_heads}},
           {"attention", attention_op, {stage_forward}},
           {"out", linear_op, {linear::stage_expand, linear::stage_product}},
+          reduce("attn_reduce"),
           rms("attn_post_norm"),
           rms("ffn_norm"),
           with_mean("ffn_layernorm"),
@@ -320,11 +385,12 @@ std::vector<PartKind> part_kinds() {
             ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
-          {"shared", ffn_op, {ffn::stage_gate_up, ffn::stage_down}},
+          {"shared", ffn_op, of_ffn},
           {"shared_router", linear_op, {linear::stage_product}},
           {"shared_route", moe_route_op, {moe_route::stage}},
           {"shared_experts", moe_ffn_op, of_experts},
           {"experts", moe_ffn_op, of_experts},
+          reduce("ffn_reduce"),
           rms("ffn_post_norm")};
 }
 

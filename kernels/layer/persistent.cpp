@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <numbers>
 #include <numeric>
 #include <optional>
@@ -18,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/group_layout.hpp"
+#include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
@@ -43,6 +46,48 @@ constexpr std::int64_t most_preferred_inputs = 8192, most_preferred_keys = 2048;
 constexpr std::int64_t most_preferred_hidden = 8192;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
+
+/// Where the parameters of a token, and those of the layers, begin.
+constexpr std::size_t token_at = sizeof(persistent_common),
+                      layers_at = token_at + sizeof(persistent_token);
+static_assert(sizeof(persistent_params) ==
+              layers_at + sizeof(persistent_layer_pointers) * persistent_params::most_layers);
+static_assert(sizeof(persistent_expert_params) ==
+              layers_at + sizeof(persistent_expert_layer) * persistent_expert_params::most_layers);
+
+/// The feed-forward network of the layers.
+enum class Network {
+  dense,
+  experts,   // a mixture
+  shared,    // and a network of all tokens beside it
+  weighted,  // which a gate weights
+  slices,    // a rank's of layers
+};
+Network network_of(const Problem& problem) {
+  if (problem.sizes.contains("ranks")) return Network::slices;
+  if (!has_experts(problem)) return Network::dense;
+  if (!problem.sizes.contains("shared-h")) return Network::experts;
+  return problem.has("shared-gate", "yes") ? Network::weighted : Network::shared;
+}
+const char* words_of(Network network) {
+  switch (network) {
+    case Network::dense:
+      return "no experts";
+    case Network::experts:
+      return "experts, and no network of all tokens";
+    case Network::shared:
+      return "experts and a network of all tokens without a gate";
+    case Network::weighted:
+      return "experts and a network of all tokens with a gate";
+    case Network::slices:
+      return "slices of a group's ranks";
+  }
+  return "";
+}
+
+std::int64_t kv_heads_of(const Problem& problem) {
+  return size_or(problem, "kv-heads", problem.size("heads"));
+}
 
 const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
   const auto place = std::find_if(parts.begin(), parts.end(),
@@ -82,23 +127,33 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .heads = static_cast<int>(heads.heads),
                          .kv_heads = static_cast<int>(heads.kv_heads),
                          .dim = static_cast<int>(heads.dim),
+                         .rotary = static_cast<int>(heads.rotates() ? heads.rotary : 0),
+                         .window = static_cast<int>(size_or(problem, "window", 0)),
                          .blocks = facts.multiprocessors,
                          .bias = heads.bias,
                          .head_norms = heads.normalises(),
                          .rotates = heads.rotates(),
                          .wide_slots = heads.wide_slots,
                          .packed_qkv = heads.packed,
-                         .page = static_cast<int>(size_or(problem, "page", 0))};
+                         .page = static_cast<int>(size_or(problem, "page", 0)),
+                         .kv_head = static_cast<int>(heads.cache_head),
+                         .sinks = problem.has("sinks", "yes"),
+                         .out_bias = problem.has("out-bias", "yes"),
+                         .ranks = static_cast<int>(size_or(problem, "ranks", 0))};
   if (const auto& router = layer.router) {
     form.experts = static_cast<int>(router->experts);
     form.choices = static_cast<int>(router->choices);
     form.shared = static_cast<int>(size_or(problem, "shared", 0));
+    form.own = static_cast<int>(size_or(problem, "shared-h", 0) / problem.size("h"));
+    form.own_gate = problem.has("shared-gate", "yes");
     form.score = static_cast<persistent_score>(router->score);
     form.renormalises = router->renormalises;
     form.router_bias = problem.has("router-bias", "yes");
     form.choice_bias = router->bias;
     form.rounds_logits = router->dtype != DType::f32;
     form.packed_gate_up = problem.has("gate-up", "halves");
+    form.interleaved = problem.has("gate-up", "interleaved");
+    form.expert_bias = problem.has("ffn-bias", "yes");
   }
   return form;
 }
@@ -119,34 +174,33 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   return form;
 }
 
+/// Experts of a token, and parts of a network of all tokens, which are as large.
+std::int64_t experts_of_token(const Problem& problem) {
+  return problem.size("top-k") + size_or(problem, "shared", 0) +
+         size_or(problem, "shared-h", 0) / problem.size("h");
+}
+
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"},          {"post-norms", "no"},
-      {"block", "serial"},      {"ffn", experts ? "moe" : "gated"},
-      {"weights", "dense"},     {"sinks", "no"},
-      {"residual-scale", "no"}, {"out-bias", "no"},
-      {"ffn-bias", "no"}};
+      {"norm", "rms"},      {"post-norms", "no"},
+      {"block", "serial"},  {"ffn", experts ? "moe" : "gated"},
+      {"weights", "dense"}, {"residual-scale", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
-  if (problem.sizes.contains("window"))
-    return fmt::format("window={}: the kernel gives a query all keys", problem.size("window"));
   if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
+  if (!experts && problem.has("ffn-bias", "yes"))
+    return "ffn-bias=yes: the kernel adds biases to experts alone";
   if (!experts) return std::nullopt;
-  if (problem.has("gate-up", "interleaved"))
-    return "gate-up=interleaved: the kernel knows separate and halves alone";
-  for (const char* name : {"groups", "shared-h"})
-    if (problem.sizes.contains(name))
-      return fmt::format(
-          "{}={}: the kernel has neither groups of experts nor a network of its own "
-          "weights beside them",
-          name, problem.size(name));
+  if (problem.sizes.contains("groups"))
+    return fmt::format("groups={}: the kernel has no groups of experts", problem.size("groups"));
+  if (const std::int64_t own = size_or(problem, "shared-h", 0), h = problem.size("h"); own % h != 0)
+    return fmt::format("shared-h={}: the kernel takes a multiple of h={}", own, h);
   if (problem.size("experts") > most_experts)
     return fmt::format("experts={} exceeds {}, for a lane's registers", problem.size("experts"),
                        most_experts);
-  if (const std::int64_t choices = problem.size("top-k") + size_or(problem, "shared", 0);
-      choices > 32)
+  if (const std::int64_t choices = experts_of_token(problem); choices > 32)
     return fmt::format("{} experts of a token exceed the 32 lanes of a warp", choices);
   return std::nullopt;
 }
@@ -155,40 +209,64 @@ std::string text_of(const persistent_config& c) {
   std::string mixture;
   if (c.has_experts())
     mixture = fmt::format(
-        ", .experts = {}, .choices = {}, .shared = {}, .score = fftune::persistent_score({}), "
+        ", .experts = {}, .choices = {}, .shared = {}, .own = {}, .own_gate = {}, .score = "
+        "fftune::persistent_score({}), "
         ".renormalises = {}, .router_bias = {}, .choice_bias = {}, .rounds_logits = {}, "
-        ".packed_gate_up = {}",
-        c.experts, c.choices, c.shared, static_cast<int>(c.score), c.renormalises, c.router_bias,
-        c.choice_bias, c.rounds_logits, c.packed_gate_up);
+        ".packed_gate_up = {}, .interleaved = {}, .expert_bias = {}",
+        c.experts, c.choices, c.shared, c.own, c.own_gate, static_cast<int>(c.score),
+        c.renormalises, c.router_bias, c.choice_bias, c.rounds_logits, c.packed_gate_up,
+        c.interleaved, c.expert_bias);
+  std::string token;
+  if (c.has_head())
+    token = fmt::format(
+        ", .vocab = {}, .draws = {}, .sums = {}, .head_bias = {}, .rounds_head = {}, .caps_head = "
+        "{}",
+        c.vocab, c.draws, c.sums, c.head_bias, c.rounds_head, c.caps_head);
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
-      ".kv_heads = {}, "
-      ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
-      ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
-      "{}, .rotates = {}, .wide_slots = {}, .packed_qkv = {}, .page = {}, .head_groups = {}{}}}",
-      c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk,
-      c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias,
-      c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.head_groups, mixture);
+      ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
+      "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
+      ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
+      ".out_bias = {}{}{}{}}}",
+      c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
+      c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
+      c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
+      c.held, c.sinks, c.out_bias, mixture, token,
+      c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "");
 }
 
-/// Layers with a dense network, or with experts.
+/// Layers with one kind of feed-forward network.
 class PersistentLayers final : public Family {
  public:
-  explicit PersistentLayers(bool experts) : experts_(experts) {}
-  std::string_view name() const override { return experts_ ? "persistent_experts" : "persistent"; }
-  std::string_view summary() const override {
-    return experts_ ? "the same with a mixture of experts, the router among it"
-                    : "all layers in one launch, for up to 8 tokens: weights stream through shared "
-                      "memory without a pause";
-  }
+  PersistentLayers(std::string_view name, std::string_view summary, Network network)
+      : name_(name),
+        summary_(summary),
+        network_(network),
+        experts_(network != Network::dense && network != Network::slices) {}
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
-    if (experts_)
-      return {"attn_norm.forward", "qkv.product",    "attention.forward", "out.product",
-              "ffn_norm.forward",  "router.product", "route.choose",      "experts.route",
-              "experts.gate_up",   "experts.down",   "experts.combine"};
-    return {"attn_norm.forward", "qkv.product", "attention.forward", "out.product",
-            "ffn_norm.forward",  "ffn.gate_up", "ffn.down"};
+    if (network_ == Network::slices)
+      return {"attn_norm.forward",   "qkv.product", "attention.forward", "out.product",
+              "attn_reduce.forward", "ffn.gate_up", "ffn.down",          "ffn_reduce.forward"};
+    std::vector<std::string> stages{"attn_norm.forward", "qkv.product", "attention.forward",
+                                    "out.product", "ffn_norm.forward"};
+    const auto add = [&](std::initializer_list<const char*> more) {
+      stages.insert(stages.end(), more.begin(), more.end());
+    };
+    if (!experts_) {
+      add({"ffn.gate_up", "ffn.down"});
+      return stages;
+    }
+    add({"router.product", "route.choose"});
+    if (network_ == Network::shared) add({"shared.gate_up", "shared.down"});
+    if (network_ == Network::weighted)
+      add({"shared_router.product", "shared_route.choose", "shared_experts.route",
+           "shared_experts.gate_up", "shared_experts.down", "shared_experts.combine"});
+    add({"experts.route", "experts.gate_up", "experts.down", "experts.combine"});
+    return stages;
   }
   std::vector<std::string> sources() const override { return {"layer/persistent.cu"}; }
 
@@ -198,9 +276,20 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
-    if (experts_ != problem.has("ffn", "moe"))
-      return experts_ ? "the layers have no experts" : "the layers have experts";
+    if (const Network network = network_of(problem); network != network_)
+      return network == Network::slices
+                 ? fmt::format("ranks={}: the kernel has the layers of one GPU",
+                               problem.size("ranks"))
+                 : fmt::format("the layers have {}", words_of(network));
+    const bool slices = network_ == Network::slices;
+    if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
+    if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
+                   problem.has("out-bias", "yes") || has_experts(problem)))
+      return "on slices it has no windows, sinks, experts, or biases behind attention";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
+    if (slices && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
+      return fmt::format("{} tokens of {} features are more than go as packets", tokens,
+                         problem.size("d"));
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
                          problem.size("batch"), s, tokens, most_stream_columns);
@@ -210,11 +299,8 @@ class PersistentLayers final : public Family {
     if (heads.in_two_stages()) return "the kernel normalises heads one by one, before RoPE";
     if (heads.dim != 64 && heads.dim != 128)
       return fmt::format("dim={}: the kernel has heads of 64 and 128 features", heads.dim);
-    if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary != heads.dim))
-      return "the kernel rotates whole heads, by halves";
-    if (heads.heads / heads.kv_heads > 8)
-      return fmt::format("{} heads share one of k: at most 8, the columns of an MMA",
-                         heads.heads / heads.kv_heads);
+    if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary % 64 != 0))
+      return "the kernel rotates 64 or 128 features of a head, by halves";
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
       if (k % 32 != 0)
         return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
@@ -254,6 +340,9 @@ class PersistentLayers final : public Family {
         .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
         .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
         .when_absent(1)
+        .parameter("held", "stages of a product that wait in registers for its activations",
+                   {0, 2, 4, 6})
+        .when_absent(0)
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
@@ -305,9 +394,13 @@ class PersistentLayers final : public Family {
     // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
     // with 36 (8 layers of Llama-3.2-1B on an H100).
     const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
-    return least_cost(space(problem, facts), name(), [many](const Config& c) {
-      return std::tuple(c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
-                        c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+    // On an H100 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
+    // none; 3 layers of Qwen3-30B-A3B take 167 and 165, and several tokens of a sequence spill.
+    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : 4;
+    return least_cost(space(problem, facts), name(), [many, held](const Config& c) {
+      return std::tuple(c.at("held") != held, c.at("head_groups"), c.at("warps") != 8,
+                        c.at("chunk") != 512, c.at("chunk"),
+                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
                         c.at("input_kb") != (many ? 16 : 36));
     });
@@ -318,19 +411,27 @@ class PersistentLayers final : public Family {
   // measured with Qwen3-30B-A3B on an H100, where the parts take 40 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6;
+    constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6,
+                     waits_of_peers = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
     const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
-                            (experts_ ? waits_of_router : 0) + off * 1e-6;
+                            (experts_ ? waits_of_router : 0) +
+                            (network_ == Network::slices ? waits_of_peers : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
     if (size_or(problem, "s", 1) > 1) return false;
+    // These have not been timed.
+    if (network_ == Network::shared || network_ == Network::weighted ||
+        problem.sizes.contains("window") || problem.sizes.contains("rotary") ||
+        problem.has("sinks", "yes") || problem.has("out-bias", "yes") ||
+        problem.has("gate-up", "interleaved") || problem.size("heads") > 8 * kv_heads_of(problem))
+      return false;
     const std::int64_t batch = problem.size("batch");
     if (!experts_)
       return batch <= most_preferred || (batch <= most_preferred_if_short &&
@@ -344,24 +445,27 @@ class PersistentLayers final : public Family {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     if (const auto repetition = layer_op().repetition(problem))
-      return program_of(repetition->one, repetition->places, facts, config);
+      return program_of(repetition->one, repetition->places, nullptr, facts, config);
     std::vector<std::size_t> places(layer_op().tensors(problem).size());
     std::iota(places.begin(), places.end(), std::size_t{0});
-    return program_of(problem, {places}, facts, config);
+    return program_of(problem, {places}, nullptr, facts, config);
   }
 
- private:
+  /// `token`: what is around the layers; or null.
   static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
-                            const DeviceFacts& facts, const Config& config) {
+                            const WholeToken* token, const DeviceFacts& facts,
+                            const Config& config) {
     const Layer layer(one);
-    const persistent_config persistent = configured(form_of(one, layer, facts), facts, config);
+    persistent_config persistent = configured(form_of(one, layer, facts), facts, config);
+    persistent.held = config.get("held");
+    if (token != nullptr) token->set_form(persistent);
     Program program;
-    program.kernels.push_back(
-        {"layer/persistent.cu",
-         fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
-                     text_of(persistent), activation_type(layer.activation),
-                     norm::convention_type(layer.norm.convention))});
+    const std::string expression = fmt::format(
+        "fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype), text_of(persistent),
+        activation_type(layer.activation), norm::convention_type(layer.norm.convention));
+    program.kernels.push_back({"layer/persistent.cu", expression});
     const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
+                             : persistent.ranks > 0   ? persistent_rank_params::most_layers
                                                       : persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {
       const std::size_t count = std::min(most, places.size() - first);
@@ -378,20 +482,62 @@ class PersistentLayers final : public Family {
       launch.parameters =
           parameters_of(one, layer, program.scratch.size() - 1,
                         {places.begin() + static_cast<std::ptrdiff_t>(first),
-                         places.begin() + static_cast<std::ptrdiff_t>(first + count)});
+                         places.begin() + static_cast<std::ptrdiff_t>(first + count)},
+                        token != nullptr);
+      if (persistent.ranks > 0)
+        set_ranks(*launch.parameters, program, one, places.front(), count, expression);
+      if (token != nullptr) {
+        const auto add = [&](const std::vector<std::pair<std::size_t, Argument>>& fields) {
+          for (const auto& [offset, value] : fields)
+            launch.parameters->fields.push_back({offset, value});
+        };
+        add(token->state);
+        if (first == 0)
+          add(token->embedding);
+        else
+          add({{token_at + offsetof(persistent_token, embed_scale), 1.0f}});
+        if (first + count == places.size()) {
+          program.scratch.back().bytes += static_cast<std::size_t>(persistent.parts_bytes());
+          add(token->head);
+          add({{token_at + offsetof(persistent_token, chooses), std::int32_t{1}}});
+        }
+      }
       program.steps.emplace_back(std::move(launch));
     }
     return program;
   }
 
+ private:
+  static void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
+                        const std::vector<std::size_t>& places, std::size_t layers,
+                        const std::string& expression) {
+    all_reduce::Form form;
+    form.m = one.size("batch") * size_or(one, "s", 1);
+    form.d = one.size("d");
+    form.ranks = static_cast<int>(one.size("ranks"));
+    form.loopback = !one.has("link", "peers");
+    const TensorPlaces own(layer_op().tensors(one));
+    // They are behind the common ones.
+    constexpr std::size_t at = sizeof(persistent_common);
+    all_reduce::set_group(
+        parameters, program, form, form.loopback ? absent : places[own.at("group")],
+        {at + offsetof(persistent_ranks, loopback), at + offsetof(persistent_ranks, table)});
+    const auto tag = all_reduce::tag_of(one, fmt::format("{} {}", expression, layers));
+    parameters.fields.push_back(
+        {at + offsetof(persistent_ranks, tag), static_cast<std::int32_t>(tag)});
+  }
+
   static ParameterStruct parameters_of(const Problem& one, const Layer& layer,
                                        std::size_t workspace,
-                                       const std::vector<std::vector<std::size_t>>& places) {
+                                       const std::vector<std::vector<std::size_t>>& places,
+                                       bool whole_token) {
     const TensorPlaces own(layer_op().tensors(one));
     const bool experts = layer.router.has_value();
-    ParameterStruct parameters{
-        .bytes = experts ? sizeof(persistent_expert_params) : sizeof(persistent_params),
-        .fields = {}};
+    ParameterStruct parameters{.bytes = experts ? sizeof(persistent_expert_params)
+                                        : one.sizes.contains("ranks")
+                                            ? sizeof(persistent_rank_params)
+                                            : sizeof(persistent_params),
+                               .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
       parameters.fields.push_back({offset, std::move(value)});
     };
@@ -403,10 +549,12 @@ class PersistentLayers final : public Family {
     const auto& first = places.front();
     set_tensor(offsetof(Params, x), first, "x");
     set_tensor(offsetof(Params, y), places.back(), "y");
-    set_tensor(offsetof(Params, positions), first, "positions");
+    if (!whole_token) {
+      set_tensor(offsetof(Params, positions), first, "positions");
+      set_tensor(offsetof(Params, slots), first, "slots");
+      set_tensor(offsetof(Params, lengths), first, "lengths");
+    }
     if (layer.heads.table) set_tensor(offsetof(Params, angles), first, "angles");
-    set_tensor(offsetof(Params, slots), first, "slots");
-    set_tensor(offsetof(Params, lengths), first, "lengths");
     set_tensor(offsetof(Params, pages), first, "pages");
     set(offsetof(Params, cache_rows), layer.heads.cache_rows);
     set(offsetof(Params, page_count), static_cast<std::int32_t>(layer.attention.pages));
@@ -424,8 +572,10 @@ class PersistentLayers final : public Family {
       set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
     for (std::size_t i = 0; i < places.size(); ++i) {
       using Pointers = persistent_layer_pointers;
-      const std::size_t at =
-          sizeof(Params) + i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
+      const std::size_t common =
+          one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(Params);
+      const std::size_t at = common + sizeof(persistent_token) +
+                             i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
       const auto set_own = [&](std::size_t offset, const char* name) {
         set_tensor(at + offset, places[i], name);
       };
@@ -444,6 +594,8 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, head_norms), "q_norm");
       set_own(offsetof(Pointers, head_norms) + sizeof(void*), "k_norm");
       set_own(offsetof(Pointers, out), "w_o");
+      set_own(offsetof(Pointers, out_bias), "b_o");
+      set_own(offsetof(Pointers, sinks), "sinks");
       if (experts) {
         const auto set_router = [&](std::size_t offset, const char* name) {
           set_own(offsetof(persistent_expert_layer, router) + offset, name);
@@ -451,6 +603,14 @@ class PersistentLayers final : public Family {
         set_router(offsetof(persistent_router_pointers, weights), "w_router");
         set_router(offsetof(persistent_router_pointers, bias), "b_router");
         set_router(offsetof(persistent_router_pointers, choice_bias), "choice_bias");
+        set_router(offsetof(persistent_router_pointers, gate_bias), "b_gate");
+        set_router(offsetof(persistent_router_pointers, gate_bias), "b_gate_up");
+        set_router(offsetof(persistent_router_pointers, up_bias), "b_up");
+        set_router(offsetof(persistent_router_pointers, down_bias), "b_down");
+        set_router(offsetof(persistent_router_pointers, own_gate), "w_shared_gate");
+        set_router(offsetof(persistent_router_pointers, own_up), "w_shared_up");
+        set_router(offsetof(persistent_router_pointers, own_down), "w_shared_down");
+        set_router(offsetof(persistent_router_pointers, own_weight), "w_shared_router");
         set_own(offsetof(Pointers, gate), "w_gate_up");
       }
       set_own(offsetof(Pointers, gate), "w_gate");
@@ -462,19 +622,38 @@ class PersistentLayers final : public Family {
     return parameters;
   }
 
+  std::string_view name_, summary_;
+  Network network_;
   bool experts_;
 };
 
 }  // namespace
 
-const Family& persistent_layers() {
-  static const PersistentLayers family(false);
-  return family;
+std::vector<const Family*> persistent_layers() {
+  static const PersistentLayers families[] = {
+      {"persistent",
+       "all layers in one launch, for up to 8 tokens: weights stream through shared memory without "
+       "a pause",
+       Network::dense},
+      {"persistent_experts", "the same with a mixture of experts, the router among it",
+       Network::experts},
+      {"persistent_shared", "the same with a mixture of experts and a network of all tokens",
+       Network::shared},
+      {"persistent_weighted", "the same where a gate weights the network of all tokens",
+       Network::weighted},
+      {"persistent_ranks", "all layers on a rank's slice, with the sums over two ranks among them",
+       Network::slices}};
+  std::vector<const Family*> list;
+  for (const Family& family : families) list.push_back(&family);
+  return list;
 }
 
-const Family& persistent_expert_layers() {
-  static const PersistentLayers family(true);
-  return family;
+Program persistent_program(const Problem& layers,
+                           const std::vector<std::vector<std::size_t>>& places,
+                           const WholeToken& token, const DeviceFacts& facts,
+                           const Config& config) {
+  return PersistentLayers::program_of(unrepeated(layer_op(), layers), places, &token, facts,
+                                      config);
 }
 
 }  // namespace fftune::layer

@@ -16,6 +16,9 @@
 //                     experts: norm of mid, router                  -> logits   [tokens, experts]
 //                     norm of mid, gate and up                      -> hidden   [tokens, h]
 //                     down + mid                                    -> y        [tokens, d]
+//                   and behind the last layer of a whole token:
+//                     norm of y, rows of the head, best ids         -> parts    [CTAs, tokens]
+//                     CTA 0: the next ids, and the sequences' state
 //   warp n          producer: weights, keys and values -> pipeline (full and empty barriers);
 //                     with experts it waits for the logits, and chooses those that it copies
 //   warp n+1        cleaner: sets the buffers of the layer before to zero
@@ -27,18 +30,30 @@
 // every CTA has finished the layer before, so the cleaner zeroes that layer's set. Its fence, and
 // the reads and writes up to the set's next use two layers later, order the zeros before that use.
 //
+// A product begins with weights that the pipeline already has. Each MMA warp takes its part of the
+// first stages to registers before it waits for the activations (`held`), so the pipeline goes on.
+//
 // Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
 // permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
 // of k; each warp takes a part of it.
+//
+// With ranks the rows of the output product and of down are summands. The thread that has an
+// element of the residual stream sends its summand to the thread of the same element on every peer,
+// as a packet that holds the value and the number of the exchange, and adds theirs
+// (common/peers.cuh). Nothing else changes: the peers' words are one more wait of a thread that
+// stores mid or y. The cleaner of the first CTA exchanges greetings.
 //
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
 #include "common/activation.cuh"
 #include "common/async.cuh"
+#include "common/choice.cuh"
 #include "common/mma.cuh"
+#include "common/peers.cuh"
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
 #include "gemm/head_row.cuh"
+#include "layer/next_token.cuh"
 #include "layer/persistent.cuh"
 #include "layer/persistent_memory.cuh"
 
@@ -64,19 +79,26 @@ struct persistent_layers {
   static constexpr int key_bytes = 2 * c.own_kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;
   static constexpr int value_stride = key_bytes + c.value_padding;
-  static constexpr int rotary_pairs = c.dim / 64;  // pairs of a head that a lane has
+  static constexpr int rotary_pairs = c.rotary / 64;  // pairs of a head that a lane has
+  static constexpr int token_places = c.tokens <= 1 ? 1 : c.tokens <= 2 ? 2 : c.tokens <= 4 ? 4 : 8;
+  static constexpr choice_form choice{.draws = c.draws, .sums = c.sums};
   static constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
   // The score of a key that a query does not see. It is finite with several tokens of a sequence:
   // some of them may see no key of a split, and the weight of that part is then exactly zero.
   static constexpr float unseen = c.per_sequence > 1 ? -1e30f : minus_infinity;
 
+  using dense_params =
+      typename choose_type<(c.ranks > 0), persistent_rank_params, persistent_params>::type;
   using params =
-      typename choose_type<c.has_experts(), persistent_expert_params, persistent_params>::type;
+      typename choose_type<c.has_experts(), persistent_expert_params, dense_params>::type;
+  using peers = peer_group<(c.ranks > 0 ? c.ranks : 1)>;
   const params& p;
   const u32 shared;
   stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
   int sequence, head_group, split, first_key, keys;  // this CTA's part of attention
-  int first_new;  // which of the keys is that of the sequence's first new token; may be < 0
+  // Which of the keys is that of the sequence's first new token, and which one its first query is
+  // at. They differ where the new token has no row in the cache. May be < 0.
+  int first_new, first_query;
   // Kept across layers, because the cleaner's fences leave nothing in L1.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
@@ -86,12 +108,15 @@ struct persistent_layers {
     sequence = static_cast<int>(blockIdx.x) / c.splits() / c.head_groups;
     head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
-    keys = first_new = first_key = 0;
+    keys = first_new = first_query = first_key = 0;
     if (sequence < c.sequences()) {
       const int length = length_of(sequence), each = keys_of_split(length);
-      first_key = split * each;
+      first_key = c.first_seen(length) + split * each;
       keys = larger(0, smaller(each, length - first_key));
-      first_new = length - c.per_sequence - first_key;
+      first_new = first_query = length - c.per_sequence - first_key;
+      if constexpr (c.has_head()) {
+        if (slot_of(sequence) < 0) ++first_new;
+      }
     }
   }
   __device__ __forceinline__ int first_token() const { return sequence * c.per_sequence; }
@@ -102,9 +127,44 @@ struct persistent_layers {
 
   // The keys of a sequence, at most what its cache has room for.
   __device__ __forceinline__ int length_of(int of) const {
-    return larger(0, smaller(p.lengths[of], p.cache));
+    const int length = p.lengths[of];
+    if constexpr (c.has_head())
+      return goes_on(of) ? larger(length, 0) + 1 : larger(smaller(length, p.cache), 1);
+    return larger(0, smaller(length, p.cache));
   }
-  static __device__ __forceinline__ int keys_of_split(int length) { return c.split_keys(length); }
+  static __device__ __forceinline__ int keys_of_split(int length) {
+    return c.split_keys(length - c.first_seen(length));
+  }
+  // Of a whole token: whether a sequence has a next id, and the new token's row in the caches or
+  // -1.
+  __device__ __forceinline__ bool goes_on(int of) const {
+    return fftune::goes_on(p.token.ended[of], p.lengths[of], p.cache);
+  }
+  __device__ __forceinline__ i64 slot_of(int of) const {
+    if (!goes_on(of)) return -1;
+    const int key = length_of(of) - 1;
+    if constexpr (c.page > 0) {
+      const int page = p.pages[static_cast<i64>(of) * ceil_div(p.cache, c.page) + key / c.page];
+      if (static_cast<u32>(page) >= static_cast<u32>(p.page_count)) return -1;
+      return static_cast<i64>(page) * c.page + key % c.page;
+    }
+    return static_cast<i64>(of) * p.cache + key;
+  }
+  // The row of x of a token, null for one of zeros. Rows of an embedding have a factor.
+  __device__ __forceinline__ const T* row_of_x(int token) const {
+    if constexpr (c.has_head()) {
+      if (p.token.embedding != nullptr) {
+        const int id = p.token.ids[token];
+        if (static_cast<u32>(id) >= static_cast<u32>(c.vocab)) return nullptr;
+        return static_cast<const T*>(p.token.embedding) + static_cast<i64>(id) * c.d;
+      }
+    }
+    return static_cast<const T*>(p.x) + static_cast<i64>(token) * c.d;
+  }
+  __device__ __forceinline__ T embedded(float value) const {
+    return from_float<T>(value * p.token.embed_scale);
+  }
+  __device__ __forceinline__ bool chooses() const { return c.has_head() && p.token.chooses != 0; }
   static __device__ __forceinline__ int first_row(int rows) {
     return static_cast<int>(static_cast<i64>(rows) * blockIdx.x / c.blocks);
   }
@@ -134,6 +194,7 @@ struct persistent_layers {
   struct run {
     const void *from, *more;
     int rows, more_rows;
+    int pitch = 0;  // elements from a row to the next; 0: k
   };
   template <class RunOf>
   __device__ __forceinline__ void load_weights(int k, int blocks, int places, const RunOf& run_of) {
@@ -144,7 +205,7 @@ struct persistent_layers {
         for (int at = begin; at < end; at += c.chunk)
           pipeline.load(static_cast<const u8*>(of.from) + c.weight_bytes(at), of.rows,
                         static_cast<const u8*>(of.more) + c.weight_bytes(at), of.more_rows,
-                        places == 0 ? of.rows : places, c.weight_bytes(k),
+                        places == 0 ? of.rows : places, c.weight_bytes(of.pitch > 0 ? of.pitch : k),
                         c.weight_bytes(smaller(c.chunk, end - at)), row_stride);
       }
     }
@@ -175,11 +236,17 @@ struct persistent_layers {
         }
         row = static_cast<i64>(page) * c.page + key % c.page;
       }
-      const i64 at = row * c.kv_rows() + head_group * c.own_kv_rows();
-      pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr,
-                    0, 0, 2 * c.kv_rows(), key_bytes, key_stride);
-      pipeline.load(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows,
-                    nullptr, 0, 0, 2 * c.kv_rows(), key_bytes, value_stride);
+      const i64 at = row * c.cache_row() + head_group * c.own_kv_heads() * c.kv_head;
+      const auto load = [&](const void* cache, u32 stride) {
+        const auto* const from = reinterpret_cast<const u8*>(static_cast<const T*>(cache) + at);
+        if constexpr (c.kv_head == c.dim)
+          pipeline.load(from, rows, nullptr, 0, 0, 2 * c.cache_row(), key_bytes, stride);
+        else
+          pipeline.load_pieces(from, rows, 2 * c.cache_row(), c.own_kv_heads(), 2 * c.kv_head,
+                               2 * c.dim, stride);
+      };
+      load(of.keys, key_stride);
+      load(of.values, value_stride);
     }
   }
 
@@ -209,16 +276,25 @@ struct persistent_layers {
       load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
       if constexpr (c.has_experts()) {
         const persistent_router_pointers& router = p.of[layer].router;
-        const int rows = rows_of_block(c.experts);
+        const int first_logit = first_row(c.router_rows()), rows = rows_of_block(c.router_rows());
         load_weights(c.d, rows > 0 ? 1 : 0, 0, [&](int) {
-          return run{row_at(router.weights, first_row(c.experts), c.d), nullptr, rows, 0};
+          const int of_experts = larger(0, smaller(rows, c.experts - first_logit));
+          return run{row_at(router.weights, first_logit, c.d), router.own_weight, of_experts,
+                     rows - of_experts};
         });
         route(static_cast<const float*>(router.choice_bias), layer);
         pipeline.most_in_flight = c.in_flight;
         const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
         load_weights(c.d, of_hidden / 8, 8, [&](int block) {
-          const int first = hidden + block * 8;
-          const i64 row = expert_of(first / c.h) * stride + first % c.h;
+          const int first = hidden + block * 8, expert = expert_of(first / c.h);
+          if (c.own > 0 && expert >= all_experts) {
+            const i64 row = static_cast<i64>(expert - all_experts) * c.h + first % c.h;
+            return run{row_at(router.own_gate, row, c.d), row_at(router.own_up, row, c.d), 8, 8};
+          }
+          if (c.interleaved)
+            return run{row_at(of.gate, 2 * (static_cast<i64>(expert) * c.h + first % c.h), c.d),
+                       nullptr, 16, 0};
+          const i64 row = expert * stride + first % c.h;
           return run{row_at(of.gate, row, c.d),
                      c.packed_gate_up ? row_at(of.gate, row + c.h, c.d) : row_at(of.up, row, c.d),
                      8, 8};
@@ -226,9 +302,14 @@ struct persistent_layers {
         for (int block = 0; block < ceil_div(out_rows, 16); ++block)
           for (int slot = 0; slot < c.slots(); ++slot)
             load_weights(c.h, 1, 0, [&](int) {
-              return run{
-                  row_at(of.down, static_cast<i64>(expert_of(slot)) * c.d + out + block * 16, c.h),
-                  nullptr, smaller(16, out_rows - block * 16), 0};
+              const int expert = expert_of(slot), rows = smaller(16, out_rows - block * 16);
+              if (c.own > 0 && expert >= all_experts)
+                return run{
+                    static_cast<const W*>(row_at(router.own_down, out + block * 16, c.own * c.h)) +
+                        (expert - all_experts) * c.h / stream_type<W>::packed,
+                    nullptr, rows, 0, c.own * c.h};
+              return run{row_at(of.down, static_cast<i64>(expert) * c.d + out + block * 16, c.h),
+                         nullptr, rows, 0};
             });
         continue;
       }
@@ -241,8 +322,18 @@ struct persistent_layers {
       pipeline.most_in_flight = c.in_flight;
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
     }
+    if constexpr (c.has_head()) {
+      if (!chooses()) return;
+      const int first = first_row(c.vocab), rows = rows_of_block(c.vocab);
+      load_weights(c.d, ceil_div(rows, 16), 0, [&](int block) {
+        return run{row_at(p.token.head, first + block * 16, c.d), nullptr,
+                   smaller(16, rows - block * 16), 0};
+      });
+    }
   }
 
+  // Experts of the weights; behind them parts of the network of all tokens are numbered.
+  static constexpr int all_experts = c.experts + c.shared;
   // The choice of each slot, which the producer has made: experts and weights are in shared memory.
   __device__ __forceinline__ int expert_of(int slot) const {
     return read_int(shared + c.choices_at() + slot * 4);
@@ -265,7 +356,8 @@ struct persistent_layers {
         missing = false;
 #pragma unroll
         for (int i = 0; i < each; ++i)
-          if (raw[i] == 0) raw[i] = load_relaxed_word(logits + token * c.experts + i * 32 + lane);
+          if (raw[i] == 0)
+            raw[i] = load_relaxed_word(logits + token * c.router_rows() + i * 32 + lane);
 #pragma unroll
         for (int i = 0; i < each; ++i) missing = missing || raw[i] == 0;
         count_spin(spins);
@@ -295,7 +387,7 @@ struct persistent_layers {
           if (c.score == persistent_score::softmax_of_all) by = score[i];
           by += choice_bias[i * 32 + lane];
         }
-        rank[i] = exists ? rank_of(by) : 0;
+        rank[i] = exists ? order_of(by) : 0;
       }
       if constexpr (c.score == persistent_score::softmax_of_all) {
         sum = 1 / warp_total(sum);
@@ -340,6 +432,15 @@ struct persistent_layers {
         if (is_choice) weight /= all;
       }
       if (is_choice) weight *= p.route_scale;
+      if constexpr (c.own_gate) {
+        u32 word;
+        int waits = 0;
+        do {
+          word = load_relaxed_word(logits + token * c.router_rows() + c.experts);
+          count_spin(waits);
+        } while (word == 0);
+        if (lane >= c.choices + c.shared) weight = 1 / (1 + __expf(-__uint_as_float(~word)));
+      }
       if (lane < c.of_token()) {
         const int slot = token * c.of_token() + lane;
         write_int(shared + c.choices_at() + slot * 4, expert);
@@ -358,7 +459,23 @@ struct persistent_layers {
 
   // ---- cleaner ----
 
+  struct no_group {};
+  // The group as a thread sees it, with room for the packets of an exchange.
+  __device__ __forceinline__ auto group_of_launch() const {
+    if constexpr (c.ranks > 0) {
+      peers group(p.table, p.loopback, p.tag);
+      group.require_room(c.tokens * c.d * u64{8}, group.packet_bytes);
+      return group;
+    } else {
+      return no_group{};
+    }
+  }
+
   __device__ __forceinline__ void clean() {
+    if constexpr (c.ranks > 0) {
+      auto group = group_of_launch();
+      if (blockIdx.x == 0) group.greet(static_cast<int>(threadIdx.x % 32));
+    }
     const i64 vectors = c.set_bytes(p.cache) / 16;
     for (int layer = 0; layer < p.layers; ++layer) {
       named_barrier_sync(2, c.consumers() + 32);  // mid is there: all are past the layer before
@@ -387,12 +504,15 @@ struct persistent_layers {
   // way or not. Unless they are plain, they are waited for.
   __device__ __forceinline__ void load_input(const T* from, int k, int begin, int end,
                                              bool normalises, bool plain) {
-    constexpr int token_places = c.tokens <= 1 ? 1 : c.tokens <= 2 ? 2 : c.tokens <= 4 ? 4 : 8;
     constexpr int lanes = c.consumers() / token_places;
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
-    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
+    const T* row_at_x = from + static_cast<i64>(row) * k;
+    if constexpr (c.has_head()) {
+      if (plain && row < c.tokens) row_at_x = row_of_x(row);
+    }
+    const T* const at = row_at_x + begin + place * 8;
     vector16 value[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -404,7 +524,7 @@ struct persistent_layers {
     do {
 #pragma unroll
       for (int i = 0; i < each; ++i)
-        if (i * lanes < vectors && is_missing(value[i]))
+        if (i * lanes < vectors && is_missing(value[i]) && (!c.has_head() || row_at_x != nullptr))
           value[i] = load_relaxed(at + i * lanes * 8);
       missing = false;
 #pragma unroll
@@ -414,6 +534,17 @@ struct persistent_layers {
     if (!plain) {
 #pragma unroll
       for (int i = 0; i < each; ++i) value[i] = complement(value[i]);
+    } else if constexpr (c.has_head()) {
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        if (i * lanes >= vectors) continue;
+#pragma unroll
+        for (u32& word : value[i].word) {
+          float first, second;
+          unpack<T>(word, first, second);
+          word = pack<T>(first * p.token.embed_scale, second * p.token.embed_scale);
+        }
+      }
     }
     float r = 0;
     if (normalises) {
@@ -473,10 +604,23 @@ struct persistent_layers {
                                            bool plain, bool loads, bool by_slot) {
     using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+    // A block of a mixture has a part for each slot.
+    const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
-      if (!c.has_experts() || loads)
+      const int lane_at = group * row_stride + warp * 64 + pair * 16;
+      const int part_stages = ceil_div(c.has_experts() && by_slot ? c.h : end - begin, c.chunk);
+      const int held = smaller(c.held, blocks * parts * part_stages);
+      typename product::fragment first_stages[larger(c.held, 1)];
+#pragma unroll
+      for (int i = 0; i < c.held; ++i) {
+        if (i >= held) break;
+        pipeline.wait();
+        product::load(first_stages[i], pipeline.buffer() + lane_at, row_stride);
+        pipeline.release();
+      }
+      if (!(c.has_experts() || c.has_head()) || loads)
         load_input(from, k, begin, end, normalises, plain);
       else
         sync_consumers();
@@ -485,7 +629,6 @@ struct persistent_layers {
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
         typename product::accumulators sum = {};
         const u32 input = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
-        const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
         for (int part = 0; part < parts; ++part) {
           u32 token_at = input;
@@ -496,11 +639,21 @@ struct persistent_layers {
             last = c.h;
             has_token = group == part / c.of_token();
           }
+          const int before = (block * parts + part) * part_stages;
+          if (before < held) {
+#pragma unroll
+            for (int i = 0; i < c.held; ++i) {
+              if (i < before || i >= smaller(held, before + part_stages)) continue;
+              product::run(sum, first_stages[i], token_at, has_token, first + warp * 32, last);
+              first += c.chunk;
+              token_at += 2 * c.chunk;
+            }
+          }
 #pragma unroll 1
           for (int at = first + warp * 32; at < last + warp * 32; at += c.chunk) {
             pipeline.wait();
-            const u32 weights = pipeline.buffer() + group * row_stride + warp * 64 + pair * 16;
-            product::run(sum, weights, row_stride, token_at, has_token, at, last);
+            product::run(sum, pipeline.buffer() + lane_at, row_stride, token_at, has_token, at,
+                         last);
             pipeline.release();
             token_at += 2 * c.chunk;
           }
@@ -557,24 +710,45 @@ struct persistent_layers {
 
   // Logits of the router [tokens, experts].
   __device__ __forceinline__ void finish_router(const void* bias, float* to) const {
-    const int first = first_row(c.experts), rows = rows_of_block(c.experts);
+    const int first = first_row(c.router_rows()), rows = rows_of_block(c.router_rows());
     if (static_cast<int>(threadIdx.x) >= rows * c.tokens) return;
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens, n = first + row;
+    const bool of_expert = !c.own_gate || n < c.experts;
     float sum = sum_of(0, row, column);
-    if constexpr (c.router_bias) sum += to_float(static_cast<const T*>(bias)[n]);
-    if constexpr (c.rounds_logits) sum = to_float(from_float<T>(sum));
-    store_relaxed(to + column * c.experts + n, sum);
+    if constexpr (c.router_bias) {
+      if (of_expert) sum += to_float(static_cast<const T*>(bias)[n]);
+    }
+    if (c.rounds_logits || !of_expert) sum = to_float(from_float<T>(sum));
+    store_relaxed(to + column * c.router_rows() + n, sum);
   }
 
-  __device__ __forceinline__ void finish_hidden(T* to) const {
+  template <class Layer>
+  __device__ __forceinline__ void finish_hidden([[maybe_unused]] const Layer& of, T* to) const {
     const int first = first_hidden(), rows = hidden_rows();
     if constexpr (c.has_experts()) {
       // The weight of a choice multiplies what goes into down, which is linear.
 #pragma unroll 1
       for (int at = threadIdx.x; at < rows; at += c.consumers()) {
         const int slot = (first + at) / c.h, column = slot / c.of_token();
-        const float gate = sum_of(at / 8, at % 8, column);
-        const float up = sum_of(at / 8, at % 8 + 8, column);
+        const int expert = c.own > 0 || c.expert_bias ? expert_of(slot) : 0;
+        const bool in_turn = c.interleaved && (c.own == 0 || expert < all_experts);
+        const int gate_row = in_turn ? at % 8 * 2 : at % 8;
+        float gate = sum_of(at / 8, gate_row, column);
+        float up = sum_of(at / 8, in_turn ? gate_row + 1 : gate_row + 8, column);
+        if constexpr (c.expert_bias) {
+          if (c.own == 0 || expert < all_experts) {
+            const int feature = (first + at) % c.h;
+            const i64 row = static_cast<i64>(expert) * c.h + feature;
+            const T* const bias = static_cast<const T*>(of.router.gate_bias);
+            const i64 gate_at = c.interleaved      ? 2 * row
+                                : c.packed_gate_up ? 2 * row - feature
+                                                   : row;
+            gate += to_float(bias[gate_at]);
+            up += to_float(c.interleaved      ? bias[gate_at + 1]
+                           : c.packed_gate_up ? bias[gate_at + c.h]
+                                              : static_cast<const T*>(of.router.up_bias)[row]);
+          }
+        }
         store_relaxed(to + first + at,
                       from_float<T>(gated_product<activation>(gate, up) *
                                     read_float(shared + c.weights_at() + slot * 4)));
@@ -591,17 +765,122 @@ struct persistent_layers {
     }
   }
 
-  // Each thread has one element of the residual stream at most.
-  __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain) const {
+  // Each thread has one element of the residual stream at most. bias(feature, token) is added, and
+  // with ranks the summands of the peers before it.
+  template <class Bias, class Group>
+  __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain,
+                                                  const Bias& bias,
+                                                  [[maybe_unused]] Group& group) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
     if (row >= rows_of_block(c.d)) return;
-    const T result = from_float<T>(residual + sum_of(row / 16, row % 16, column));
+    const i64 place = static_cast<i64>(column) * c.d + first_row(c.d) + row;
+    float sum = sum_of(row / 16, row % 16, column);
+    if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
+    const T result = from_float<T>(residual + sum + bias(first_row(c.d) + row, column));
     residual = to_float(result);
-    T* const at = to + static_cast<i64>(column) * c.d + first_row(c.d) + row;
+    T* const at = to + place;
     if (plain)
       *at = result;
     else
       store_relaxed(at, result);
+  }
+
+  // The sum of the experts' biases behind down, each times its weight.
+  __device__ __forceinline__ float expert_bias(const void* bias, int feature, int token) const {
+    float sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < c.choices + c.shared; ++i) {
+      const int slot = token * c.of_token() + i;
+      sum +=
+          read_float(shared + c.weights_at() + slot * 4) *
+          to_float(static_cast<const T*>(bias)[static_cast<i64>(expert_of(slot)) * c.d + feature]);
+    }
+    return sum;
+  }
+
+  // ---- the head ----
+
+  // Adds the logits of `rows` ids, this CTA's from `first` on, to the best of a thread's token.
+  __device__ __forceinline__ void finish_logits(row_choice<choice>& best,
+                                                const row_scores<choice>& scores, int first,
+                                                int rows) const {
+    const int column = threadIdx.x % token_places;
+    if (column >= c.tokens) return;
+#pragma unroll 1
+    for (int row = threadIdx.x / token_places; row < rows; row += c.consumers() / token_places) {
+      const int id = first_row(c.vocab) + first + row;
+      float logit = sum_of(row / 16, row % 16, column);
+      if constexpr (c.head_bias) logit += to_float(static_cast<const T*>(p.token.head_bias)[id]);
+      if constexpr (c.rounds_head) logit = to_float(from_float<T>(logit));
+      logit = scores.cap(logit);
+      if constexpr (c.sums) best.add_sum_of(logit);
+      const random_words words = scores.words(id / 4);
+      const u32 even = id % 4 < 2 ? words.word[0] : words.word[2];
+      const u32 odd = id % 4 < 2 ? words.word[1] : words.word[3];
+      best.take(rank_of(scores.score(logit, id % 2 == 0 ? even : odd)), id, logit);
+    }
+  }
+
+  // The best of all threads of this CTA, then in CTA 0 those of all CTAs.
+  __device__ __forceinline__ void choose(row_choice<choice> best) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int distance = token_places; distance < 32; distance *= 2) best.add_lane(distance);
+    sync_consumers();  // the sums are read
+    choice_part* const of_warps =
+        reinterpret_cast<choice_part*>(__cvta_shared_to_generic(shared + c.sums_at()));
+    if (lane < token_places) best.store(of_warps + warp * token_places + lane);
+    sync_consumers();
+    u8* const parts =
+        static_cast<u8*>(p.workspace) + smaller(c.copies_of_set, p.layers) * c.set_bytes(p.cache);
+    constexpr u64 flag = 1;
+    if (warp == 0 && lane < c.tokens) {
+      row_choice<choice> all;
+      for (int i = 0; i < c.warps; ++i) {
+        row_choice<choice> part;
+        part.load(of_warps[i * token_places + lane]);
+        all.add(part);
+      }
+      u8* const to = parts + (blockIdx.x * c.tokens + lane) * c.part_bytes;
+      store_flagged(to, all.rank, all.id, flag);
+      store_flagged(to + 16, __float_as_uint(all.logit), __float_as_uint(all.largest), flag);
+      store_flagged(to + 32, __float_as_uint(all.sum), 0, flag);
+    }
+    if (blockIdx.x > 0 || warp >= c.tokens) return;
+    row_choice<choice> all;
+#pragma unroll 1
+    for (int block = lane; block < c.blocks; block += 32) {
+      const u8* const from = parts + (block * c.tokens + warp) * c.part_bytes;
+      flagged_word word[3];
+      int spins = 0;
+      do {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) word[i] = load_flagged(from + i * 16);
+        count_spin(spins);
+      } while (word[0].flag != flag || word[1].flag != flag || word[2].flag != flag);
+      row_choice<choice> part;
+      part.rank = static_cast<int>(word[0].data[0]), part.id = static_cast<int>(word[0].data[1]);
+      part.logit = __uint_as_float(word[1].data[0]);
+      part.largest = __uint_as_float(word[1].data[1]);
+      part.sum = __uint_as_float(word[2].data[0]);
+      all.add(part);
+    }
+    __syncwarp();
+    all.add_warp();
+    if (lane > 0) return;
+    all.finish(warp, p.token.chosen, p.token.logit, p.token.logprob);
+    advance_sequence({.limits = p.token.limits,
+                      .stop = p.token.stop,
+                      .ids = p.token.next_ids,
+                      .lengths = p.token.next_lengths,
+                      .steps = p.token.steps,
+                      .ended = p.token.next_ended,
+                      .out = p.token.out,
+                      .cache = p.cache,
+                      .stops = p.token.stops,
+                      .room = p.token.room,
+                      .pad = p.token.pad},
+                     warp, all.id);
   }
 
   // ---- attention ----
@@ -691,7 +970,7 @@ struct persistent_layers {
 #pragma unroll
         for (int j = 0; j < rotary_pairs; ++j) {
           const float2 turn =
-              read_pair(shared + c.turns_at() + (token * (c.dim / 2) + lane + j * 32) * 8);
+              read_pair(shared + c.turns_at() + (token * (c.rotary / 2) + lane + j * 32) * 8);
           const float low = value[j], high = value[j + rotary_pairs];
           value[j] = low * turn.x - high * turn.y;
           value[j + rotary_pairs] = high * turn.x + low * turn.y;
@@ -714,16 +993,23 @@ struct persistent_layers {
       const int thread = static_cast<int>(threadIdx.x);
       if (thread < c.per_sequence) {
         const int token = first_token() + thread;
-        i64 slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
-                                : static_cast<const int*>(p.slots)[token];
+        i64 slot;
+        if constexpr (c.has_head())
+          slot = slot_of(token);
+        else
+          slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
+                              : static_cast<const int*>(p.slots)[token];
         if (slot >= p.cache_rows) slot = -1;
         write_index(shared + c.slots_at() + thread * 8, slot);
       }
       if constexpr (c.rotates) {
-        for (int at = thread; at < c.per_sequence * c.dim / 2; at += c.consumers()) {
+        constexpr int pairs = c.rotary / 2;
+        for (int at = thread; at < c.per_sequence * pairs; at += c.consumers()) {
+          const int token = first_token() + at / pairs;
+          const int position = c.has_head() ? length_of(token) - 1 : p.positions[token];
           const float2 turn = turn_of<head_rotation::halves, float>(
-              {p.positions, p.angles, p.table_rows, p.angle_scale}, p.frequencies,
-              first_token() + at / (c.dim / 2), at % (c.dim / 2), c.dim / 2);
+              {&position, p.angles, p.table_rows, p.angle_scale}, p.frequencies, 0, at % pairs,
+              pairs);
           write_pair(shared + c.turns_at() + at * 8, turn.x, turn.y);
         }
       }
@@ -733,9 +1019,10 @@ struct persistent_layers {
     if (place >= rows_of_block(c.units())) return;
     const int length =
         length_of((first_row(c.units()) + place) / (c.per_sequence * (c.q_rows() / 4)));
-    const int each = keys_of_split(length), splits = ceil_div(length, each);
+    const int each = keys_of_split(length), seen = length - c.first_seen(length);
+    const int splits = ceil_div(seen, each);
     parts_of_row = (splits - 1) * parts_of_split(each) +
-                   smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
+                   smaller(c.groups(), ceil_div(seen - (splits - 1) * each, 16));
   }
 
   // Puts this warp's head of new keys (`of` 0) or values (1) into the rows of the stage of `block`,
@@ -754,7 +1041,8 @@ struct persistent_layers {
         write_shared(stage + row * stride + at * 2, value);
         const i64 slot = read_index(shared + c.slots_at() + token * 8);
         if (slot >= 0)
-          store(static_cast<T*>(cache) + slot * c.kv_rows() + head_group * c.own_kv_rows() + at,
+          store(static_cast<T*>(cache) + slot * c.cache_row() +
+                    (head_group * c.own_kv_heads() + kv_head) * c.kv_head + lane * 8,
                 value);
       }
     }
@@ -814,10 +1102,16 @@ struct persistent_layers {
               seen = smaller(there, first_new + 1 - 16 * block +
                                         (tile * 8 + 2 * pair + column) / c.group_heads());
 #pragma unroll
-            for (int i = column; i < 4; i += 2)
-              weight[tile][i] = row + (i < 2 ? 0 : 8) < seen
-                                    ? (score[tile][0][i] + score[tile][1][i]) * p.scale
-                                    : unseen;
+            for (int i = column; i < 4; i += 2) {
+              const int key = row + (i < 2 ? 0 : 8);
+              bool is_seen = key < seen;
+              if constexpr (c.window > 0)
+                is_seen = is_seen &&
+                          key + 16 * block > first_query - c.window +
+                                                 (tile * 8 + 2 * pair + column) / c.group_heads();
+              weight[tile][i] =
+                  is_seen ? (score[tile][0][i] + score[tile][1][i]) * p.scale : unseen;
+            }
             float now = fmaxf(weight[tile][column], weight[tile][column + 2]);
 #pragma unroll
             for (int other = 4; other < 32; other *= 2)
@@ -903,8 +1197,10 @@ struct persistent_layers {
     return smaller(c.groups(), ceil_div(split_keys, 16));
   }
 
-  // Combines the parts of this CTA's share of the features of all heads.
-  __device__ __forceinline__ void combine(const float* partial, const float* logs, T* to) const {
+  // Combines the parts of this CTA's share of the features of all heads. A sink joins the softmax
+  // without a value.
+  __device__ __forceinline__ void combine(const float* partial, const float* logs,
+                                          const float* sinks, T* to) const {
     constexpr int places = c.unit_threads(), sharers = c.consumers() / places;
     constexpr int batch = c.tokens > 2 ? 8 : 4;
     constexpr int units_of_token = c.q_rows() / 4;
@@ -983,12 +1279,17 @@ struct persistent_layers {
 #pragma unroll 1
     for (int at = threadIdx.x; at < 4 * count; at += c.consumers()) {
       float of[rows], all_most = minus_infinity;
+      if constexpr (c.sinks) {
+        constexpr float log2_of_e = 1.4426950408889634f;
+        all_most = sinks[(first * 4 + at) % c.q_rows() / c.dim] * log2_of_e;
+      }
+      const float sink = all_most;
 #pragma unroll
       for (int i = 0; i < rows; ++i) {
         of[i] = read_float(most_at + (i * places + at / 4) * 4);
         all_most = fmaxf(all_most, of[i]);
       }
-      float all_total = 0, value = 0;
+      float all_total = c.sinks ? approximate_exp2(sink - all_most) : 0, value = 0;
 #pragma unroll
       for (int i = 0; i < rows; ++i) {
         const int from = i * places + at / 4;
@@ -1004,43 +1305,63 @@ struct persistent_layers {
 
   // ---- a layer ----
 
-  enum : int { qkv_product, out_product, router, gate_up, down };
+  enum : int { qkv_product, out_product, router, gate_up, down, logits_product };
 
   __device__ __forceinline__ void consume() {
     read_once();
+    auto group = group_of_launch();
     const int out_rows = rows_of_block(c.d);
     float residual = 0;
     {
       const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-      if (row < out_rows)
-        residual = to_float(
-            static_cast<const T*>(p.x)[static_cast<i64>(column) * c.d + first_row(c.d) + row]);
+      if (row < out_rows) {
+        const T* const of_x = row_of_x(column);
+        if (!c.has_head() || of_x != nullptr) residual = to_float(of_x[first_row(c.d) + row]);
+        if constexpr (c.has_head()) residual = to_float(embedded(residual));
+      }
     }
+    row_choice<choice> best;
+    row_scores<choice> scores{c.caps_head ? p.token.softcap : 0.0f};
+    if constexpr (c.has_head()) {
+      const int column = threadIdx.x % token_places;
+      if (chooses() && column < c.tokens)
+        scores.load({p.token.temperature, p.token.seeds, p.token.steps}, column);
+    }
+    constexpr int ids_at_once = 16 * c.most_blocks();
+    const int ids = c.has_head() ? rows_of_block(c.vocab) : 0;
     fetch_norm(layer_of(0).attn_norm);
     const T* x = static_cast<const T*>(p.x);
 #pragma unroll 1
-    for (int layer = 0; layer < p.layers; ++layer) {
+    for (int layer = 0; layer < p.layers + (chooses() ? 1 : 0); ++layer) {
       const persistent_layer_pointers& of = layer_of(layer);
-      const bool end = layer + 1 == p.layers;
+      const bool is_head = c.has_head() && layer == p.layers;
+      const bool end = layer + 1 == p.layers && !chooses();
       u8* const set = set_of(layer);
       T* const attended = reinterpret_cast<T*>(set + c.attended_at(p.cache));
       T* const mid = reinterpret_cast<T*>(set + c.mid_at(p.cache));
       T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(p.cache));
       T* const y = end ? static_cast<T*>(p.y) : reinterpret_cast<T*>(set + c.y_at(p.cache));
 #pragma unroll 1
-      for (int at = 0; at < (c.has_experts() ? 5 : 4); ++at) {
-        const int product = c.has_experts() || at < router ? at : at + 1;
+      for (int at = 0; at < (is_head           ? ceil_div(ids, ids_at_once)
+                             : c.has_experts() ? 5
+                                               : 4);
+           ++at) {
+        const int product = is_head ? logits_product : c.has_experts() || at < router ? at : at + 1;
+        const int first_id = at * ids_at_once, some_ids = smaller(ids_at_once, ids - first_id);
         const int blocks = product == qkv_product ? ceil_div(rows_of_block(c.qkv_rows()), 16)
-                           : product == router    ? ceil_div(rows_of_block(c.experts), 16)
+                           : is_head              ? ceil_div(some_ids, 16)
+                           : product == router    ? ceil_div(rows_of_block(c.router_rows()), 16)
                            : product == gate_up   ? ceil_div(hidden_rows(), 8)
                                                   : ceil_div(out_rows, 16);
         const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
         const T* const from = product == qkv_product   ? x
                               : product == out_product ? attended
                               : product == down        ? hidden
+                              : is_head                ? x
                                                        : mid;
+        const bool loads = is_head ? at == 0 : !c.has_experts() || product != gate_up;
         multiply(from, k, blocks, product != out_product && product != down,
-                 product == qkv_product && layer == 0, product != gate_up, product == down);
+                 product == qkv_product && layer == 0, loads, product == down);
         if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
@@ -1050,22 +1371,50 @@ struct persistent_layers {
           if (keys > 0) prepare_heads(of, qkv);
           sync_consumers();
           attend(of, partial, logs);
-          combine(partial, logs, attended);
+          combine(partial, logs, of.sinks, attended);
         } else if (product == router) {
           if constexpr (c.has_experts())
             finish_router(p.of[layer].router.bias,
                           reinterpret_cast<float*>(set + c.router_at(p.cache)));
         } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
-          if (!end) fetch_norm(layer_of(layer + 1).attn_norm);
-          finish_hidden(hidden);
+          if (layer + 1 < p.layers)
+            fetch_norm(layer_of(layer + 1).attn_norm);
+          else if (!end)
+            fetch_norm(p.token.final_norm);
+          finish_hidden(p.of[layer], hidden);
+        } else if (is_head) {
+          if constexpr (c.has_head()) finish_logits(best, scores, first_id, some_ids);
         } else {
-          finish_residual(residual, product == out_product ? mid : y, product == down && end);
+          finish_residual(
+              residual, product == out_product ? mid : y, product == down && end,
+              [&](int feature, int token) {
+                float bias = 0;
+                if constexpr (c.out_bias) {
+                  if (product == out_product)
+                    bias = to_float(static_cast<const T*>(of.out_bias)[feature]);
+                }
+                if constexpr (c.expert_bias) {
+                  if (product == down)
+                    bias = expert_bias(p.of[layer].router.down_bias, feature, token);
+                }
+                return bias;
+              },
+              group);
           if (product == out_product) named_barrier_arrive(2, c.consumers() + 32);
         }
       }
       x = y;
     }
+    if constexpr (c.has_head()) {
+      if (chooses()) choose(best);
+    }
+    // Thread 0 of each CTA has an element of every row of exchanges.
+    if constexpr (c.ranks > 0)
+      if (threadIdx.x == 0) {
+        --group.epoch;
+        group.finish();
+      }
   }
 };
 

@@ -2,6 +2,7 @@
 // host and device code.
 #pragma once
 
+#include "common/group_memory.cuh"
 #include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
 
@@ -14,6 +15,8 @@ struct persistent_config {
   int tokens = 1;        // new tokens of all sequences: 1 to 8
   int per_sequence = 1;  // new tokens of a sequence; each sees the keys up to its own
   int d = 0, h = 0, heads = 0, kv_heads = 0, dim = 0;
+  int rotary = 0;               // features of a head that are rotated, the first ones
+  int window = 0;               // keys that a query sees at most; 0: all
   int blocks = 0;               // as many as there are SMs
   int warps = 8;                // that multiply; kv_heads divides them
   int chunk = 512;              // elements of k of a stage
@@ -25,14 +28,25 @@ struct persistent_config {
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
   bool packed_qkv = false;  // w_qkv has the rows of q, k and v
   int page = 0;             // keys of a page of the caches; 0: contiguous
+  int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
-  int experts = 0;          // of a mixture, whose intermediate size is h; 0: one dense network
-  int choices = 0;          // experts of a token, which its router chooses
-  int shared = 0;           // and those that every token has, the last ones of the weights
+  int held = 0;             // stages of a product that wait in registers for its activations
+  bool sinks = false, out_bias = false;
+  int experts = 0;        // of a mixture, whose intermediate size is h; 0: one dense network
+  int choices = 0;        // experts of a token, which its router chooses
+  int shared = 0;         // and those that every token has, the last ones of the weights
+  int own = 0;            // and parts of a network of all tokens, of h features each
+  bool own_gate = false;  // whose weight is the sigmoid of a product
   persistent_score score = persistent_score::softmax_of_all;
   bool renormalises = false, router_bias = false, choice_bias = false;
   bool rounds_logits = true;    // to the type of x
   bool packed_gate_up = false;  // rows of gate, then those of up, of each expert
+  bool interleaved = false;     // or a row of each in turn
+  bool expert_bias = false;
+  int vocab = 0;  // of a whole token: ids are embedded, and the next ones chosen; 0: layers alone
+  bool draws = false, sums = false;  // of its choice (choice_form)
+  bool head_bias = false, rounds_head = false, caps_head = false;
+  int ranks = 0;  // of a group, each with its slice of heads and of h; 0: there is none
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -43,12 +57,13 @@ struct persistent_config {
   constexpr int up(int value, int by) const { return (value + by - 1) / by; }
   constexpr int q_rows() const { return heads * dim; }
   constexpr int kv_rows() const { return kv_heads * dim; }
+  constexpr int cache_row() const { return kv_heads * kv_head; }
   constexpr int qkv_rows() const { return q_rows() + 2 * kv_rows(); }
   constexpr int consumers() const { return 32 * warps; }
   // The last warpgroup has two working warps; it is whole because registers are reallocated by
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
-  constexpr int other_registers() const { return has_experts() ? 96 : 56; }
+  constexpr int other_registers() const { return has_experts() || ranks > 0 ? 96 : 56; }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
     const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;
@@ -57,10 +72,13 @@ struct persistent_config {
 
   constexpr int most_rows(int rows) const { return up(rows, blocks); }
   constexpr bool has_experts() const { return experts > 0; }
+  constexpr bool has_head() const { return vocab > 0; }
   // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
   // same expert have a slot of it each.
-  constexpr int of_token() const { return has_experts() ? choices + shared : 1; }
+  constexpr int of_token() const { return has_experts() ? choices + shared + own : 1; }
   constexpr int slots() const { return tokens * of_token(); }
+  // Rows of the router, and behind them that of the gate of the network of all tokens.
+  constexpr int router_rows() const { return has_experts() ? experts + (own_gate ? 1 : 0) : 0; }
   // Features between gate and down, of a token, and blocks of 8 of all slots.
   constexpr int hidden() const { return of_token() * h; }
   constexpr int hidden_blocks() const { return slots() * h / 8; }
@@ -105,6 +123,12 @@ struct persistent_config {
   constexpr int prepared_at_once() const {
     const int fit = 768 / dim;
     return prepared_heads() < fit ? prepared_heads() : fit;
+  }
+  // The first key of a sequence of `length` keys that its new tokens may see, rounded down to whole
+  // stages.
+  constexpr int first_seen(int length) const {
+    const int first = length - per_sequence + 1 - window;
+    return window == 0 || first <= 0 ? 0 : first / 16 * 16;
   }
   // Keys of a split of `length` keys. Those of a stage lie in one page.
   constexpr int split_keys(int length) const {
@@ -159,7 +183,9 @@ struct persistent_config {
   constexpr int statistics_at() const { return combine_at() + combine_bytes(); }
   constexpr int slots_at() const { return statistics_at() + 4 * 32; }  // of the new tokens
   constexpr int turns_at() const { return slots_at() + 8 * 8; }        // cosines and sines
-  constexpr int choices_at() const { return turns_at() + (rotates ? 4 * per_sequence * dim : 0); }
+  constexpr int choices_at() const {
+    return turns_at() + (rotates ? 4 * per_sequence * rotary : 0);
+  }
   constexpr int weights_at() const { return choices_at() + (has_experts() ? 4 * slots() : 0); }
   constexpr int shared_bytes() const { return weights_at() + (has_experts() ? 4 * slots() : 0); }
 
@@ -183,8 +209,11 @@ struct persistent_config {
   }
   constexpr long long router_at(int cache) const { return y_at(cache) + aligned(2ll * tokens * d); }
   constexpr long long set_bytes(int cache) const {
-    return router_at(cache) + aligned(4ll * tokens * experts);
+    return router_at(cache) + aligned(4ll * tokens * router_rows());
   }
+  // Behind the sets: parts of a choice [CTAs, tokens].
+  static constexpr int part_bytes = 48;
+  constexpr long long parts_bytes() const { return 1ll * blocks * tokens * part_bytes; }
 };
 
 struct persistent_layer_pointers {
@@ -193,11 +222,16 @@ struct persistent_layer_pointers {
   const void* bias[3];  // likewise
   const void* head_norms[2];
   const void *out, *gate, *up, *down;
+  const void* out_bias;
+  const float* sinks;   // [heads]
   void *keys, *values;  // caches [batch, cache, kv_heads, dim] or [pages, page, kv_heads, dim]
 };
 
 struct persistent_router_pointers {
   const void *weights, *bias, *choice_bias;
+  const void *gate_bias, *up_bias, *down_bias;  // of experts; with packed rows the first alone
+  const void *own_gate, *own_up, *own_down;     // of a network of all tokens
+  const void* own_weight;                       // a row whose product weights it
 };
 // With experts the matrices of gate, up and down are those of all experts.
 struct persistent_expert_layer {
@@ -225,14 +259,44 @@ struct persistent_common {
   float frequencies[most_pairs];
 };
 
-// Parameters of a kernel have 4 KB.
-template <class Layer, int count>
-struct persistent_params_of : persistent_common {
+// A whole token (decode/decode.hpp): its ids, the state of the sequences, and the head. Of several
+// launches the first embeds, and the last one chooses.
+struct persistent_token {
+  const int *ids, *ended;
+  const void* embedding;  // [vocab, d]; null: x is there
+  const void *final_norm, *head, *head_bias;
+  const float* temperature;
+  const long long* seeds;
+  int *next_ids, *next_lengths, *steps, *next_ended, *out;
+  const int *limits, *stop;
+  int* chosen;
+  float *logit, *logprob;
+  float embed_scale, softcap;
+  int stops, room, pad;
+  int chooses;  // 0: there are layers behind these
+};
+
+struct persistent_ranks {
+  group_table loopback;      // where there is no table: of a rank that plays its peers
+  const group_table* table;  // the rank's own memory, or null
+  u32 tag;                   // of the problem and the variant
+};
+struct persistent_rank_common : persistent_common, persistent_ranks {};
+static_assert(sizeof(persistent_rank_common) ==
+              sizeof(persistent_common) + sizeof(persistent_ranks));
+
+// Parameters of a kernel have 32,764 bytes since CUDA 12.1.
+template <class Layer, int count, class Common = persistent_common>
+struct persistent_params_of : Common {
   static constexpr int most_layers = count;
+  persistent_token token;
   Layer of[count];
 };
-using persistent_params = persistent_params_of<persistent_layer_pointers, 28>;
-using persistent_expert_params = persistent_params_of<persistent_expert_layer, 24>;
-static_assert(sizeof(persistent_params) <= 4096 && sizeof(persistent_expert_params) <= 4096);
+using persistent_params = persistent_params_of<persistent_layer_pointers, 48>;
+using persistent_expert_params = persistent_params_of<persistent_expert_layer, 48>;
+using persistent_rank_params =
+    persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
+static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
+              sizeof(persistent_rank_params) <= 16384);
 
 }  // namespace fftune

@@ -111,7 +111,7 @@ __device__ __forceinline__ u32 smallest_of_warp(u32 value) {
 }
 
 // An integer above 0 in the order of floats, both zeros alike and NaN above all.
-__device__ __forceinline__ u32 rank_of(float value) {
+__device__ __forceinline__ u32 order_of(float value) {
   const u32 bits = __float_as_uint(value + 0.0f);
   return value != value ? ~0u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }

@@ -10,6 +10,8 @@
 //
 // The forward pass with gradients=yes computes them along with the loss, for a loss whose gradient
 // is 1. The backward pass computes the logits again from lse and takes any gradient of the loss.
+// For a slice of the vocabulary (slice-of) lse is that of all slices, and dx is the slice's part of
+// a sum.
 #pragma once
 
 #include <cstdint>

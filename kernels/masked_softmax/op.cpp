@@ -52,6 +52,19 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   return tensors;
 }
 
+std::string contradiction(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (layer.mask_of_head && layer.mask != Mask::boolean)
+    return "mask-heads=each without mask=bool: there is no mask in memory";
+  return "";
+}
+
+void complete_stage(const Problem& problem, StageSpec& stage) {
+  const Layer layer = layer_of(problem);
+  stage.reduction_length = layer.n;
+  stage.flops = 4 * static_cast<double>(layer.rows()) * static_cast<double>(layer.n);
+}
+
 OpFacts facts() {
   return {
       .name = "masked-softmax",
@@ -81,37 +94,12 @@ OpFacts facts() {
       .token_size = "s",
       .rows_are_alike = false,
       .families = {cuda_families, cpu_families},
-      .baselines = baselines};
+      .baselines = baselines,
+      .contradiction = contradiction,
+      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+      .stage = complete_stage,
+      .reference = reference};
 }
-
-class MaskedSoftmax final : public DescribedOp {
- public:
-  MaskedSoftmax() : DescribedOp(facts()) {}
-
-  std::string contradiction(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    if (layer.mask_of_head && layer.mask != Mask::boolean)
-      return "mask-heads=each without mask=bool: there is no mask in memory";
-    return "";
-  }
-
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(layer_of(problem));
-  }
-
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
-    stage.reduction_length = layer.n;
-    stage.flops = 4 * static_cast<double>(layer.rows()) * static_cast<double>(layer.n);
-    return {stage};
-  }
-
-  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    masked_softmax::reference(problem, tensors, parallel);
-  }
-};
 
 }  // namespace
 
@@ -144,6 +132,6 @@ Places places_of(const Problem& problem) {
 }  // namespace fftune::masked_softmax
 
 const fftune::Op& fftune::masked_softmax_op() {
-  static const masked_softmax::MaskedSoftmax op;
+  static const DescribedOp op(masked_softmax::facts());
   return op;
 }

@@ -426,7 +426,7 @@ class MoeFfn final : public DescribedOp {
             model("olmoe-1b-7b", 2048, 1024, 64, 8),
             model("llama-4-scout", 5120, 8192, 16, 1, {{"weigh", "before"}})};
   }
-  std::string_view sharded_size() const override { return "h"; }
+  std::vector<std::string> sharded_sizes() const override { return {"h"}; }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     auto all = float_dtypes(kind);
     all.push_back(DType::fp8);

@@ -117,6 +117,95 @@ std::vector<double> gradient(const Router& router, std::span<const double> logit
   return result;
 }
 
+std::string contradiction(const Problem& problem) {
+  const Router router = router_of(problem);
+  if (router.choices > router.experts)
+    return fmt::format("top-k={} exceeds experts={}", router.choices, router.experts);
+  if (problem.has("score", "sigmoid") && problem.has("order", "after"))
+    return "order=after is for score=softmax";
+  if (!problem.sizes.contains("groups"))
+    return problem.sizes.contains("top-groups") ? "top-groups without groups: give both" : "";
+  if (router.experts % router.groups != 0)
+    return fmt::format("groups={} does not divide experts={}", router.groups, router.experts);
+  if (router.top_groups > router.groups)
+    return fmt::format("top-groups={} exceeds groups={}", router.top_groups, router.groups);
+  if (router.choices > router.top_groups * (router.experts / router.groups))
+    return fmt::format("top-k={} exceeds the {} experts of {} groups", router.choices,
+                       router.top_groups * (router.experts / router.groups), router.top_groups);
+  return "";
+}
+
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Router router = router_of(problem);
+  const std::vector<std::int64_t> of_experts{router.m, router.experts},
+      of_choices{router.m, router.choices};
+  if (problem.pass == "fwd") {
+    std::vector<TensorSpec> tensors{{"logits", problem.dtype, of_experts, Role::input, 1}};
+    if (router.bias) tensors.push_back({"bias", DType::f32, {router.experts}, Role::input, 0.1});
+    tensors.push_back({"ids", DType::i32, of_choices, Role::output});
+    tensors.push_back({"weights", DType::f32, of_choices, Role::output, 1});
+    return tensors;
+  }
+  TensorSpec logits{"logits", problem.dtype, of_experts, Role::input, 1};
+  TensorSpec ids{"ids", DType::i32, of_choices, Role::input};
+  ids.draw = [router](std::uint64_t seed, std::span<double> values) {
+    const auto drawn = draw_routing({}, router.m, router.experts, router.choices, seed);
+    std::copy_n(drawn.begin(), values.size(), values.begin());
+  };
+  logits.kept = ids.kept = true;
+  return {{"d_weights", DType::f32, of_choices, Role::input, 1},
+          logits,
+          ids,
+          {"d_logits", problem.dtype, of_experts, Role::output, 1}};
+}
+
+void complete_stage(const Problem& problem, StageSpec& stage) {
+  stage.name = moe_route::stage;
+  const Router router = router_of(problem);
+  stage.flops = static_cast<double>(router.m * router.experts);
+  stage.reduction_length = router.experts;
+}
+
+void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
+  const Router router = router_of(problem);
+  const auto experts = static_cast<std::size_t>(router.experts),
+             choices = static_cast<std::size_t>(router.choices);
+  const auto row_of = [](const std::vector<double>& matrix, std::size_t row, std::size_t width) {
+    return std::span<const double>(matrix).subspan(row * width, width);
+  };
+  const auto& logits = tensors.at("logits");
+  const std::size_t rows = logits.size() / experts;
+  if (problem.pass == "bwd") {
+    std::vector<double> d_logits(logits.size());
+    for_each_row(rows, experts, parallel, [&](std::size_t row) {
+      std::vector<std::size_t> chosen;
+      for (const double id : row_of(tensors.at("ids"), row, choices))
+        chosen.push_back(static_cast<std::size_t>(id));
+      const auto own = gradient(router, row_of(logits, row, experts), chosen,
+                                row_of(tensors.at("d_weights"), row, choices));
+      std::copy(own.begin(), own.end(),
+                d_logits.begin() + static_cast<std::ptrdiff_t>(row * experts));
+    });
+    tensors["d_logits"] = std::move(d_logits);
+    return;
+  }
+  const std::span<const double> bias =
+      router.bias ? std::span<const double>(tensors.at("bias")) : std::span<const double>();
+  std::vector<double> ids(rows * choices), weights(rows * choices);
+  for_each_row(rows, experts, parallel, [&](std::size_t row) {
+    const auto own_logits = row_of(logits, row, experts);
+    const auto scores = scores_of(router, own_logits);
+    const auto chosen = chosen_by(router, own_logits, scores, bias);
+    const auto own = weights_of(router, scores, chosen);
+    for (std::size_t i = 0; i < choices; ++i) {
+      ids[row * choices + i] = static_cast<double>(chosen[i]);
+      weights[row * choices + i] = own[i];
+    }
+  });
+  tensors["ids"] = std::move(ids);
+  tensors["weights"] = std::move(weights);
+}
+
 OpFacts facts() {
   return {
       .name = "moe-route",
@@ -142,104 +231,12 @@ OpFacts facts() {
             .help = "whether the weights of a token add up to scale",
             .choices = {"no", "yes"}},
            rare_number("scale", "a factor of the weights", "1", {1e-6, 1e6})},
-      .families = {cuda_families, cpu_families}};
+      .families = {cuda_families, cpu_families},
+      .contradiction = contradiction,
+      .tensors = tensors_of,
+      .stage = complete_stage,
+      .reference = reference};
 }
-
-class MoeRoute final : public DescribedOp {
- public:
-  MoeRoute() : DescribedOp(facts()) {}
-
-  std::string contradiction(const Problem& problem) const override {
-    const Router router = router_of(problem);
-    if (router.choices > router.experts)
-      return fmt::format("top-k={} exceeds experts={}", router.choices, router.experts);
-    if (problem.has("score", "sigmoid") && problem.has("order", "after"))
-      return "order=after is for score=softmax";
-    if (!problem.sizes.contains("groups"))
-      return problem.sizes.contains("top-groups") ? "top-groups without groups: give both" : "";
-    if (router.experts % router.groups != 0)
-      return fmt::format("groups={} does not divide experts={}", router.groups, router.experts);
-    if (router.top_groups > router.groups)
-      return fmt::format("top-groups={} exceeds groups={}", router.top_groups, router.groups);
-    if (router.choices > router.top_groups * (router.experts / router.groups))
-      return fmt::format("top-k={} exceeds the {} experts of {} groups", router.choices,
-                         router.top_groups * (router.experts / router.groups), router.top_groups);
-    return "";
-  }
-
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    const Router router = router_of(problem);
-    const std::vector<std::int64_t> of_experts{router.m, router.experts},
-        of_choices{router.m, router.choices};
-    if (problem.pass == "fwd") {
-      std::vector<TensorSpec> tensors{{"logits", problem.dtype, of_experts, Role::input, 1}};
-      if (router.bias) tensors.push_back({"bias", DType::f32, {router.experts}, Role::input, 0.1});
-      tensors.push_back({"ids", DType::i32, of_choices, Role::output});
-      tensors.push_back({"weights", DType::f32, of_choices, Role::output, 1});
-      return tensors;
-    }
-    TensorSpec logits{"logits", problem.dtype, of_experts, Role::input, 1};
-    TensorSpec ids{"ids", DType::i32, of_choices, Role::input};
-    ids.draw = [router](std::uint64_t seed, std::span<double> values) {
-      const auto drawn = draw_routing({}, router.m, router.experts, router.choices, seed);
-      std::copy_n(drawn.begin(), values.size(), values.begin());
-    };
-    logits.kept = ids.kept = true;
-    return {{"d_weights", DType::f32, of_choices, Role::input, 1},
-            logits,
-            ids,
-            {"d_logits", problem.dtype, of_experts, Role::output, 1}};
-  }
-
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const Router router = router_of(problem);
-    StageSpec stage = whole_stage(moe_route::stage, tensors(problem));
-    stage.flops = static_cast<double>(router.m * router.experts);
-    stage.reduction_length = router.experts;
-    return {stage};
-  }
-
-  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    const Router router = router_of(problem);
-    const auto experts = static_cast<std::size_t>(router.experts),
-               choices = static_cast<std::size_t>(router.choices);
-    const auto row_of = [](const std::vector<double>& matrix, std::size_t row, std::size_t width) {
-      return std::span<const double>(matrix).subspan(row * width, width);
-    };
-    const auto& logits = tensors.at("logits");
-    const std::size_t rows = logits.size() / experts;
-    if (problem.pass == "bwd") {
-      std::vector<double> d_logits(logits.size());
-      for_each_row(rows, experts, parallel, [&](std::size_t row) {
-        std::vector<std::size_t> chosen;
-        for (const double id : row_of(tensors.at("ids"), row, choices))
-          chosen.push_back(static_cast<std::size_t>(id));
-        const auto own = gradient(router, row_of(logits, row, experts), chosen,
-                                  row_of(tensors.at("d_weights"), row, choices));
-        std::copy(own.begin(), own.end(),
-                  d_logits.begin() + static_cast<std::ptrdiff_t>(row * experts));
-      });
-      tensors["d_logits"] = std::move(d_logits);
-      return;
-    }
-    const std::span<const double> bias =
-        router.bias ? std::span<const double>(tensors.at("bias")) : std::span<const double>();
-    std::vector<double> ids(rows * choices), weights(rows * choices);
-    for_each_row(rows, experts, parallel, [&](std::size_t row) {
-      const auto own_logits = row_of(logits, row, experts);
-      const auto scores = scores_of(router, own_logits);
-      const auto chosen = chosen_by(router, own_logits, scores, bias);
-      const auto own = weights_of(router, scores, chosen);
-      for (std::size_t i = 0; i < choices; ++i) {
-        ids[row * choices + i] = static_cast<double>(chosen[i]);
-        weights[row * choices + i] = own[i];
-      }
-    });
-    tensors["ids"] = std::move(ids);
-    tensors["weights"] = std::move(weights);
-  }
-};
 
 }  // namespace
 
@@ -276,6 +273,6 @@ Router router_of(const Problem& problem) {
 }  // namespace fftune::moe_route
 
 const fftune::Op& fftune::moe_route_op() {
-  static const moe_route::MoeRoute op;
+  static const DescribedOp op(moe_route::facts());
   return op;
 }

@@ -37,53 +37,54 @@ std::vector<OptionField> layer_options() {
 
 constexpr std::string_view layernorm = "layernorm";
 
-/// Operations of an element, without the residual.
-struct ElementFlops {
-  double forward = 0, backward = 0;
-};
+std::string contradiction(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (layer.adds_after && layer.backward)
+    return "residual=after in pass bwd: its gradient is that of residual=no, and of the residual "
+           "dy itself";
+  if (layer.adds_after && layer.quantises())
+    return "residual=after with output=" + problem.option("output") +
+           ": a sum is of the op's element type";
+  return "";
+}
 
-class Norm final : public DescribedOp {
- public:
-  Norm(OpFacts facts, ElementFlops flops) : DescribedOp(std::move(facts)), flops_(flops) {}
+void complete_stage(const Problem& problem, StageSpec& stage) {
+  const Layer layer = layer_of(problem);
+  // An element of dw sums over tokens terms that are sums over features themselves.
+  stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
+  const double of_element = layer.centres ? layer.backward ? 16 : 7 : layer.backward ? 12 : 4;
+  stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *
+                (of_element + (layer.adds || layer.adds_after ? 1 : 0));
+}
 
-  std::string contradiction(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    if (layer.adds_after && layer.backward)
-      return "residual=after in pass bwd: its gradient is that of residual=no, and of the residual "
-             "dy itself";
-    if (layer.adds_after && layer.quantises())
-      return "residual=after with output=" + problem.option("output") +
-             ": a sum is of the op's element type";
-    return "";
-  }
+/// With what both ops have in common.
+OpFacts completed(OpFacts facts) {
+  facts.sizes = {
+      row_tokens(),
+      {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
+  facts.baselines = baselines;
+  facts.contradiction = contradiction;
+  facts.tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); };
+  facts.stage = complete_stage;
+  facts.reference = [](const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
+    reference(layer_of(problem), tensors, parallel);
+  };
+  return facts;
+}
 
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(layer_of(problem));
-  }
+OpFacts rms_facts() {
+  return completed({.name = "rmsnorm",
+                    .summary = "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w",
+                    .options = rms_options(),
+                    .families = {row_families, fallback_families, cpu_families}});
+}
 
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
-    // An element of dw sums over tokens terms that are sums over features themselves.
-    stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
-    const double of_element = layer.backward ? flops_.backward : flops_.forward;
-    stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *
-                  (of_element + (layer.adds || layer.adds_after ? 1 : 0));
-    return {stage};
-  }
-
-  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    norm::reference(layer_of(problem), tensors, parallel);
-  }
-
- private:
-  ElementFlops flops_;
-};
-
-std::vector<SizeField> size_fields() {
-  return {row_tokens(),
-          {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
+OpFacts layer_facts() {
+  return completed(
+      {.name = layernorm,
+       .summary = "layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b",
+       .options = layer_options(),
+       .families = {centred_row_families, centred_fallback_families, cpu_families}});
 }
 
 }  // namespace
@@ -156,26 +157,11 @@ TensorPlaces places_of(const Layer& layer) {
 }  // namespace fftune::norm
 
 const fftune::Op& fftune::rmsnorm_op() {
-  static const norm::Norm op(
-      {.name = "rmsnorm",
-       .summary = "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w",
-       .sizes = norm::size_fields(),
-       .options = norm::rms_options(),
-       .families = {norm::row_families, norm::fallback_families, norm::cpu_families},
-       .baselines = norm::baselines},
-      {.forward = 4, .backward = 12});
+  static const DescribedOp op(norm::rms_facts());
   return op;
 }
 
 const fftune::Op& fftune::layernorm_op() {
-  static const norm::Norm op(
-      {.name = norm::layernorm,
-       .summary = "layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b",
-       .sizes = norm::size_fields(),
-       .options = norm::layer_options(),
-       .families = {norm::centred_row_families, norm::centred_fallback_families,
-                    norm::cpu_families},
-       .baselines = norm::baselines},
-      {.forward = 7, .backward = 16});
+  static const DescribedOp op(norm::layer_facts());
   return op;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,10 +26,12 @@ std::vector<TensorSpec> plain_tensors(const PackedWeight& weight, const PlainNam
   };
   std::vector<TensorSpec> tensors{
       codes, {names.scale, weight.format.scale_type(weight.dtype), {n, groups}, role, 0.25, 1}};
-  if (weight.format.code == packed_code::mxfp4) {
+  if (tensors[1].dtype == DType::u8) {
     tensors[1] = {names.scale, DType::u8, {n, groups}, role};
     tensors[1].draw = codes.draw;
   }
+  if (packed_scales_rows(weight.format.code))
+    tensors.push_back({names.row_scale, DType::f32, {n}, role, 0.25, 1});
   if (weight.zeros.empty()) return tensors;
   TensorSpec zeros{names.zero, DType::u8, {n, groups}, role};
   zeros.draw = [](std::uint64_t seed, std::span<double> values) {
@@ -46,9 +49,8 @@ std::vector<OptionField> option_fields() {
     option.pass.clear();
     if (option.name == "weights") {
       option.help =
-          "format of the weights: integers of 4 bits, e2m1 with e8m0 scales, or e4m3 or integers "
-          "of "
-          "8 bits with f32 scales";
+          "format of the weights: integers of 4 bits, e2m1 with e8m0 scales, e4m3 or integers of "
+          "8 bits with f32 scales, or e2m1 with e4m3 scales and an f32 scale of each row";
       std::erase(option.choices, "dense");
       option.rare = false;
     }
@@ -127,28 +129,38 @@ void PackWeight::reference(const Problem& problem, std::size_t, ReferenceTensors
   for (std::int64_t row = 0; row < n; ++row)
     for (std::int64_t i = 0; i < k; ++i) {
       const packed_place place = packed_place_of(row, i, k, code);
-      const double low = place.shift == 0 ? 1 : 16, plain_low = i % in_byte == 0 ? 1 : 16;
-      auto& byte = packed[static_cast<std::size_t>(place.byte)];
       auto& plain = codes[static_cast<std::size_t>(row * width + i / in_byte)];
-      const auto code_at = [bits](double of, double unit) {
-        return static_cast<double>(static_cast<int>(of / unit) % (1 << bits));
-      };
+      const double unit = i % in_byte == 0 ? 1 : 16;
       if (back)
-        plain += code_at(byte, low) * plain_low;
+        plain += packed_code_at(packed, place, code) * unit;
       else
-        byte += code_at(plain, plain_low) * low;
+        add_packed_code(packed, place, code, static_cast<int>(plain / unit) % (1 << bits));
     }
   const auto move = [&](const char* plain_name, const char* packed_name) {
     for (std::int64_t row = 0; row < n; ++row)
       for (std::int64_t group = 0; group < groups; ++group) {
         double& plain = tensors[plain_name][static_cast<std::size_t>(row * groups + group)];
         double& other =
-            tensors[packed_name][static_cast<std::size_t>(packed_scale_place(row, group, groups))];
+            tensors[packed_name]
+                   [static_cast<std::size_t>(packed_scale_place(row, group, groups, code))];
         (back ? plain : other) = back ? other : plain;
       }
   };
   move(names.scale, "w_scale");
   if (!weight.zeros.empty()) move(names.zero, "w_zero");
+  if (packed_scales_rows(code)) {
+    auto& row_scales = tensors[names.row_scale];
+    const std::span<double> scales(tensors["w_scale"]);
+    for (std::int64_t row = 0; row < n; ++row) {
+      const auto bytes =
+          scales.subspan(static_cast<std::size_t>(packed_row_scale_place(row, groups)));
+      double& plain = row_scales[static_cast<std::size_t>(row)];
+      if (back)
+        plain = float_of(bytes, 0);
+      else
+        put_float(bytes, 0, static_cast<float>(plain));
+    }
+  }
   if (back) return;
   const std::uint32_t header[] = {packed_magic(weight.format.code), packed_version,
                                   static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(k)};
@@ -167,8 +179,9 @@ bool unpacks(const Problem& problem) {
 }
 
 PlainNames plain_names(const Problem& problem) {
-  if (unpacks(problem)) return {"unpacked", "unpacked_scale", "unpacked_zero"};
-  return {"codes", "scale", "zero"};
+  if (unpacks(problem))
+    return {"unpacked", "unpacked_scale", "unpacked_zero", "unpacked_row_scale"};
+  return {"codes", "scale", "zero", "row_scale"};
 }
 
 PackedWeight weight_of(const Problem& problem) {

@@ -11,18 +11,37 @@ namespace fftune {
 constexpr int pack_warps = 8;
 
 // A number of each row and group.
-template <class Number>
+template <packed_code code, class Number>
 __device__ __forceinline__ void move_numbers(Number* plain, Number* packed, i64 n, i64 groups,
                                              bool back, bool known, Number unknown) {
-  const i64 count = packed_tiles(n) * groups * packed_rows;
+  // nvfp4: groups come in pairs, and the second one of the last pair may not exist.
+  const i64 places = packed_scales_rows(code) ? (groups + 1) / 2 * 2 : groups;
+  const i64 count = packed_tiles(n) * places * packed_rows;
   const i64 threads = static_cast<i64>(gridDim.x) * blockDim.x;
   for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += threads) {
-    const i64 row = i / packed_rows / groups * packed_rows + i % packed_rows;
-    const i64 group = i / packed_rows % groups;
+    const i64 row = i / packed_rows / places * packed_rows + i % packed_rows;
+    const i64 group = i / packed_rows % places;
+    const bool exists = row < n && group < groups;
+    Number& own = packed[packed_scale_place(row, group, groups, code)];
     if (!back) {
-      packed[i] = row < n ? plain[row * groups + group] : Number{};
+      own = exists ? plain[row * groups + group] : Number{};
+    } else if (exists) {
+      plain[row * groups + group] = known ? own : unknown;
+    }
+  }
+}
+// The scales of rows.
+__device__ __forceinline__ void move_row_scales(u32* plain, u8* packed, i64 n, i64 groups,
+                                                bool back, bool known) {
+  const i64 count = packed_tiles(n) * packed_rows;
+  const i64 threads = static_cast<i64>(gridDim.x) * blockDim.x;
+  for (i64 row = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; row < count;
+       row += threads) {
+    u32& own = *reinterpret_cast<u32*>(packed + packed_row_scale_place(row, groups));
+    if (!back) {
+      own = row < n ? plain[row] : 0;
     } else if (row < n) {
-      plain[row * groups + group] = known ? packed[i] : unknown;
+      plain[row] = known ? own : ~0u;
     }
   }
 }
@@ -31,8 +50,8 @@ __device__ __forceinline__ void move_numbers(Number* plain, Number* packed, i64 
 // gives scales of all bits, which are NaN, where the header is not of this layout.
 template <class Bits, bool back, packed_code code>
 __global__ void __launch_bounds__(32 * pack_warps)
-    pack_weight(u8* codes, Bits* scale, u8* zero, u8* packed, Bits* packed_scale, u8* packed_zero,
-                i64 n, i64 k, i64 groups) {
+    pack_weight(u8* codes, Bits* scale, u8* zero, u32* row_scale, u8* packed, Bits* packed_scale,
+                u8* packed_zero, i64 n, i64 k, i64 groups) {
   const int lane = threadIdx.x % 32;
   const i64 block = static_cast<i64>(blockIdx.x) * pack_warps + threadIdx.x / 32;
   wait_and_launch_dependents();
@@ -51,8 +70,11 @@ __global__ void __launch_bounds__(32 * pack_warps)
     }
     store(packed + lane * 16, words);
   }
-  move_numbers(scale, packed_scale, n, groups, back, known, static_cast<Bits>(~Bits{}));
-  if (zero != nullptr) move_numbers(zero, packed_zero, n, groups, back, known, u8{0});
+  move_numbers<code>(scale, packed_scale, n, groups, back, known, static_cast<Bits>(~Bits{}));
+  if (zero != nullptr) move_numbers<code>(zero, packed_zero, n, groups, back, known, u8{0});
+  if constexpr (packed_scales_rows(code)) {
+    move_row_scales(row_scale, packed_scale, n, groups, back, known);
+  }
 
   constexpr int parts = packed_parts(code);
   const i64 k_blocks = packed_k_blocks(k);
@@ -63,7 +85,11 @@ __global__ void __launch_bounds__(32 * pack_warps)
   for (int part = 0; part < parts; ++part) {
     u8* const words = packed + (1 + block * parts + part) * packed_part_bytes + lane * 16;
     vector16 value = {};
-    if constexpr (back) value = load_dependent(words);
+    if constexpr (back) {
+      value = load_dependent(words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value.word[i] = packed_nibbles_of(value.word[i], code);
+    }
 #pragma unroll
     for (int i = 0; i < 16; ++i) {  // two neighbours of k of a row, or one
       if constexpr (packed_bits(code) == 4) {
@@ -94,7 +120,11 @@ __global__ void __launch_bounds__(32 * pack_warps)
         }
       }
     }
-    if constexpr (!back) store(words, value);
+    if constexpr (!back) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value.word[i] = packed_word_of(value.word[i], code);
+      store(words, value);
+    }
   }
 }
 

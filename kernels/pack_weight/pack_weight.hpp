@@ -28,7 +28,7 @@ std::int64_t plain_width(const PackedWeight& weight);
 
 /// The names of the plain side's tensors.
 struct PlainNames {
-  const char *codes, *scale, *zero;
+  const char *codes, *scale, *zero, *row_scale;
 };
 PlainNames plain_names(const Problem& problem);
 

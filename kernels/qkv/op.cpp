@@ -141,14 +141,16 @@ StageSpec heads_stage(const Layer& layer, const std::vector<TensorSpec>& tensors
 }
 
 std::vector<OptionField> option_fields() {
+  std::vector<std::string> weights{"separate", "packed", "grouped"};
+  const auto formats = packed_format_names();
+  weights.insert(weights.end(), formats.begin(), formats.end());
   std::vector<OptionField> fields{
       rare_option(
           "weights",
           "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
-          "of k the rows of its heads of q, then its own, then those of v; int4, mxfp4, fp8, int8: "
-          "all rows "
-          "in one packed weight of that format",
-          {"separate", "packed", "grouped", "int4", "mxfp4", "fp8", "int8"}),
+          "of k the rows of its heads of q, then its own, then those of v; " +
+              packed_names() + ": all rows in one packed weight of that format",
+          std::move(weights)),
       rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option(
           "norm",

@@ -107,6 +107,44 @@ std::string wrong_strides(const Problem& problem, const Layer& layer, const std:
   return "";
 }
 
+std::string contradiction(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (layer.rotary > layer.dim)
+    return fmt::format("rotary={} exceeds dim={}", layer.rotary, layer.dim);
+  if (layer.rotary % 2 != 0)
+    return fmt::format("rotary={} is odd: features are rotated in pairs", layer.rotary);
+  if (auto wrong = wrong_strides(problem, layer, "q", layer.q, layer.heads); !wrong.empty())
+    return wrong;
+  if (layer.kv_heads > 0)
+    if (auto wrong = wrong_strides(problem, layer, "k", layer.k, layer.kv_heads); !wrong.empty())
+      return wrong;
+  for (const char* size : {"k-row", "k-outer", "k-head"})
+    if (layer.kv_heads == 0 && problem.sizes.contains(size))
+      return fmt::format("{} without kv-heads: there is no k", size);
+  const double low = number_or_default(rope_op(), problem, "low");
+  const double high = number_or_default(rope_op(), problem, "high");
+  if (problem.option("angles") == "llama3" && high <= low)
+    return fmt::format("high={} is not above low={}", high, low);
+  if (!layer.table && problem.sizes.contains("positions"))
+    return "positions are those of a table: angles=" + problem.option("angles") + " has none";
+  return "";
+}
+
+void complete_stage(const Problem& problem, StageSpec& stage) {
+  const Layer layer = layer_of(problem);
+  const auto tokens = static_cast<double>(layer.tokens());
+  // Only this tensor's part of a packed row, or of another view, is read.
+  for (const auto& [in, out, heads, strides] : sides_of(layer)) {
+    const double held = layer.is_plain(strides, heads)
+                            ? tokens * static_cast<double>(strides.row)
+                            : static_cast<double>(extent(layer, strides, heads));
+    stage.bytes -= (held - tokens * static_cast<double>(heads * layer.dim)) *
+                   static_cast<double>(dtype_bytes(layer.dtype));
+  }
+  stage.reduction_length = 2;
+  stage.flops = 3 * tokens * static_cast<double>((layer.heads + layer.kv_heads) * layer.rotary);
+}
+
 OpFacts facts() {
   return {
       .name = "rope",
@@ -178,62 +216,12 @@ OpFacts facts() {
       .token_size = "s",
       .rows_are_alike = false,
       .families = {cuda_families, cpu_families},
-      .baselines = baselines};
+      .baselines = baselines,
+      .contradiction = contradiction,
+      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+      .stage = complete_stage,
+      .reference = reference};
 }
-
-class Rope final : public DescribedOp {
- public:
-  Rope() : DescribedOp(facts()) {}
-
-  std::string contradiction(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    if (layer.rotary > layer.dim)
-      return fmt::format("rotary={} exceeds dim={}", layer.rotary, layer.dim);
-    if (layer.rotary % 2 != 0)
-      return fmt::format("rotary={} is odd: features are rotated in pairs", layer.rotary);
-    if (auto wrong = wrong_strides(problem, layer, "q", layer.q, layer.heads); !wrong.empty())
-      return wrong;
-    if (layer.kv_heads > 0)
-      if (auto wrong = wrong_strides(problem, layer, "k", layer.k, layer.kv_heads); !wrong.empty())
-        return wrong;
-    for (const char* size : {"k-row", "k-outer", "k-head"})
-      if (layer.kv_heads == 0 && problem.sizes.contains(size))
-        return fmt::format("{} without kv-heads: there is no k", size);
-    const double low = number_or_default(*this, problem, "low");
-    const double high = number_or_default(*this, problem, "high");
-    if (problem.option("angles") == "llama3" && high <= low)
-      return fmt::format("high={} is not above low={}", high, low);
-    if (!layer.table && problem.sizes.contains("positions"))
-      return "positions are those of a table: angles=" + problem.option("angles") + " has none";
-    return "";
-  }
-
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(layer_of(problem));
-  }
-
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
-    const auto tokens = static_cast<double>(layer.tokens());
-    // Only this tensor's part of a packed row, or of another view, is read.
-    for (const auto& [in, out, heads, strides] : sides_of(layer)) {
-      const double held = layer.is_plain(strides, heads)
-                              ? tokens * static_cast<double>(strides.row)
-                              : static_cast<double>(extent(layer, strides, heads));
-      stage.bytes -= (held - tokens * static_cast<double>(heads * layer.dim)) *
-                     static_cast<double>(dtype_bytes(layer.dtype));
-    }
-    stage.reduction_length = 2;
-    stage.flops = 3 * tokens * static_cast<double>((layer.heads + layer.kv_heads) * layer.rotary);
-    return {stage};
-  }
-
-  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    rope::reference(problem, tensors, parallel);
-  }
-};
 
 }  // namespace
 
@@ -270,6 +258,6 @@ std::vector<Side> sides_of(const Layer& layer) {
 }  // namespace fftune::rope
 
 const fftune::Op& fftune::rope_op() {
-  static const rope::Rope op;
+  static const DescribedOp op(rope::facts());
   return op;
 }

@@ -7,6 +7,8 @@
 //   choose_filtered   a block has a row. It finds the least key that top-k and top-p keep in up to
 //                     three passes each over digits of the keys, then the best of what is kept.
 //                     Grid: rows
+//   choose_best       a block has a row: its best ids in their order, with log-probabilities. The
+//                     least key among them is found in three passes, as for top-k. Grid: rows
 #include "common/async.cuh"
 #include "common/choice.cuh"
 
@@ -215,6 +217,73 @@ __global__ void __launch_bounds__(filter_threads, 1)
   });
   best.add_block(shared);
   if (threadIdx.x == 0) best.finish(row, ids, out_logits, logprobs);
+}
+
+constexpr int most_best = 64;
+
+template <class T>
+__global__ void __launch_bounds__(filter_threads, 1)
+    choose_best(const T* logits, int* ids, float* logprobs, float softcap, int vocab, int count) {
+  constexpr choice_form form{.draws = false, .sums = true};
+  __shared__ filter_memory memory;
+  __shared__ choice_part shared[filter_threads / 32];
+  __shared__ u32 best_keys[most_best];
+  __shared__ int best_ids[most_best], equal_of_warps[filter_threads / 32], above;
+  __shared__ float log_of_sum;
+  wait_and_launch_dependents();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const T* const own = logits + static_cast<i64>(blockIdx.x) * vocab;
+  const row_scores<form> scores{softcap};
+  const auto logit_at = [&](int id) { return scores.cap(to_float(own[id])); };
+  const auto key_at = [&](int id) { return key_of(logit_at(id)); };
+  row_choice<form> all;
+  for (int id = threadIdx.x; id < vocab; id += filter_threads) all.add_sum_of(logit_at(id));
+  all.add_block(shared);
+  if (threadIdx.x == 0) {
+    log_of_sum = all.largest + logf(all.sum);
+    memory.limit = count;
+    above = 0;
+  }
+  __syncthreads();
+  const u32 least = find_threshold(memory, vocab, -1.0f, key_at, [](int, u32) { return u64{1}; });
+  const int wanted = static_cast<int>(memory.limit);  // of the ids with the least key, the first
+  // Those above it in any order, then the others: each sweep of the block counts them in order.
+  int equal = 0;
+  for (int base = 0; base < vocab; base += filter_threads) {
+    const int id = base + static_cast<int>(threadIdx.x);
+    const u32 key = id < vocab ? key_at(id) : 0;
+    if (id < vocab && key > least) {
+      const int place = atomicAdd(&above, 1);
+      best_keys[place] = key;
+      best_ids[place] = id;
+    }
+    if (equal >= wanted) continue;
+    const bool is_equal = id < vocab && key == least;
+    const u32 same = __ballot_sync(~0u, is_equal);
+    if (lane == 0) equal_of_warps[warp] = __popc(same);
+    __syncthreads();
+    int before = equal + __popc(same & ((1u << lane) - 1));
+#pragma unroll 1
+    for (int i = 0; i < filter_threads / 32; ++i) {
+      if (i < warp) before += equal_of_warps[i];
+      equal += equal_of_warps[i];
+    }
+    if (is_equal && before < wanted) {
+      best_keys[count - wanted + before] = key;
+      best_ids[count - wanted + before] = id;
+    }
+    __syncthreads();
+  }
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) >= count) return;
+  const u32 key = best_keys[threadIdx.x];
+  const int id = best_ids[threadIdx.x];
+  int place = 0;
+  for (int i = 0; i < count; ++i)
+    if (best_keys[i] > key || (best_keys[i] == key && best_ids[i] < id)) ++place;
+  const i64 at = static_cast<i64>(blockIdx.x) * count + place;
+  ids[at] = id;
+  logprobs[at] = logit_at(id) - log_of_sum;
 }
 
 }  // namespace fftune

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -126,6 +127,14 @@ class Choice {
         places_(sample_op().tensors(problem)) {}
 
   void run() const {
+    choose();
+    if (form_.best > 0)
+      call_.parallel.run(static_cast<int>(rows_), call_.parallel.max_threads(),
+                         [&](int row) { write_best(row); });
+  }
+
+ private:
+  void choose() const {
     if (form_.filters) {
       call_.parallel.run(static_cast<int>(rows_), call_.parallel.max_threads(), [&](int row) {
         std::vector<float> logits(static_cast<std::size_t>(vocab_));
@@ -153,8 +162,28 @@ class Choice {
       finish(row, all);
     }
   }
+  void write_best(std::int64_t row) const {
+    std::vector<float> logits(static_cast<std::size_t>(vocab_));
+    load(row, 0, logits);
+    Best all;
+    for (const float logit : logits) all.add_probability(logit);
+    std::vector<std::int32_t> ids(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    const auto rank = [&](std::int32_t id) {
+      return rank_of(logits[static_cast<std::size_t>(id)]);
+    };
+    std::partial_sort(ids.begin(), ids.begin() + form_.best, ids.end(),
+                      [&](std::int32_t a, std::int32_t b) {
+                        return rank(a) != rank(b) ? rank(a) > rank(b) : a < b;
+                      });
+    for (std::int64_t i = 0; i < form_.best; ++i) {
+      const std::int32_t id = ids[static_cast<std::size_t>(i)];
+      tensor<std::int32_t>("best_ids")[row * form_.best + i] = id;
+      tensor<float>("best_logprobs")[row * form_.best + i] =
+          logits[static_cast<std::size_t>(id)] - (all.largest + std::log(all.sum));
+    }
+  }
 
- private:
   static bool keeps_all(float) { return true; }
 
   template <typename Value>

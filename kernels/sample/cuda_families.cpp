@@ -16,6 +16,19 @@ std::string template_argument(const Form& form) {
   return fmt::format("fftune::choice_form{{{}, {}}}", form.draws, form.logprobs);
 }
 
+/// The kernel that writes the best ids, which reads all logits again.
+void append_best(Program& program, const Problem& problem, const Form& form,
+                 const TensorPlaces& places, const DeviceFacts& facts) {
+  if (form.best == 0) return;
+  KernelLaunch& launch = append_kernel(
+      program, kernel_file, fmt::format("choose_best<{}>", element_type(problem.dtype)),
+      {static_cast<std::uint32_t>(problem.size("m"))}, 1024,
+      {tensor_of(places, "logits"), tensor_of(places, "best_ids"),
+       tensor_of(places, "best_logprobs"), form.softcap,
+       static_cast<std::int32_t>(problem.size("vocab")), static_cast<std::int32_t>(form.best)});
+  launch.programmatic = facts.compute_capability >= 90;
+}
+
 Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
   const Form form = form_of(problem);
   const TensorPlaces places(sample_op().tensors(problem));
@@ -32,6 +45,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
                        given("top_k"), given("top_p"), given("min_p"), given("ids"), given("logit"),
                        given("logprob"), form.softcap, static_cast<std::int32_t>(vocab)});
     launch.programmatic = facts.compute_capability >= 90;
+    append_best(program, problem, form, places, facts);
     return program;
   }
   // Two blocks for each SM, and 2048 ids for a block at least.
@@ -49,6 +63,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
        static_cast<std::int32_t>(parts)});
   launch.programmatic = facts.compute_capability >= 90;
   append_finish(program, form, places, facts, 0, rows, parts);
+  append_best(program, problem, form, places, facts);
   return program;
 }
 

@@ -1,7 +1,10 @@
 // sample: its fields, tensors and definition.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <span>
 #include <vector>
@@ -96,6 +99,20 @@ double score(std::span<double> logits, const std::vector<double>& parameters, co
   return 1 / row.temperature;
 }
 
+/// The places of the largest, of equal ones the first.
+template <typename Value>
+std::vector<std::size_t> best_places(std::span<const Value> values, std::size_t count) {
+  std::vector<std::size_t> places(values.size());
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  std::partial_sort(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(count),
+                    places.end(), [&](std::size_t a, std::size_t b) {
+                      return is_better(values[a], values[b]) ||
+                             (!is_better(values[b], values[a]) && a < b);
+                    });
+  places.resize(count);
+  return places;
+}
+
 /// The first of the largest; NaN is largest.
 std::size_t best_of(std::span<const double> scores) {
   std::size_t best = 0;
@@ -132,7 +149,8 @@ OpFacts facts() {
                  .help = "sequences",
                  .default_on_cuda = {1, 16, 64},
                  .default_on_cpu = {1, 16}},
-                {.name = "vocab", .help = "ids to choose from", .max = most_ids, .example = 32000}},
+                {.name = "vocab", .help = "ids to choose from", .max = most_ids, .example = 32000},
+                best_field()},
       .options = sample::options(),
       .families = {cuda_families, cpu_families}};
 }
@@ -140,6 +158,10 @@ OpFacts facts() {
 class Sample final : public DescribedOp {
  public:
   Sample() : DescribedOp(facts()) {}
+
+  std::string contradiction(const Problem& problem) const override {
+    return contradiction_of_best(problem);
+  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);
@@ -167,6 +189,17 @@ class Sample final : public DescribedOp {
       tensors.push_back({"logprob", DType::f32, {m}, Role::output, 1});
       tensors.back().of_choice = "ids";
     }
+    if (form.best > 0) {
+      TensorSpec best{"best_ids", DType::i32, {m, form.best}, Role::output};
+      best.choice = {
+          "logits", {}, [form](std::span<double> row, const std::vector<double>&, double) {
+            cap(row, form.softcap);
+            return 1.0;
+          }};
+      tensors.push_back(std::move(best));
+      tensors.push_back({"best_logprobs", DType::f32, {m, form.best}, Role::output, 1});
+      tensors.back().of_choice = "best_ids";
+    }
     return tensors;
   }
 
@@ -174,7 +207,8 @@ class Sample final : public DescribedOp {
     StageSpec stage = whole_stage(sample::stage, tensors(problem));
     stage.flops = static_cast<double>(problem.size("m")) *
                   static_cast<double>(problem.size("vocab")) * (form_of(problem).draws ? 40 : 1);
-    if (form_of(problem).logprobs) stage.reduction_length = problem.size("vocab");
+    if (form_of(problem).logprobs || form_of(problem).best > 0)
+      stage.reduction_length = problem.size("vocab");
     return {stage};
   }
 
@@ -185,6 +219,8 @@ class Sample final : public DescribedOp {
     const auto& logits = tensors.at("logits");
     const std::size_t rows = logits.size() / vocab;
     std::vector<double> ids(rows), logit(rows), logprob(rows);
+    const auto count = static_cast<std::size_t>(form.best);
+    std::vector<double> best_ids(rows * count), best_logprobs(rows * count);
     for_each_row(rows, vocab, parallel, [&](std::size_t row) {
       std::vector<double> own(logits.begin() + static_cast<std::ptrdiff_t>(row * vocab),
                               logits.begin() + static_cast<std::ptrdiff_t>((row + 1) * vocab));
@@ -198,10 +234,19 @@ class Sample final : public DescribedOp {
       cap(own, form.softcap);
       logit[row] = own[id];
       if (form.logprobs) logprob[row] = own[id] - log_of_sum(own);
+      if (count == 0) return;
+      const auto best = best_places<double>(own, count);
+      for (std::size_t i = 0; i < count; ++i) {
+        best_ids[row * count + i] = static_cast<double>(best[i]);
+        best_logprobs[row * count + i] = own[best[i]] - log_of_sum(own);
+      }
     });
     tensors["ids"] = std::move(ids);
     tensors["logit"] = std::move(logit);
     if (form.logprobs) tensors["logprob"] = std::move(logprob);
+    if (count == 0) return;
+    tensors["best_ids"] = std::move(best_ids);
+    tensors["best_logprobs"] = std::move(best_logprobs);
   }
 };
 
@@ -214,7 +259,24 @@ Form form_of(const Problem& problem) {
           .logprobs = problem.has("logprobs", "yes"),
           .softcap = problem.options.contains("softcap")
                          ? static_cast<float>(problem.number("softcap"))
-                         : 0.0f};
+                         : 0.0f,
+          .best = size_or(problem, "best", 0)};
+}
+
+SizeField best_field() {
+  return {.name = "best",
+          .help =
+              "ids with the largest logits, whose log-probabilities are written; none if left "
+              "out",
+          .max = most_best,
+          .example = 5,
+          .rare = true};
+}
+
+std::string contradiction_of_best(const Problem& problem) {
+  const std::int64_t best = size_or(problem, "best", 0), vocab = problem.size("vocab");
+  if (best <= vocab) return "";
+  return fmt::format("best={} exceeds vocab={}", best, vocab);
 }
 
 std::vector<OptionField> options() {

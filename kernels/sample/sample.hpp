@@ -13,6 +13,8 @@
 //            equal logits stay together. top_k <= 0, top_p >= 1 and min_p <= 0 keep all; a min_p
 //            above 1 is 1
 //   logit    l of the chosen id; logprob: its log_softmax, without temperature and filter
+//   best     with the size best=n the n ids of the largest l, in that order, of equal ones the
+//            first, and their log_softmax
 //
 // The arithmetic of a draw has the same bits on every device (common/sampling.cuh), so the same
 // logits, seeds and steps give the same ids everywhere. For the softmax of filters, masses are
@@ -20,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/problem.hpp"
@@ -35,14 +38,20 @@ namespace sample {
 
 constexpr const char* stage = "choose";
 constexpr std::int64_t most_ids = std::int64_t{1} << 19;
+constexpr std::int64_t most_best = 64;
 
 struct Form {
   bool draws = false;    // choose=sample or filtered
   bool filters = false;  // choose=filtered
   bool logprobs = false;
-  float softcap = 0;  // 0: none
+  float softcap = 0;      // 0: none
+  std::int64_t best = 0;  // ids whose log-probabilities are written
 };
 Form form_of(const Problem& problem);
+
+/// How many of the best ids are written; a size of head and decode too.
+SizeField best_field();
+std::string contradiction_of_best(const Problem& problem);
 
 /// How ids are chosen, as head has them too.
 std::vector<OptionField> options();

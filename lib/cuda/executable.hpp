@@ -49,7 +49,7 @@ class CudaExecutable final : public Executable {
   }
 
  private:
-  static constexpr std::size_t most_parameter_bytes = 4096, most_parameters = 48;
+  static constexpr std::size_t most_parameter_bytes = 16384, most_parameters = 48;
 
   struct Value {
     enum class Kind : std::uint8_t { constant, tensor, workspace } kind = Kind::constant;

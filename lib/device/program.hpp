@@ -84,7 +84,7 @@ struct ParameterStruct {
     std::size_t offset = 0;
     Argument value;
   };
-  std::size_t bytes = 0;  // at most 4096
+  std::size_t bytes = 0;  // at most 16,384
   std::vector<Field> fields;
 };
 

@@ -49,7 +49,7 @@ class Family {
 
   /// Whether its program of a problem that is made of equal ones (Repetition) is of all of them,
   /// with tensor arguments in the order of the whole's tensors. Others have a program of one, which
-  /// a plan repeats. It covers all repeated stages, and no others.
+  /// a plan repeats. It covers all repeated stages, and may cover others around them.
   virtual bool covers_repetition() const { return false; }
 
   /// The program of a feasible configuration. Tensor arguments count in the order of the op's

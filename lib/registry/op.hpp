@@ -131,8 +131,8 @@ struct TensorSpec {
   /// element is the number of rows, from the first on, that belong to a group. The others belong to
   /// none, and may be left unwritten.
   std::string live_rows = {};
-  /// For an output [rows] of ids that are chosen from scores. `of_choice`: of another output
-  /// [rows], the name of the ids to which its values belong.
+  /// For an output [rows] of ids that are chosen from scores, or [rows, n] of the n best in order.
+  /// `of_choice`: of another output of that shape, the name of the ids to which its values belong.
   IdChoice choice = {};
   std::string of_choice = {};
 
@@ -238,8 +238,8 @@ class Op {
 
   /// Models whose layers may be asked for by name.
   virtual std::vector<KnownModel> known_models() const { return {}; }
-  /// The size that tensor parallelism divides among devices; empty: there is none.
-  virtual std::string_view sharded_size() const { return ""; }
+  /// The sizes that tensor parallelism divides among devices; empty: there are none.
+  virtual std::vector<std::string> sharded_sizes() const { return {}; }
 
   /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
   /// line; empty: they do. Not asked of the token size.

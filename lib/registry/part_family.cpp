@@ -110,11 +110,12 @@ void append_moved(Program& program, Program from, const std::vector<std::size_t>
   append_moved(program, std::move(from), pointers, tensors);
 }
 
-PartFamily::PartFamily(const Op& (*whole)(), std::string part, const Family& family)
+PartFamily::PartFamily(const Op& (*whole)(), std::string part, const Family& family, Adjust adjust)
     : whole_(whole),
       part_(std::move(part)),
       name_(part_family_name(part_, family.name())),
-      family_(family) {}
+      family_(family),
+      adjust_(adjust) {}
 
 std::vector<std::string> PartFamily::stages() const {
   std::vector<std::string> names;
@@ -183,6 +184,7 @@ Program PartFamily::program(const Problem& problem, const DeviceFacts& facts,
   Program program;
   append_moved(program, family_.program(placed->part.problem, facts, config), placed->places,
                placed->tensors);
+  if (adjust_ != nullptr) adjust_(*this, problem, facts, program);
   return program;
 }
 

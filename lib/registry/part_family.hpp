@@ -14,10 +14,13 @@
 
 namespace fftune {
 
-class PartFamily : public Family {
+class PartFamily final : public Family {
  public:
+  /// Changes the program of a family of a part for its place in the whole.
+  using Adjust = void (*)(const Family&, const Problem&, const DeviceFacts&, Program&);
+
   /// `part`: the name of the part of `whole`. Both have to outlive this.
-  PartFamily(const Op& (*whole)(), std::string part, const Family& family);
+  PartFamily(const Op& (*whole)(), std::string part, const Family& family, Adjust adjust = nullptr);
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return family_.summary(); }
@@ -52,6 +55,7 @@ class PartFamily : public Family {
   std::string part_;
   std::string name_;
   const Family& family_;
+  Adjust adjust_;
   mutable OfLastProblems<Part> part_of_last_;
   mutable OfLastProblems<Placed> placed_last_;
 };

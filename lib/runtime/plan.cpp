@@ -214,9 +214,10 @@ Executables executables_of(const Op& op, const Problem& problem, const DeviceFac
   // The places of the recipe that are repeated, [first, end).
   std::size_t first = 0, end = 0, stage = 0;
   for (const Variant& variant : recipe) {
-    if (stage < repetition->first) ++first;
+    const Family& family = family_of(op, variant.family);
+    if (stage < repetition->first && !family.covers_repetition()) ++first;
     if (stage < repetition->end) ++end;
-    stage += family_of(op, variant.family).stages().size();
+    stage += family.stages().size();
   }
   const auto place_once = [&](std::size_t place, const std::vector<std::size_t>& tensors) {
     return std::make_shared<PlacedExecutable>(executables[place], tensors, 0, false);

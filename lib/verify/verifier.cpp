@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <span>
 #include <utility>
 
 #include "core/error.hpp"
@@ -253,6 +255,34 @@ std::vector<std::vector<double>> Verifier::State::rows_of(std::size_t first, std
   return rows;
 }
 
+namespace {
+
+/// Scores that are not the elements themselves are computed in fp32.
+constexpr double score_roundoff = 0x1p-21;
+
+/// Whether the ids are different ones, each with a score near that of the right one at its place.
+bool are_near(const IdChoice& choice, const std::vector<double>& elements,
+              std::span<const double> ids, std::span<const double> right, double relative_bound,
+              double absolute_bound) {
+  std::vector<double> scores = elements;
+  choice.score(scores, {}, 0);
+  std::set<double> seen;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (!(ids[i] >= 0 && ids[i] < static_cast<double>(scores.size())) ||
+        !seen.insert(ids[i]).second)
+      return false;
+    const auto own = static_cast<std::size_t>(ids[i]), best = static_cast<std::size_t>(right[i]);
+    const double roundoff = scores == elements ? 0 : score_roundoff;
+    const double allowed =
+        2 * absolute_bound +
+        (relative_bound + roundoff) * (std::abs(elements[own]) + std::abs(elements[best]));
+    if (own != best && !(std::abs(scores[own] - scores[best]) <= allowed)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
                                      std::vector<std::byte>& result) {
   const TensorSpec& spec = truth.tensors()[tensor];
@@ -272,14 +302,17 @@ void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
     return;
   }
   accepted.clear();
-  std::vector<double> ids(static_cast<std::size_t>(truth.rows(tensor)));
+  std::vector<double> ids(static_cast<std::size_t>(truth.rows(tensor)) * width);
   decode(spec.dtype, result.data(), std::span<double>(ids));
   double relative_bound = 0, absolute_bound = 0, exact = 0;
   std::vector<std::vector<double>> scores, by;
-  for (std::int64_t row = 0; row < std::ssize(ids); ++row) {
+  for (std::int64_t row = 0; row < truth.rows(tensor); ++row) {
     const std::size_t source = source_of(row);
-    const double id = ids[static_cast<std::size_t>(row)], best = expected.rows[source][0];
-    if (id == best) continue;
+    const std::span<const double> own_ids(ids.data() + static_cast<std::size_t>(row) * width,
+                                          width),
+        best_ids(expected.rows[source], width);
+    if (std::equal(own_ids.begin(), own_ids.end(), best_ids.begin())) continue;
+    const double id = own_ids.front(), best = best_ids.front();
     if (scores.empty()) {
       scores = rows_of(first, tensor_index(truth.tensors(), spec.choice.from), relative_bound,
                        absolute_bound);
@@ -291,6 +324,13 @@ void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
     }
     // The id has to be a possible one, with a score near that of the best of those that are sure.
     const std::vector<double>& given = scores[source];
+    if (width > 1) {
+      if (are_near(spec.choice, given, own_ids, best_ids, relative_bound, absolute_bound)) {
+        take_reference(row);
+        accepted.push_back(row);
+      }
+      continue;
+    }
     std::vector<double> own = given, sure = given, parameters;
     if (!(id >= 0 && id < static_cast<double>(own.size()))) continue;
     for (const auto& values : by) parameters.push_back(values[source]);
@@ -305,8 +345,6 @@ void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
         static_cast<std::size_t>(std::max_element(sure.begin(), sure.end()) - sure.begin());
     double allowed = growth * (bound(static_cast<std::size_t>(id)) + bound(rival));
     const double score = own[static_cast<std::size_t>(id)], best_score = sure[rival];
-    // Scores that are not the elements themselves are computed in fp32.
-    constexpr double score_roundoff = 0x1p-21;
     if (own != given) allowed += score_roundoff * (std::abs(score) + std::abs(best_score));
     const bool is_known = !std::isnan(given[static_cast<std::size_t>(best)]);
     if (!is_known || score == -std::numeric_limits<double>::infinity() ||

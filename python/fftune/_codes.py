@@ -3,6 +3,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+# The one group that a format has.
+ONLY_GROUP = {"mxfp4": 32, "nvfp4": 16}
+
 
 def _shifts(dims: int, device) -> Tensor:
     return torch.arange(0, 32, 4, dtype=torch.int32, device=device).view(-1, *(1,) * dims)

@@ -205,7 +205,8 @@ def _texts(name: str, form: DerivedForm, prepare: Mapping, lays: Mapping, sizes:
         condition = ""
         if result.given is not None:
             given = arguments[result.given].name
-            is_absent = f"{given} is None or {given} is False"
+            is_absent = f"not {given}" if arguments[result.given].type == "int" else \
+                f"{given} is None or {given} is False"
             condition = f"None if {is_absent} else "
             there.append(f"*(() if {is_absent} else ({k},))")
             if not as_list:

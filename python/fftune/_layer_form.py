@@ -7,6 +7,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ._codes import ONLY_GROUP
 from ._library import Error
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
@@ -137,10 +138,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
             parallel: bool = False, rotation: str = "halves", grouped: bool = False,
             norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
-            packed: str = "", h: int = 0) -> str:
+            packed: str = "", h: int = 0, ranks: int = 0) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
-    groups of packed weights, "int4-128", and then `h`, which their shapes do not tell."""
+    groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `ranks`: of the
+    group whose rank has a slice of the layers."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -178,6 +180,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
              "grouped" if grouped else "packed"),
             ("packed", packed, packed), ("h", packed, h),
             ("zeros", packed and "w_o_zero" in names, "yes"),
+            ("ranks", ranks, ranks), ("link", ranks, "peers"),
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
@@ -239,11 +242,11 @@ def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name, (n, k) in packed_sizes(form, d).items():
         format, group = form.get("packed").split("-")
-        group = "32" if format == "mxfp4" else group
+        group = ONLY_GROUP.get(format, group)
         tiles, groups = -(-n // 16), 1 if group == "row" else k // int(group)
         parts = -(-k // 64) * (2 if format in WIDE_SCALES else 1)
-        shapes |= {name: (tiles * parts + 1, 512), f"{name}_scale": (tiles, groups, 16),
-                   f"{name}_zero": (tiles, groups, 16)}
+        scales = (tiles, 2 + -(-groups // 2), 32) if format == "nvfp4" else (tiles, groups, 16)
+        shapes |= {name: (tiles * parts + 1, 512), f"{name}_scale": scales, f"{name}_zero": scales}
     return shapes
 
 

@@ -17,8 +17,8 @@ from ._library import Plan, _lock, check_status, destroy_idle, library, on_two_d
 
 
 # Whether the bits of a row are to be the same in every batch, for all ops that have the option.
-_BATCH_INVARIANT = any(os.environ.get(name, "0") not in ("", "0")
-                       for name in ("FFTUNE_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"))
+BATCH_INVARIANT = any(os.environ.get(name, "0") not in ("", "0")
+                      for name in ("FFTUNE_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is r
 
 def _problem_of(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
     problem = form.problem(options, inputs)
-    if _BATCH_INVARIANT and problem and has_option(form.op, problem["pass"], "batch-invariant"):
+    if BATCH_INVARIANT and problem and has_option(form.op, problem["pass"], "batch-invariant"):
         problem["batch-invariant"] = "yes"
     return problem
 

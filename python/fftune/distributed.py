@@ -11,12 +11,13 @@ another one is an error on every other rank within the timeout.
 import ctypes
 import secrets
 import sys
+from typing import Mapping
 
 import torch
 
 from ._library import Error, check_status, context, library
 
-__all__ = ["Group", "init_group"]
+__all__ = ["Group", "init_group", "slice_layer"]
 
 
 class _Options(ctypes.Structure):
@@ -96,6 +97,49 @@ class Group:
     def __del__(self):
         if self._handle is not None and not sys.is_finalizing():
             self.close()
+
+
+def _part(tensor: torch.Tensor, axis: int, rank: int, ranks: int, name: str) -> torch.Tensor:
+    size = tensor.shape[axis]
+    if size % ranks:
+        raise Error(f"slice_layer: {name} has {size} features or heads, which {ranks} ranks do not divide")
+    return tensor.narrow(axis, rank * (size // ranks), size // ranks).contiguous()
+
+
+def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, heads: int, kv_heads: int, *,
+                grouped: bool = False, packing: str = "halves") -> dict[str, torch.Tensor]:
+    """A rank's slice of the weights of a layer, by the names that `fftune.ops.layer` has for them.
+
+    Rows of q, k, v, gate and up are divided by the ranks, and columns of w_o and w_down. Rank 0 keeps
+    b_o and b_down, which its peers have as zeros. Everything else is whole on every rank.
+
+    Args:
+        weights: Of the whole layer, unpacked.
+        rank, ranks: This rank, and how many there are.
+        heads, kv_heads, grouped, packing: As in `layer`, of the whole layer.
+    """
+    if heads % ranks or kv_heads % ranks:
+        raise Error(f"slice_layer: {heads} heads of q and {kv_heads} of k: {ranks} ranks do not divide them")
+
+    def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        bias = name.startswith("b_")
+        rows = -1 if bias else -2
+        if name in ("w_qkv", "b_qkv") and not grouped:
+            dim = tensor.shape[rows] // (heads + 2 * kv_heads)
+            parts = tensor.split([heads * dim, kv_heads * dim, kv_heads * dim], rows)
+            return torch.cat([_part(p, rows, rank, ranks, name) for p in parts], rows)
+        if name in ("w_gate_up", "b_gate_up") and packing == "halves":
+            return torch.cat([_part(p, rows, rank, ranks, name) for p in tensor.chunk(2, rows)], rows)
+        if name in ("b_o", "b_down"):
+            return tensor if rank == 0 else torch.zeros_like(tensor)
+        if name in ("w_o", "w_down", "w_shared_down", "sinks"):
+            return _part(tensor, -1, rank, ranks, name)
+        if name in ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv", "b_qkv", "w_gate", "w_up", "b_gate",
+                    "b_up", "w_gate_up", "b_gate_up", "w_shared_gate", "w_shared_up"):
+            return _part(tensor, rows, rank, ranks, name)
+        return tensor
+
+    return {name: part(name, tensor) for name, tensor in weights.items()}
 
 
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,

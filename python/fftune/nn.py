@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from . import ops
 from ._checks import flag, named
-from ._codes import codes_of_words, pairs_of_codes, words_of_codes
+from ._codes import ONLY_GROUP, codes_of_words, pairs_of_codes, words_of_codes
 from ._layer_form import WIDE_SCALES
 from ._library import Error
 from ._ops.packed import E2M1, FORMATS, group_word
@@ -324,15 +324,16 @@ class QuantLinear(nn.Module):
     - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: those of pack-quantized, weight_packed,
       weight_scale, weight_shape and with `zeros` weight_zero_point.
     - mxfp4, ``e2m1 · 2 ** (scale - 127)``: weight_packed and weight_scale, of uint8.
+    - nvfp4, ``e2m1 · scale / global_scale``: weight_packed, weight_scale and weight_global_scale.
     - fp8, ``e4m3 · scale``, and int8, ``q · scale``: weight and weight_scale.
 
     Args:
         in_features, out_features: Size of the weight.
         bias: Whether there is a bias [out_features].
         group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. It divides
-            in_features. 32 for mxfp4.
+            in_features. 32 for mxfp4, 16 for nvfp4.
         zeros: Whether int4 has zero points.
-        format: "int4", "mxfp4", "fp8" or "int8".
+        format: "int4", "mxfp4", "fp8", "int8" or "nvfp4".
         device, dtype: Device and element type of the bias, and of int4's scales.
     """
 
@@ -341,7 +342,7 @@ class QuantLinear(nn.Module):
         super().__init__()
         _expect_sizes(in_features=in_features, out_features=out_features)
         _expect_one_of("format", format, FORMATS)
-        group = 32 if format == "mxfp4" and group == 128 else group
+        group = ONLY_GROUP.get(format, group) if group == 128 else group
         group_word("QuantLinear", group, format)
         bias, self.zeros = flag("QuantLinear", "bias", bias), flag("QuantLinear", "zeros", zeros)
         if zeros and format != "int4":
@@ -355,24 +356,31 @@ class QuantLinear(nn.Module):
         groups = in_features // group if group else 1
         width = in_features if format in WIDE_SCALES else -(-in_features // 2)
         codes = torch.zeros(out_features, width, dtype=torch.uint8, device=device)
-        of_scale = {"int4": dtype, "mxfp4": torch.uint8}.get(format, torch.float32)
+        of_scale = {"int4": dtype, "mxfp4": torch.uint8, "nvfp4": torch.float8_e4m3fn}.get(format, torch.float32)
         scale = torch.zeros(out_features, groups, dtype=of_scale, device=device)
+        if format == "nvfp4":
+            scale = scale, torch.ones(1, device=device)
         for name in ("packed", "scale", "zero"):
             self.register_buffer(name, None, persistent=False)
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if (
             bias) else None
         self._set(codes, scale, torch.zeros_like(scale, dtype=torch.uint8) if zeros else None)
 
-    def _set(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
+    def _set(self, codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tensor | None) -> None:
+        if self.format == "nvfp4":  # as it is saved: 1 / (1 / x) may be another number
+            scale, own = scale
+            self.register_buffer("global_scale", own.view(torch.float32), persistent=False)
+            scale = scale, 1 / own
         packed = ops.pack_weight(codes, scale, zero, k=self.in_features, group=self.group,
                                  format=self.format)
         self.packed, self.scale, self.zero = packed[:3]
 
     def _apply(self, fn, recurse=True):
-        scale = self.scale
+        kept = {name: getattr(self, name, None) for name in ("scale", "global_scale")}
         super()._apply(fn, recurse)
-        if self.format in WIDE_SCALES and self.scale.dtype != torch.float32:
-            self.scale = scale.to(self.scale.device)  # module.to(dtype) is for the tokens' type
+        for name, scale in kept.items():  # module.to(dtype) is for the tokens' type
+            if self.format != "int4" and scale is not None and getattr(self, name).dtype != scale.dtype:
+                setattr(self, name, scale.to(self.scale.device))
         return self
 
     @property
@@ -407,6 +415,8 @@ class QuantLinear(nn.Module):
     def _saved_names(self) -> tuple[str, ...]:
         if self.format in WIDE_SCALES:
             return "weight", "weight_scale"
+        if self.format == "nvfp4":
+            return "weight_packed", "weight_scale", "weight_global_scale"
         return ("weight_packed", "weight_scale", *(("weight_shape",) if self.format == "int4" else ()),
                 *(("weight_zero_point",) if self.zeros else ()))
 
@@ -417,6 +427,8 @@ class QuantLinear(nn.Module):
             saved = [codes.view(_ELEMENTS[self.format]), scale]
         elif self.format == "mxfp4":
             saved = [codes, scale]
+        elif self.format == "nvfp4":
+            saved = [codes, scale[0], self.global_scale]
         else:
             words = nn.functional.pad(codes, (0, -codes.shape[1] % 4)).view(torch.int32)
             saved = [words, scale, torch.tensor([self.out_features, self.in_features])]
@@ -442,10 +454,14 @@ class QuantLinear(nn.Module):
 
     def _load(self, prefix, codes, scale, shape=None, zero_words=None) -> None:
         n, k = self.out_features, self.in_features
+        if self.format == "nvfp4":
+            own, shape = shape, None
+            if own.numel() != 1 or not own.dtype.is_floating_point or not (own.isfinite() & (own != 0)).all():
+                raise Error(f"{prefix}weight_global_scale is {named(own)}: give one number that is not 0")
         if shape is not None and shape.tolist() != [n, k]:
             raise Error(f"{prefix}weight_shape is {shape.tolist()}, not {[n, k]}")
         groups = k // self.group if self.group else 1
-        width, dtype = {"int4": (-(-k // 8), torch.int32), "mxfp4": (k // 2, torch.uint8)}.get(
+        width, dtype = {"int4": (-(-k // 8), torch.int32), "mxfp4": (k // 2, torch.uint8), "nvfp4": (k // 2, torch.uint8)}.get(
             self.format, (k, _ELEMENTS.get(self.format)))
         wanted = {self._saved_names()[0]: (codes, (n, width)), "weight_scale": (scale, (n, groups))}
         if zero_words is not None:
@@ -455,13 +471,16 @@ class QuantLinear(nn.Module):
                 raise Error(f"{prefix}{name} is {[*tensor.shape]}, not {[*right]}")
         if codes.dtype != dtype:
             raise Error(f"{prefix}{self._saved_names()[0]} is {codes.dtype}, not {dtype}")
-        if scale.is_floating_point() and not scale.isfinite().all():
+        if scale.is_floating_point() and not scale.float().isfinite().all():
             raise Error(f"{prefix}weight_scale is not finite")
         zero = None if zero_words is None else codes_of_words(zero_words, n, 0)
         codes = codes.contiguous().view(torch.uint8)
         if self.format == "int4":
             codes = codes[:, :-(-k // 2)].contiguous()
-        self._set(codes, scale.to(self.scale.dtype).contiguous(), zero)
+        if self.format == "nvfp4":
+            self._set(codes, (scale.to(torch.float8_e4m3fn).contiguous(), own.float().reshape(1)), None)
+        else:
+            self._set(codes, scale.to(self.scale.dtype).contiguous(), zero)
 
 
 # Rounding of a weight [n, groups, elements of a group] to (codes, scale, zero) of pack_weight.
@@ -482,10 +501,24 @@ def _to_mxfp4(grouped: Tensor, zeros: bool, dtype: torch.dtype):
     exponent = (torch.frexp(largest).exponent - 3).clamp(-127, 127)
     exponent = torch.where(largest > 0, exponent, 0)
     scaled = torch.ldexp(grouped, -exponent.unsqueeze(-1))
+    return _to_e2m1(scaled), (exponent + 127).to(torch.uint8), None
+
+
+def _to_e2m1(scaled: Tensor) -> Tensor:
+    """The nearest codes, in pairs."""
     middles = [(a + b) / 2 for a, b in zip(E2M1, E2M1[1:])]
-    magnitudes = torch.bucketize(scaled.abs(), torch.tensor(middles, device=grouped.device))
-    q = (magnitudes + 8 * (scaled < 0)).to(torch.uint8)
-    return pairs_of_codes(q.flatten(1)), (exponent + 127).to(torch.uint8), None
+    magnitudes = torch.bucketize(scaled.abs(), torch.tensor(middles, device=scaled.device))
+    return pairs_of_codes((magnitudes + 8 * (scaled < 0)).to(torch.uint8).flatten(1))
+
+
+def _to_nvfp4(grouped: Tensor, zeros: bool, dtype: torch.dtype):
+    """The largest element of all is 6 times the largest scale, 448, as compressed-tensors has it."""
+    largest = grouped.abs().amax(-1)
+    whole = largest.max() if largest.numel() else grouped.new_zeros(())
+    own = torch.where(whole > 0, 448 * 6 / whole, 1.0).reshape(1)
+    scale = (largest / 6 * own).clamp(max=448).to(torch.float8_e4m3fn)
+    step = (scale.float() / own).unsqueeze(-1)
+    return _to_e2m1(grouped / torch.where(step > 0, step, 1.0)), (scale, own), None
 
 
 def _to_8_bits(largest: int, element: torch.dtype):
@@ -500,7 +533,7 @@ def _to_8_bits(largest: int, element: torch.dtype):
 
 _ELEMENTS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _ROUNDINGS = {"int4": _to_int4, "mxfp4": _to_mxfp4, "fp8": _to_8_bits(448, torch.float8_e4m3fn),
-              "int8": _to_8_bits(127, torch.int8)}
+              "int8": _to_8_bits(127, torch.int8), "nvfp4": _to_nvfp4}
 
 
 def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: bool = False,
@@ -511,7 +544,7 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
 
     Args:
         module: The module; a single ``nn.Linear`` too.
-        format: "int4", "mxfp4", "fp8" or "int8".
+        format: "int4", "mxfp4", "fp8", "int8" or "nvfp4".
         group, zeros: As in ``QuantLinear``.
         skip: Layers that stay as they are, by the last part of their name.
 
@@ -519,7 +552,7 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
         The module, or the ``QuantLinear`` in the place of an ``nn.Linear``.
     """
     _expect_one_of("format", format, FORMATS)
-    group = 32 if format == "mxfp4" and group == 128 else group
+    group = ONLY_GROUP.get(format, group) if group == 128 else group
     group_word("quantise", group, format)
     if type(module) is nn.Linear:
         return QuantLinear.from_linear(module, group, zeros, format)

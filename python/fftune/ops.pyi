@@ -7,6 +7,9 @@ from torch import Tensor
 from ._ops.packed import PackedWeight as PackedWeight
 from .distributed import Group as Group
 
+def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group
+              ) -> tuple[Tensor, Tensor]: ...
+
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None=None) -> Tensor: ...
 
 def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
@@ -26,7 +29,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, *,
                   reduction: Literal['none', 'sum', 'mean']='mean',
                   items: Tensor | float | None=None, class_weights: Tensor | None=None,
                   ignore_index: int | float=-100, label_smoothing: float=0.0, z_loss: float=0.0,
-                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False
+                  softcap: float=0.0, lse: bool=False, logprobs: bool=False, entropy: bool=False,
+                  vocab_slice: tuple[int, int] | None=None,
+                  group: 'torch.distributed.ProcessGroup | None'=None
                  ) -> Tensor | tuple[Tensor, ...]: ...
 
 def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | None=None, *,
@@ -35,7 +40,9 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          ignore_index: int | float=-100, label_smoothing: float=0.0,
                          z_loss: float=0.0, softcap: float=0.0, lse: bool=False,
                          logprobs: bool=False, entropy: bool=False, workspace: float=512,
-                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None
+                         recompute: bool=False, skip_ignored: bool=False, into: Tensor | None=None,
+                         vocab_slice: tuple[int, int] | None=None,
+                         group: 'torch.distributed.ProcessGroup | None'=None
                         ) -> Tensor | tuple[Tensor, ...]: ...
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -47,8 +54,8 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
            min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, options: Mapping | None=None
-          ) -> tuple[Tensor, ...]: ...
+           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None,
+           group: Group | None=None) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...
@@ -87,7 +94,8 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | 
          temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
          steps: Tensor | int | None=None, top_k: Tensor | int | None=None,
          top_p: Tensor | float | None=None, min_p: Tensor | float | None=None, softcap: float=0.0,
-         logits: Literal['same', 'f32']='same', logprobs: bool=False) -> tuple[Tensor, ...]: ...
+         logits: Literal['same', 'f32']='same', logprobs: bool=False, best: int=0
+        ) -> tuple[Tensor, ...]: ...
 
 def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Tensor | None=None,
                 bias: Tensor | None=None, eps: float=1e-06,
@@ -97,7 +105,7 @@ def head_logits(x: Tensor, w: Tensor, norm: Tensor | None=None, *, norm_bias: Te
 def sample(logits: Tensor, temperature: Tensor | float | None=None, *,
            seeds: Tensor | int | None=None, steps: Tensor | int | None=None,
            top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
-           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False
+           min_p: Tensor | float | None=None, softcap: float=0.0, logprobs: bool=False, best: int=0
           ) -> tuple[Tensor, ...]: ...
 
 def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
@@ -109,7 +117,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           renormalise: bool=False, packing: str='halves', groups: int=0, top_groups: int=0,
           group_score: str='max', route_scale: float=1.0, parallel: bool=False,
           rotation: str='halves', constants: Sequence[str]=(), grouped: bool=False,
-          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False) -> Tensor: ...
+          norm_last: bool=False, multiplier: float=1.0, wide_logits: bool=False,
+          group: Group | None=None) -> Tensor: ...
 
 def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float=1e-05
                  ) -> tuple[Tensor, Tensor]: ...
@@ -171,10 +180,11 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor=3, *, padding: int=
                 lengths: Tensor | None=None, prefix: Tensor | None=None,
                 prefix_lengths: Tensor | None=None) -> Tensor: ...
 
-def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None=None, *, k: int | None=None,
-                group: int=128, format: str='int4') -> PackedWeight: ...
+def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tensor | None=None, *,
+                k: int | None=None, group: int=128, format: str='int4') -> PackedWeight: ...
 
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]: ...
+def unpack_weight(packed: PackedWeight
+                 ) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Tensor | None]: ...
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
         kv_heads: int | None=None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None=None,

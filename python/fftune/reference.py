@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._codes import codes_of_pairs, pairs_of_codes
+from ._codes import ONLY_GROUP, codes_of_pairs, pairs_of_codes
 from ._layer_form import PACKED, packed_sizes, parse, with_constants
+from ._library import Error
 
 aten = torch.ops.aten
 
@@ -151,8 +152,9 @@ def linear_backward_into(dy, x, w, dw, dbias):
 
 # packed weights: kernels/gemm/packed/layout.cuh has the layout
 
-_MAGIC = {"int4": 0x34576666, "mxfp4": 0x344D6666, "fp8": 0x38466666, "int8": 0x38496666}
-_BITS = {"int4": 4, "mxfp4": 4, "fp8": 8, "int8": 8}
+_MAGIC = {"int4": 0x34576666, "mxfp4": 0x344D6666, "fp8": 0x38466666, "int8": 0x38496666,
+          "nvfp4": 0x344E6666}
+_BITS = {"int4": 4, "mxfp4": 4, "fp8": 8, "int8": 8, "nvfp4": 4}
 
 
 def _places(n: int, k: int, device, bits: int) -> tuple[Tensor, Tensor]:
@@ -167,6 +169,23 @@ def _places(n: int, k: int, device, bits: int) -> tuple[Tensor, Tensor]:
         return byte, torch.zeros_like(byte)
     nibble = row % 2 + column % 16 // 8 * 2 + column % 2 * 4
     return (1 + block) * 512 + lane * 16 + step * 4 + nibble // 2, nibble % 2 * 4
+
+
+# Bits of the e2m1 codes of a word, by the places where they are stored.
+_E2M1_BITS = ((6, 7, 8, 15), (10, 11, 12, 19), (0, 1, 2, 9), (4, 13, 14, 21),
+              (22, 23, 24, 31), (26, 27, 28, 3), (16, 17, 18, 25), (20, 29, 30, 5))
+
+
+def _e2m1_words(w: Tensor, back: bool) -> Tensor:
+    """Bytes behind the header with eight codes in the order of nibbles as they are stored, or back."""
+    words = w[512:].view(-1, 4).long() @ torch.tensor([1, 1 << 8, 1 << 16, 1 << 24], device=w.device)
+    result = torch.zeros_like(words)
+    for code, places in enumerate(_E2M1_BITS):
+        for bit, stored in enumerate(places):
+            one, other = (stored, 4 * code + bit) if back else (4 * code + bit, stored)
+            result |= (words >> one & 1) << other
+    rows = torch.stack([result >> 8 * i & 255 for i in range(4)], 1)
+    return torch.cat((w[:512], rows.flatten().to(w.dtype)))
 
 
 def _by_tiles(rows: Tensor) -> Tensor:
@@ -185,14 +204,17 @@ def _packed_codes(format: str, codes: Tensor, k: int) -> Tensor:
     w = torch.zeros((parts + 1) * 512, dtype=torch.int32, device=codes.device)
     byte, shift = _places(n, k, codes.device, bits)
     w.index_add_(0, byte.flatten(), (plain << shift.int()).flatten())
-    header = torch.tensor([_MAGIC[format], 1, n, k], dtype=torch.int32).view(torch.uint8)
+    if format in ONLY_GROUP:
+        w = _e2m1_words(w, False)
+    header = torch.tensor([_MAGIC[format], 2, n, k], dtype=torch.int32).view(torch.uint8)
     w[:16] = header.to(w)
     return w.to(torch.uint8).view(-1, 512)
 
 
 def _plain_codes(format: str, w: Tensor, n: int, k: int) -> Tensor:
     byte, shift = _places(n, k, w.device, _BITS[format])
-    codes = w.flatten()[byte] >> shift.to(torch.uint8)
+    w = w.flatten()
+    codes = (_e2m1_words(w, True) if format in ONLY_GROUP else w)[byte] >> shift.to(torch.uint8)
     return codes if _BITS[format] == 8 else pairs_of_codes(codes & 15)
 
 
@@ -215,6 +237,24 @@ def _unpack_other(format, w, scale, n, k):
     return _plain_codes(format, w, n, k), _by_rows(scale, n)
 
 
+def pack_weight_nvfp4(codes, scale, row_scale, k):
+    """Scales [tiles, 2 + pairs of groups, 32]: the rows' in bytes, then two of each row."""
+    pairs = F.pad(scale, (0, scale.shape[1] % 2)).unflatten(1, (-1, 2))
+    pairs = F.pad(pairs, (0, 0, 0, 0, 0, -len(pairs) % 16)).unflatten(0, (-1, 16)).transpose(1, 2)
+    rows = F.pad(row_scale.float(), (0, -len(row_scale) % 16)).view(-1, 16).view(torch.uint8)
+    return _packed_codes("nvfp4", codes, k), torch.cat((rows.view(-1, 2, 32), pairs.flatten(2)), 1)
+
+
+def _nvfp4_scales(scale: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    rows = scale[:, :2].flatten(1).view(torch.float32).flatten()[:n].clone()
+    groups = scale[:, 2:].unflatten(2, (16, 2)).transpose(1, 2).flatten(2).flatten(0, 1)
+    return groups[:n, :k // 16].contiguous(), rows
+
+
+def unpack_weight_nvfp4(w, scale, n, k):
+    return _plain_codes("nvfp4", w, n, k), *_nvfp4_scales(scale, n, k)
+
+
 pack_weight_128 = pack_weight_64 = pack_weight_32 = pack_weight_row = _pack_weight
 unpack_weight_128 = unpack_weight_64 = unpack_weight_32 = unpack_weight_row = _unpack_weight
 
@@ -223,18 +263,22 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _dense(format, w, scale, zero, n, k, group, dtype):
     """The weight [n, k] of a packed one."""
-    scale = _by_rows(scale, n)
-    group = 32 if format == "mxfp4" else k if group == "row" else int(group)
+    if format == "nvfp4":
+        scale, rows = _nvfp4_scales(scale, n, k)
+        scale = scale.view(torch.float8_e4m3fn).float() * rows[:, None]
+    else:
+        scale = _by_rows(scale, n)
+    group = ONLY_GROUP.get(format) or (k if group == "row" else int(group))
     groups = torch.arange(k, device=w.device) // group
     codes = _plain_codes(format, w, n, k)
     if format == "fp8":
         values = codes.view(torch.float8_e4m3fn).float()
     elif format == "int8":
         values = codes.view(torch.int8).float()
-    elif format == "mxfp4":
+    elif format in ONLY_GROUP:
         table = torch.tensor((*_E2M1, *(-value for value in _E2M1)), device=w.device)
         values = table[codes_of_pairs(codes, k).long()]
-        scale = torch.where(scale == 255, torch.nan, torch.exp2(scale.float() - 127))
+        scale = scale if format == "nvfp4" else torch.where(scale == 255, torch.nan, torch.exp2(scale.float() - 127))
     else:
         offset = _by_rows(zero, n).float()[:, groups] if zero is not None else 8.0
         values = codes_of_pairs(codes, k).float() - offset
@@ -264,6 +308,15 @@ def _with_dense(format, x, w, scale, *others):
             kv_heads, *options)
 
 
+def _with_dense_head(format, logits_alone, x, w_norm, b_norm, w, scale, *others):
+    """head, or head_logits, for the dense weight."""
+    zero, others = (others[0], others[1:]) if format == "int4" else (None, others)
+    bias, *draw, vocab, group = others[:3 if logits_alone else 9]
+    w = _dense(format, w, scale, zero, vocab, x.shape[-1], group, x.dtype)
+    return (head_logits if logits_alone else head)(x, w_norm, b_norm, w, bias, *draw,
+                                                   *others[3 if logits_alone else 9:])
+
+
 def _moe_ffn_packed(format, x, ids, weights, w_gate, w_up, w_down, *others):
     scales, others = others[:3], others[3:]
     zeros, others = (others[:3], others[3:]) if format == "int4" else ((None,) * 3, others)
@@ -288,10 +341,12 @@ def _define_packed(format: str) -> None:
     globals().update({
         f"linear_packed{end}": linear_packed,
         f"ffn_packed{end}": functools.partial(_ffn_packed, format),
+        f"head_packed{end}": functools.partial(_with_dense_head, format, False),
+        f"head_logits_packed{end}": functools.partial(_with_dense_head, format, True),
         f"moe_ffn_packed{end}": functools.partial(_moe_ffn_packed, format),
         f"qkv_packed{end}": lambda *a: qkv(*_with_dense(format, *a)),
         f"qkv_packed_cached{end}": lambda *a: qkv_cached(*_with_dense(format, *a))})
-    if format != "int4":
+    if format not in ("int4", "nvfp4"):
         for word in ("",) if format == "mxfp4" else ("_128", "_64", "_32", "_row"):
             globals()[f"pack_weight{end}{word}"] = functools.partial(_pack_other, format)
             globals()[f"unpack_weight{end}{word}"] = functools.partial(_unpack_other, format)
@@ -601,7 +656,7 @@ def _kept(logits, temperature, top_k, top_p, min_p):
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs):
+def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs, best):
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap:
         wide = softcap * torch.tanh(wide / softcap)
@@ -618,8 +673,13 @@ def sample(logits, temperature, seeds, steps, top_k, top_p, min_p, softcap, logp
         scores = torch.where(temperature > 0, scores, wide.double())
     ids = scores.argmax(-1, keepdim=True)
     logit = wide.gather(-1, ids).squeeze(-1)
-    logprob = logit - wide.logsumexp(-1) if logprobs else logits.new_empty(0)
-    return ids.squeeze(-1).int(), logit.float(), logprob.float() if logprobs else logprob
+    sums = wide.logsumexp(-1) if logprobs or best else None
+    none = logits.new_empty(0, dtype=torch.float32)
+    of_best = none.int(), none
+    if best:
+        of_best = (wide + 0.0).sort(dim=-1, descending=True, stable=True).indices[..., :best]
+        of_best = of_best.int(), (wide.gather(-1, of_best) - sums.unsqueeze(-1)).float()
+    return (ids.squeeze(-1).int(), logit.float(), (logit - sums).float() if logprobs else none, *of_best)
 
 
 def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
@@ -634,16 +694,17 @@ def head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits):
 
 
 def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, min_p, eps, convention,
-         softcap, logits, logprobs):
+         softcap, logits, logprobs, best):
     return sample(head_logits(x, w_norm, b_norm, w, bias, eps, convention, logits), temperature, seeds,
-                  steps, top_k, top_p, min_p, softcap, logprobs)
+                  steps, top_k, top_p, min_p, softcap, logprobs, best)
 
 
 # decode
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs):
+           form, embed_scale, logit_softcap, pad, logprobs, best, memory=None):
+    _expect_no_group("decode", memory)
     found = parse(form)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
@@ -660,10 +721,10 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
         slots = torch.arange(len(ids), device=ids.device)[:, None] * cache + places
     slots = torch.where(alive[:, None], slots, -1)
     x = layer(x, places, angles, slots, keys, pages, weights, caches, form)[:, 0]
-    chosen, logit, logprob = head(
+    chosen, *others = head(
         x, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds,
         None if temperature is None else steps, top_k, top_p, min_p, found.get("eps"),
-        found.get("convention", "llama"), logit_softcap, "same", logprobs)
+        found.get("convention", "llama"), logit_softcap, "same", logprobs, best)
     ids.copy_(torch.where(alive, chosen, pad))
     column = torch.arange(out.shape[1], device=out.device)
     out.copy_(torch.where(alive[:, None] & (column == steps[:, None]), chosen[:, None], out))
@@ -673,7 +734,7 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
     ended.copy_(torch.where(alive, ends, torch.where(ended == 0, 2, ended)))
     lengths.copy_(torch.where(alive, keys, lengths))
     steps.add_(alive.int())
-    return chosen, logit, logprob
+    return chosen, *others
 
 
 # rmsnorm
@@ -909,7 +970,13 @@ def qkv_cached(*arguments):
 
 # layer
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form):
+def _expect_no_group(op, memory):
+    if memory is not None:
+        raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
+
+
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
+    _expect_no_group("layer", memory)
     found = parse(form)
     count = len(found.weights)
     for at in range(len(caches) // 2):
@@ -1246,15 +1313,18 @@ def _loss_parts(logits, labels, class_weights, ignore_index, softcap):
 
 
 def cross_entropy_rows(logits, labels, class_weights, ignore_index, label_smoothing, z_loss, softcap,
-                       logprobs, entropies):
+                       logprobs, entropies, whole=0):
+    """`whole`: ids of the vocabulary that the logits are a slice of, or 0."""
     z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
     most = z.detach().amax(-1, keepdim=True)
     most = most.masked_fill(most == -math.inf, 0.0)
     lse = (z - most).exp().sum(-1).log() + most[..., 0]
     logprob = z.gather(-1, ids)[..., 0] - lse
+    if whole:  # labels in other slices
+        logprob, known = torch.where(known, logprob, 0.0), labels != ignore_index
     loss = -(1 - label_smoothing) * weights[ids[..., 0]] * logprob
     if label_smoothing:
-        loss = loss + label_smoothing / z.shape[-1] * (weights * (lse[..., None] - z)).sum(-1)
+        loss = loss + label_smoothing / (whole or z.shape[-1]) * (weights * (lse[..., None] - z)).sum(-1)
     if z_loss:
         loss = loss + z_loss * lse * lse
     p = (z - lse[..., None]).exp()
@@ -1271,13 +1341,15 @@ def cross_entropy(logits, labels, class_weights, items, *rules):
 
 
 def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignore_index,
-                                label_smoothing, z_loss, softcap):
+                                label_smoothing, z_loss, softcap, whole=0):
     z, ids, known, weights, other = _loss_parts(logits, labels, class_weights, ignore_index, softcap)
     p = (z - lse[..., None]).exp()
     of_label = ((1 - label_smoothing) * weights[ids[..., 0]])[..., None]
-    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, 1.0))
+    value = of_label * (p - torch.zeros_like(p).scatter(-1, ids, known.to(p.dtype)[..., None]))
+    if whole:
+        known = labels != ignore_index
     if label_smoothing:
-        value = value + label_smoothing / z.shape[-1] * (weights.sum() * p - weights)
+        value = value + label_smoothing / (whole or z.shape[-1]) * ((whole or weights.sum()) * p - weights)
     if z_loss:
         value = value + 2 * z_loss * lse[..., None] * p
     if softcap:
@@ -1288,6 +1360,23 @@ def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignor
 def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
     of_rows = (dloss / items).expand(labels.shape)
     return cross_entropy_rows_backward(of_rows, logits, labels, class_weights, lse, *rules)
+
+
+def cross_entropy_slice(logits, labels, ignore_index, label_smoothing, z_loss, softcap, slice_of,
+                        logprobs, entropies):
+    return cross_entropy_rows(logits, labels, None, ignore_index, label_smoothing, z_loss, softcap,
+                              logprobs, entropies, int(slice_of))
+
+
+def cross_entropy_slice_backward(dloss, logits, labels, lse, *rules):
+    *rules, slice_of = rules
+    return cross_entropy_rows_backward(dloss, logits, labels, None, lse, *rules, int(slice_of))
+
+
+def linear_cross_entropy_slice(x, w, bias, labels, ignore_index, label_smoothing, z_loss, softcap,
+                               slice_of, workspace, logprobs, entropies):
+    return cross_entropy_slice(F.linear(x, w, bias), labels, ignore_index, label_smoothing, z_loss,
+                               softcap, slice_of, logprobs, entropies)
 
 
 def linear_cross_entropy(x, w, bias, labels, class_weights, items, ignore_index, label_smoothing,
@@ -1316,6 +1405,16 @@ def linear_cross_entropy_rows_backward(dloss, x, w, bias, *arguments):
     *rest, _ = arguments
     return _linear_gradients(x, w, bias,
                              cross_entropy_rows_backward(dloss, F.linear(x, w, bias), *rest))
+
+
+def linear_cross_entropy_slice_backward(dloss, x, w, bias, *arguments):
+    *rest, _ = arguments
+    return _linear_gradients(x, w, bias,
+                             cross_entropy_slice_backward(dloss, F.linear(x, w, bias), *rest))
+
+
+def linear_cross_entropy_slice_frozen_backward(*arguments):
+    return linear_cross_entropy_slice_backward(*arguments)[0]
 
 
 def linear_cross_entropy_frozen_backward(*arguments):

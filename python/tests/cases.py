@@ -60,6 +60,9 @@ def _packed_as(format, n, k):
     if format == "fp8":
         codes = codes & 191  # at most 1.875: tolerances are by the largest values
     scale = torch.randint(118, 122, (n, k // 32), dtype=torch.uint8)
+    if format == "nvfp4":
+        scale = torch.randint(80, 100, (n, k // 16), dtype=torch.uint8)
+        return reference.pack_weight_nvfp4(codes, scale, torch.rand(n) * 0.002, k)
     if bits8:
         scale = torch.rand(n, k // 32) * {"fp8": 0.5, "int8": 0.003}[format]
     name = f"pack_weight_{format}" + ("_32" if bits8 else "")
@@ -82,7 +85,7 @@ def _qkv_as(format, random, tokens, **options):
 
 
 def _group_as(format):
-    return "128" if format == "mxfp4" else "32"
+    return "128" if format.endswith("fp4") else "32"
 
 
 def _moe_as(format, random, *options, bias=False, zeros=False, experts=6, d=64, h=96):
@@ -97,10 +100,12 @@ def _moe_as(format, random, *options, bias=False, zeros=False, experts=6, d=64, 
 
 
 def _cases_as(format):
-    words = ("",) if format == "mxfp4" else ("_128", "_64", "_32", "_row")
+    words = ("",) if format.endswith("fp4") else ("_128", "_64", "_32", "_row")
     counts = {"": 4, "_128": 1, "_64": 2, "_32": 4, "_row": 1}
 
     def plain(word):
+        if format == "nvfp4":
+            return _codes(37, 56), torch.randint(0, 256, (37, 7), dtype=torch.uint8), torch.randn(37), 112
         scale = (torch.randint(0, 256, (37, counts[word]), dtype=torch.uint8) if format == "mxfp4" else
                  torch.rand(37, counts[word]))
         return _codes(37, 64 if format == "mxfp4" else 128), scale, 128
@@ -109,12 +114,18 @@ def _cases_as(format):
         yield Case(f"pack_weight_{format}{word}", f"pack_weight_{format}{word}",
                    lambda r, word=word: plain(word), differentiable=False)
         yield Case(f"unpack_weight_{format}{word}", f"unpack_weight_{format}{word}", lambda r, word=word: (
-            *getattr(reference, f"pack_weight_{format}{word}")(*plain(word)), 37, 128),
+            *getattr(reference, f"pack_weight_{format}{word}")(*plain(word)), 37, plain(word)[-1]),
             differentiable=False)
     yield Case(f"linear_packed_{format}", f"linear_packed_{format}", lambda r: _linear_as(format, r, 3),
                constants=(1, 2))
     yield Case(f"linear_packed_{format}-many", f"linear_packed_{format}", lambda r: _linear_as(format, r, 70),
                constants=(1, 2))
+    yield Case(f"head_packed_{format}", f"head_packed_{format}", lambda r: (
+        r(5, 64), r(64), None, *_packed_as(format, 41, 64), r(41), *_draw(False, 5), 41, _group_as(format), 1e-5,
+        "llama", 0.0, "f32", True), differentiable=False)
+    yield Case(f"head_logits_packed_{format}", f"head_logits_packed_{format}", lambda r: (
+        r(2, 3, 64), None, None, *_packed_as(format, 41, 64), None, 41, _group_as(format), 1e-6, "llama", "same"),
+        differentiable=False)
     yield Case(f"ffn_packed_{format}", f"ffn_packed_{format}", lambda r: _ffn_as(format, r, 3),
                constants=tuple(range(1, 7)))
     yield Case(f"qkv_packed_{format}", f"qkv_packed_{format}", lambda r: _qkv_as(format, r, (2, 5)),
@@ -258,6 +269,14 @@ def _head_loss(r, *rows, bias=False, **options) -> tuple:
             *rest[-2:])
 
 
+def _slice(tensors: int, arguments: tuple) -> tuple:
+    """The same of a slice of 50 ids, one of whose labels is in another slice."""
+    *given, labels = arguments[:tensors]
+    labels[0, 0] = 40
+    rules, rest = arguments[tensors + 1:tensors + 5], arguments[tensors + 5:]
+    return *given, labels, *rules, 50.0, *rest
+
+
 def _loss_backward(r, name, dloss, arguments) -> tuple:
     """Arguments of the backward op, from those of the forward op."""
     lse = getattr(reference, name)(*arguments)[1]
@@ -333,11 +352,12 @@ CASES = [
          constants=tuple(range(1, 10))),
     Case("ffn_packed-zeros", "ffn_packed", lambda r: _packed_ffn(r, 70, True),
          constants=tuple(range(1, 10))),
-    *(case for format in ("mxfp4", "fp8", "int8") for case in _cases_as(format)),
+    *(case for format in ("mxfp4", "nvfp4", "fp8", "int8") for case in _cases_as(format)),
     Case("moe_ffn_packed", "moe_ffn_packed", lambda r: _moe_as("int4", r, "silu", "before", 1, zeros=True),
          differentiable=False),
-    Case("moe_ffn_packed_mxfp4", "moe_ffn_packed_mxfp4",
-         lambda r: _moe_as("mxfp4", r, "swiglu-oai", "after", 0, bias=True), differentiable=False),
+    *(Case(f"moe_ffn_packed_{format}", f"moe_ffn_packed_{format}",
+           lambda r, format=format: _moe_as(format, r, "swiglu-oai", "after", 0, bias=True), differentiable=False)
+      for format in ("mxfp4", "nvfp4")),
     Case("moe_ffn_packed_fp8", "moe_ffn_packed_fp8", lambda r: _moe_as("fp8", r, "silu", "after", 0),
          differentiable=False),
     Case("moe_ffn_packed_int8", "moe_ffn_packed_int8",
@@ -449,6 +469,12 @@ CASES = [
     Case("head-filtered", "head",
          lambda r: (r(5, 24), None, None, r(41, 24), r(41), *_draw(True, 5), 1e-6, "llama", 30.0,
                     "same", False), differentiable=False),
+    Case("head_packed", "head_packed",
+         lambda r: (r(5, 64), r(64), None, *_packed(r, 41, 64, True), None, *_draw(None), 41, "32", 1e-5, "llama",
+                    0.0, "same", False), differentiable=False),
+    Case("head_logits_packed", "head_logits_packed",
+         lambda r: (r(2, 3, 64), r(64), None, *_packed(r, 41, 64, False), r(41), 41, "32", 1e-5, "gemma", "same"),
+         differentiable=False),
     Case("head_logits", "head_logits",
          lambda r: (r(2, 3, 24), r(24), None, r(41, 24), r(41), 1e-5, "gemma", "same"),
          differentiable=False),
@@ -459,6 +485,11 @@ CASES = [
          outputs=1, constants=(2, 3)),
     Case("cross_entropy_rows", "cross_entropy_rows",
          lambda r: _loss(r, 2, 5, rules=_ALL_LOSS, extras=(True, False)), outputs=1, constants=(2,)),
+    Case("cross_entropy_slice", "cross_entropy_slice",
+         lambda r: _slice(2, _loss(r, 2, 5, rules=_ALL_LOSS, extras=(True, True))), differentiable=False),
+    Case("linear_cross_entropy_slice", "linear_cross_entropy_slice",
+         lambda r: _slice(4, _head_loss(r, 3, 5, bias=True, rules=_ALL_LOSS, extras=(True, True))),
+         differentiable=False),
     Case("linear_cross_entropy", "linear_cross_entropy", lambda r: _head_loss(r, 2, 9, items=5.0),
          outputs=1, constants=(4, 5)),
     Case("linear_cross_entropy-all", "linear_cross_entropy",
@@ -514,6 +545,12 @@ BACKWARDS = [
     *[Case(f"linear_cross_entropy_rows{end}_backward", f"linear_cross_entropy_rows{end}_backward",
            lambda r: _loss_backward(r, "linear_cross_entropy_rows", torch.rand(3, 5),
                                     _head_loss(r, 3, 5))) for end in ("", "_frozen")],
+    Case("cross_entropy_slice_backward", "cross_entropy_slice_backward",
+         lambda r: _loss_backward(r, "cross_entropy_slice", torch.rand(2, 5),
+                                  _slice(2, _loss(r, 2, 5, rules=_ALL_LOSS)))),
+    *[Case(f"linear_cross_entropy_slice{end}_backward", f"linear_cross_entropy_slice{end}_backward",
+           lambda r: _loss_backward(r, "linear_cross_entropy_slice", torch.rand(3, 5), _slice(
+               4, _head_loss(r, 3, 5, bias=True, rules=_ALL_LOSS)))) for end in ("", "_frozen")],
     Case("ffn_backward", "ffn_backward",
          lambda r: (r(6, 24), r(6, 24), r(6, 40), r(6, 40), *_weights(r), "silu")),
     Case("ffn_backward-input", "ffn_backward",

@@ -30,8 +30,11 @@ PROGRAM = """
         same[name] = all(torch.equal(call(x[first:first + count], ids[first:first + count]),
                                      all_rows[first:first + count])
                          for first, count in ((0, 1), (3, 2), (8, 7), (5, 33)))
-    q = x.view(1, 40, 4, 16)
-    ops.attention(q, q, q)  # without the option
+    # Tokens of a prompt, one or all of them new.
+    q, kv = x.view(1, 40, 4, 16), numbers(1, 40, 2, 16)
+    all_rows = ops.attention(q, kv, kv, causal=True)
+    same["attention"] = all(torch.equal(ops.attention(q[:, -count:], kv, kv, causal=True),
+                                        all_rows[:, -count:]) for count in (1, 3, 17, 39))
     print(json.dumps([same, sorted({p["op"] for p in found if "batch-invariant" in p})]))
 """
 

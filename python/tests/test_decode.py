@@ -116,10 +116,19 @@ def test_the_reference_is_the_op():
         ops.decode(**ours, **own, limits=limits, stop=stop)
         reference.decode(*theirs.values(), limits, stop, other["embedding"], other["angles"], None,
                          weights, caches, other["final_norm"], None, other["w_head"], None, None,
-                         None, None, None, None, form, 1.0, 0.0, 0, False)
+                         None, None, None, None, form, 1.0, 0.0, 0, False, 0)
         for name in ours:
             assert torch.equal(ours[name], theirs[name]), name
     assert set(ours["ended"].tolist()) >= {2}
+
+
+def test_the_best_ids_and_their_log_probabilities():
+    parts = model()
+    chosen, logit, logprob, best_ids, best_logprobs = ops.decode(**state(), **copy.deepcopy(parts),
+                                                                 logprobs=True, best=3)
+    assert torch.equal(best_ids[:, 0], chosen) and torch.equal(best_logprobs[:, 0], logprob)
+    assert (best_logprobs.diff(dim=-1) <= 0).all()
+    assert len(ops.decode(**state(), **copy.deepcopy(parts), best=2)) == 4
 
 
 def test_a_whole_graph_of_torch_compile():

@@ -8,6 +8,7 @@ import torch.multiprocessing as mp
 
 import fftune
 from fftune import distributed, ops
+from test_layers import FORMS, make_layers
 
 
 def _start(work, ranks: int, *arguments) -> None:
@@ -70,6 +71,69 @@ def _compiled(rank: int, ranks: int, name: str) -> None:
 
 def test_compiled_calls_are_kept():
     _start(_compiled, 2)
+
+
+SLICED = ("llama", "biased", "phi", "gemma3", "mixtral", "qwen2-moe", "gpt-oss", "cohere")
+
+
+def _slices(rank: int, ranks: int, name: str) -> None:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
+        for form in SLICED:
+            torch.manual_seed(7)  # the same on all ranks
+            (x, weights, caches, lengths, heads, kv_heads), options = make_layers(
+                s=1 if form == "llama" else 2, **FORMS[form])
+            packing = {n: options[n] for n in ("grouped", "packing") if n in options}
+            own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads, **packing) for w in weights]
+            caches_of = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
+                               for c in pair) for pair in caches]
+            expected = ops.layer(x, weights, caches, lengths, heads, kv_heads, **options)
+            got = ops.layer(x, own, caches_of, lengths, heads // ranks, kv_heads // ranks, group=group,
+                            **options)
+            torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
+            for pair, whole in zip(caches_of, caches):
+                for part, cache in zip(pair, whole):
+                    torch.testing.assert_close(part, cache.chunk(ranks, 1)[rank], rtol=3e-5, atol=3e-5)
+        group.check()
+
+
+def test_slices_of_layers_are_the_whole_layers():
+    _start(_slices, 2)
+
+
+def _tokens(rank: int, ranks: int, name: str) -> None:
+    """Three tokens of a model on slices, with the whole head and with slices of it."""
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
+        ids, logit = torch.tensor([3, 4, 5]), torch.tensor([[1.0, 2.0, -1.0], [1.0, 3.0, -2.0]])
+        best, logits = ops.all_argmax(ids.int(), logit[rank], 10, group=group)
+        assert best.tolist() == [3, 14, 5] and logits.tolist() == [1, 3, -1]
+        for sliced in (False, True):
+            torch.manual_seed(7)  # the same on all ranks
+            (x, weights, caches, lengths, heads, kv_heads), options = make_layers()
+            d, angles = x.shape[-1], options.pop("angles")
+            embedding, head, norm = torch.randn(40, d), torch.randn(40, d), torch.ones(d)
+            own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads) for w in weights]
+            own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
+                                for c in pair) for pair in caches]
+            found = []
+            for of, of_caches, parts, given in (
+                    (weights, caches, 1, {}), (own, own_caches, ranks, {"group": group})):
+                state = [torch.tensor([5, 6]), torch.tensor([3, 9]), *torch.zeros(2, 2)]
+                state = [t.int() for t in state] + [torch.zeros(2, 4, dtype=torch.int32)]
+                rows = head.chunk(ranks)[rank] if parts > 1 and sliced else head
+                for _ in range(3):
+                    ops.decode(*state, embedding, of, of_caches, norm, rows, heads // parts,
+                               kv_heads // parts, angles=angles, options=options, **given)
+                found.append(state[4])
+            assert torch.equal(*found)
+            assert len(set(found[0].flatten().tolist())) > 3
+        with pytest.raises(fftune.Error, match="w_head is"):
+            ops.decode(*state, embedding, own, own_caches, norm, head[:7], heads // ranks,
+                       kv_heads // ranks, angles=angles, options=options, group=group)
+        group.check()
+
+
+def test_slices_of_a_model_and_its_head_choose_the_same_ids():
+    _start(_tokens, 2)
 
 
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:

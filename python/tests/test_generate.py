@@ -6,7 +6,8 @@ import torch
 import transformers
 
 import fftune
-from fftune.patching import decoding
+from fftune._custom import call
+from fftune.patching import decoding, layers
 from models import inputs, make
 
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
@@ -200,6 +201,41 @@ def test_other_calls_of_generate_run_as_before(options, monkeypatch):
     assert torch.equal(ours, theirs) and not seen
     fftune.unpatch(own)
     assert "generate" not in vars(own)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "qwen3", "mixtral"])
+@pytest.mark.parametrize("draft", ["lookup", "assistant"])
+def test_drafts_are_verified_by_the_op(name, draft, monkeypatch):
+    model, own = patched(name)
+    assistant = make(name, device=DEVICE)
+    assistant.generation_config.eos_token_id = None
+    assistant.generation_config.num_assistant_tokens = 4
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    with torch.no_grad():  # some drafts are wrong
+        weight = assistant.lm_head.weight
+        weight += 0.02 * torch.randn_like(weight)
+    ids = inputs(name, 1, 9, DEVICE)["input_ids"].repeat(1, 2)
+    options = dict(prompt_lookup_num_tokens=3, max_matching_ngram_size=1) if draft == "lookup" else \
+        dict(assistant_model=assistant)
+    seen = []
+    monkeypatch.setattr(layers, "call", lambda op, x, *a: (seen.append(x.shape[1]), call(op, x, *a))[1])
+    wanted = right(model, ids, 30)
+    assert torch.equal(right(own, ids, 30, **options), wanted)
+    groups = len(own._modules["model"]._fftune_layers.groups)
+    # The draft's tokens and the last one; some drafts are taken, and others taken back.
+    assert 2 <= max(seen[groups:]) <= 8 and len(seen) - groups < 30 * groups
+    stop = int(wanted[0, -12])
+    free = right(model, ids, 30, eos_token_id=stop, pad_token_id=0)
+    assert torch.equal(right(own, ids, 30, eos_token_id=stop, pad_token_id=0, **options), free)
+
+
+def test_drafts_of_a_model_with_a_full_window_run_as_before(monkeypatch):
+    model, own = patched("mistral-window")
+    seen = []
+    monkeypatch.setattr(layers, "call", lambda op, x, *a: (seen.append(op), call(op, x, *a))[1])
+    ids = inputs("mistral-window", 1, 9, DEVICE)["input_ids"].repeat(1, 2)
+    assert torch.equal(right(own, ids, 20, prompt_lookup_num_tokens=3),
+                       right(model, ids, 20, prompt_lookup_num_tokens=3)) and not seen
 
 
 SAMPLED = [dict(temperature=0.7, top_k=0), dict(top_k=12), dict(temperature=1.5, top_k=20, top_p=0.8),

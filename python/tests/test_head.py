@@ -27,6 +27,25 @@ def test_head_is_norm_product_and_argmax():
     assert torch.allclose(ops.head_logits(x, w, norm, eps=1e-5), logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_the_best_ids_are_those_of_topk(softcap):
+    logits = torch.randn(3, 4, 1000)
+    logits[0, 0, 5] = logits[0, 0, 900] = 50
+    wide = softcap * (logits / softcap).tanh() if softcap else logits
+    values, right = wide.log_softmax(-1).topk(7)
+    ids, logit, best_ids, best_logprobs = ops.sample(logits, softcap=softcap, best=7)
+    assert best_ids.dtype is torch.int32 and torch.equal(best_ids[..., 0], ids)
+    assert best_ids[0, 0, :2].tolist() == [5, 900]
+    assert torch.equal(best_ids[1:].long(), right[1:])
+    assert torch.allclose(best_logprobs, values, atol=1e-5)
+    drawn = ops.sample(logits, 0.7, top_k=3, softcap=softcap, logprobs=True, best=7)
+    assert len(drawn) == 5 and torch.equal(drawn[3], best_ids)
+    x, w = torch.randn(4, 64), torch.randn(500, 64)
+    values, right = (x @ w.T).log_softmax(-1).topk(3)
+    *_, best_ids, best_logprobs = ops.head(x, w, best=3)
+    assert torch.equal(best_ids.long(), right) and torch.allclose(best_logprobs, values, atol=1e-4)
+
+
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1},
                                      {"top_k": 12, "top_p": 0.9, "min_p": 0.05}])
 def test_draws_are_among_the_ids_that_transformers_keeps(filters):
@@ -59,7 +78,7 @@ def test_seeds_and_steps_decide():
     ids = draw(seeds=torch.arange(100), steps=3)
     assert torch.equal(ids, reference.sample(
         logits, torch.ones(100), torch.arange(100), torch.full((100,), 3), None, None, None, 0.0,
-        False)[0])
+        False, 0)[0])
     assert ids[:8].tolist() == IDS
 
 
@@ -74,6 +93,8 @@ IDS = [28, 3, 13, 25, 32, 17, 12, 39]
     (lambda x, w: ops.head(x, w[:, :5]), "head: w is [9, 5], not [9, 8]"),
     (lambda x, w: ops.head(x, w, logits="f16"), "logits"),
     (lambda x, w: ops.sample(x, softcap=-1.0), "softcap"),
+    (lambda x, w: ops.sample(x, best=9), "best=9 exceeds vocab=8"),
+    (lambda x, w: ops.head(x, w, best=-1), "best"),
 ])
 def test_wrong_calls_have_one_line(call, words):
     with pytest.raises(fftune.Error) as caught:

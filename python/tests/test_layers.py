@@ -185,7 +185,8 @@ def test_slots_and_positions_that_are_given(monkeypatch):
 
 @pytest.mark.parametrize("form", ["llama", "packed-heads", "qwen3-moe"])
 @pytest.mark.parametrize("slots_are_given", [False, True])
-def test_pages_hold_what_contiguous_caches_do(form, slots_are_given):
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_pages_hold_what_contiguous_caches_do(form, slots_are_given, side_by_side):
     arguments, options = make_layers(s=3, **FORMS[form])
     x, weights, caches, lengths, heads, kv_heads = arguments
     batch, _, cache, dim = caches[0][0].shape
@@ -200,6 +201,8 @@ def test_pages_hold_what_contiguous_caches_do(form, slots_are_given):
         return paged
 
     paged = [tuple(map(to_pages, pair)) for pair in caches]
+    if side_by_side:
+        paged = [torch.cat(pair, -1).split(dim, -1) for pair in paged]
     wanted = ops.layer(*arguments, **options)
     if slots_are_given:
         at = lengths[:, None].long() - 3 + torch.arange(3)
@@ -220,6 +223,13 @@ def test_caches_of_pages_that_are_wrong():
         with pytest.raises(fftune.Error, match=words):
             ops.layer(x, weights, [(torch.zeros(shape),) * 2] * len(caches), lengths, heads, kv_heads,
                       pages=pages, **options)
+    dim = caches[0][0].shape[3]
+    whole = torch.zeros(9, 16, kv_heads, 2 * dim)
+    for pair in ((whole[..., :dim], torch.zeros(9, 16, kv_heads, dim)), (whole[::2, ..., :dim],) * 2,
+                 (torch.zeros(9, kv_heads, 16, dim).transpose(1, 2),) * 2):
+        with pytest.raises(fftune.Error, match="a cache does not lie in memory as"):
+            ops.layer(x, weights, [pair] * len(caches), lengths, heads, kv_heads, pages=pages,
+                      **options)
 
 
 def test_opcheck(monkeypatch):

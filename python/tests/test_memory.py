@@ -1,4 +1,7 @@
 """patch(memory=): the backward pass computes norms again, and gradients stay the same."""
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -74,6 +77,72 @@ def test_no_output_of_a_norm_outlives_the_forward_pass(made):
     assert len(made) == 2 * len(model.model.layers)
     assert all(each.storage.expired() for each in made)
     loss.backward()
+
+
+def test_inputs_of_norms_are_freed_in_the_backward_pass(monkeypatch):
+    found = []
+    init = memory._Again.__init__
+    monkeypatch.setattr(memory._Again, "__init__",
+                        lambda self, *given: found.append(weakref.ref(self)) or init(self, *given))
+    model = patched("llama", "balanced")
+    gc.disable()
+    try:
+        loss_of(model, "llama").backward()
+        assert len(found) == 2 * len(model.model.layers) and not any(each() for each in found)
+    finally:
+        gc.enable()
+
+
+def saved_bytes(module, x):
+    """What autograd saves beside parameters, by storage: a list of sizes."""
+    weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    found = {}
+
+    def pack(saved):
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = storage.nbytes(), saved  # held, so that no other has its address
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        y = module(x)
+    return sorted(size for size, _ in found.values()), y
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("mode", MODES)
+def test_experts_save_what_their_gradients_need(name, mode):
+    model = patched(name, mode)
+    experts = model.model.layers[0].mlp
+    config = model.config
+    hidden = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    chosen, tokens = config.num_experts_per_tok, 24
+    found, _ = saved_bytes(experts, torch.randn(2, tokens // 2, config.hidden_size, requires_grad=True))
+    gates = [4 * tokens * chosen * hidden] * 2
+    x, routing = 4 * tokens * config.hidden_size, 3 * 4 * tokens * max(chosen, 8)
+    assert [size for size in found if size > routing] == sorted([x, *([] if mode == "small" else gates)])
+
+
+def test_frozen_weights_have_no_gradients():
+    from fftune import ops
+    from fftune._custom import OPS
+    torch.manual_seed(0)
+    x, w_norm = torch.randn(6, 24, requires_grad=True), torch.randn(24)
+    weights = [torch.randn(40, 24), torch.randn(40, 24), torch.randn(24, 40)]
+    calls = []
+    kernel = OPS.ffn_backward.kernel
+    for recompute in (False, True):
+        found = {}
+        for frozen in (False, True):
+            given = [w.clone().requires_grad_(not frozen) for w in weights]
+            OPS.ffn_backward.kernel = lambda *a: calls.append(frozen) or kernel(*a)
+            try:
+                y = ops.ffn_block(x, None, w_norm, *given, recompute=recompute)
+                found[frozen], = torch.autograd.grad(y.square().sum(), x)
+            finally:
+                OPS.ffn_backward.kernel = kernel
+        assert torch.allclose(found[True], found[False], rtol=1e-4, atol=1e-4)
+    assert calls == [False, False]
 
 
 def test_hooks_of_others_see_every_tensor(made):

@@ -28,10 +28,10 @@ def test_a_quantised_layer_is_near_the_dense_one_and_exact_for_its_own_weight(gr
 
 
 # Half a step of the largest codes, beside the largest element of a group.
-STEPS = {"mxfp4": 1 / 4, "fp8": 1 / 28, "int8": 1 / 254}
+STEPS = {"mxfp4": 1 / 4, "nvfp4": 1 / 5, "fp8": 1 / 28, "int8": 1 / 254}
 
 
-@pytest.mark.parametrize("format, group", [("mxfp4", 128)] + [
+@pytest.mark.parametrize("format, group", [("mxfp4", 128), ("nvfp4", 128)] + [
     (format, group) for format in ("fp8", "int8") for group in (128, 64, 32, 0)])
 def test_a_layer_of_another_format_is_near_the_dense_one_and_comes_back(format, group):
     linear = nn.Linear(256, 72)
@@ -52,21 +52,48 @@ def test_a_layer_of_another_format_is_near_the_dense_one_and_comes_back(format, 
     assert torch.equal(half.packed_weight.dense(), dense) and half(x.bfloat16()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("format, name", (("mxfp4", "ct_mxfp4"), ("fp8", "ct_fp8_channel"),
+@pytest.mark.parametrize("format, name", (("mxfp4", "ct_mxfp4"), ("nvfp4", "ct_nvfp4"), ("fp8", "ct_fp8_channel"),
                                           ("int8", "ct_int8_channel")))
 def test_tensors_of_other_formats_decode_as_they_should(format, name):
     safetensors = pytest.importorskip("safetensors.torch")
     tensors = safetensors.load_file(FILES / f"{name}.safetensors")
     expected = tensors.pop("expected")
-    layer = QuantLinear(expected.shape[1], expected.shape[0], False, 32 if format == "mxfp4" else 0,
+    layer = QuantLinear(expected.shape[1], expected.shape[0], False, 128 if format.endswith("fp4") else 0,
                         format=format)
-    layer.load_state_dict({key.rpartition(".")[2]: tensor for key, tensor in tensors.items()})
-    assert torch.equal(layer.packed_weight.dense(), expected)
+    tensors = {key.rpartition(".")[2]: tensor for key, tensor in tensors.items()}
+    codes_type = next(t.dtype for name, t in tensors.items() if name in ("weight", "weight_packed"))
+    layer.load_state_dict(tensors)
+    if format == "nvfp4":  # that package divides scales by the one of all first
+        assert close(layer.packed_weight.dense(), expected, 2e-7)
+    else:
+        assert torch.equal(layer.packed_weight.dense(), expected)
+    again = layer.state_dict()
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[name].float(), tensor.float()) for name, tensor in tensors.items())
+    assert again["weight_packed" if format.endswith("fp4") else "weight"].dtype == codes_type
+
+
+def test_tensors_of_modelopt_decode_as_they_should():
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = safetensors.load_file(FILES / "nvfp4_modelopt.safetensors")
+    packed = fftune.ops.pack_weight(tensors["weight"], (tensors["weight_scale"], tensors["weight_scale_2"]),
+                                    group=16, format="nvfp4")
+    assert torch.equal(packed.dense(), tensors["expected"])
+    codes, (scale, rows), zero = packed.unpack()
+    assert torch.equal(codes, tensors["weight"]) and zero is None
+    assert torch.equal(scale.view(torch.uint8), tensors["weight_scale"].view(torch.uint8))
+    assert bool((rows == tensors["weight_scale_2"]).all())
 
 
 def test_weights_of_other_formats_that_cannot_be_are_refused_in_one_line():
     for words, make in (
             ("int8 has no zero points", lambda: QuantLinear(64, 16, zeros=True, format="int8", group=0)),
+            ("nvfp4 has groups of 16", lambda: QuantLinear(64, 16, format="nvfp4", group=64)),
+            ("nvfp4 has a pair", lambda: fftune.ops.pack_weight(
+                torch.zeros(16, 32, dtype=torch.uint8), torch.ones(16, 4), group=16, format="nvfp4")),
+            ("scales have NaN", lambda: fftune.ops.pack_weight(
+                torch.zeros(16, 32, dtype=torch.uint8), (torch.full((16, 4), 255, dtype=torch.uint8),
+                                                         torch.ones(1)), group=16, format="nvfp4")),
             ("mxfp4 has groups of 32", lambda: QuantLinear(64, 16, format="mxfp4", group=64)),
             ("format is 'fp4'", lambda: QuantLinear(64, 16, format="fp4")),
             ("codes have NaN", lambda: fftune.ops.pack_weight(
@@ -294,3 +321,17 @@ def _linear_of(weight):
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight)
     return linear
+
+
+@pytest.mark.parametrize("format", ("int4", "nvfp4"))
+def test_a_head_with_a_packed_weight_chooses_as_with_the_dense_one(format):
+    layer = QuantLinear.from_linear(nn.Linear(64, 50, bias=False), 32 if format == "int4" else 16, format=format)
+    x, norm = torch.randn(7, 64), torch.rand(64) + 0.5
+    packed = layer.packed_weight
+    dense = packed.dense()
+    ids, logit = fftune.ops.head(x, packed, norm)
+    right, right_logit = fftune.ops.head(x, dense, norm)
+    assert torch.equal(ids, right) and close(logit, right_logit)
+    assert close(fftune.ops.head_logits(x, packed, norm), fftune.ops.head_logits(x, dense, norm))
+    with pytest.raises(fftune.Error, match=r"head: w is a packed weight \[50, 64\]: give one of \[vocab, 32\]"):
+        fftune.ops.head(x[:, :32], packed)

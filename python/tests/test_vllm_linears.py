@@ -75,6 +75,19 @@ def test_few_tokens_run_by_linear(linears, caplog, kernel, options):
         assert error(y, x.float() @ kernel.dense.float() + bias.float()) < 0.01
 
 
+def test_parameters_of_0_33(linears):
+    """There is no order of columns, and no word for it."""
+    from types import SimpleNamespace
+
+    kernel, layer = a_layer()
+    own, order = linears._packed(kernel, layer)
+    config = {name: value for name, value in vars(kernel.config).items() if name != "has_g_idx"}
+    newer = SimpleNamespace(config=SimpleNamespace(**config),
+                            _get_weight_params=lambda layer: kernel._get_weight_params(layer)[:3])
+    packed, newer_order = linears._packed(newer, layer)
+    assert torch.equal(packed.w, own.w) and order is None and newer_order is None
+
+
 def test_more_dimensions_and_traces(linears):
     kernel, layer = a_layer()
     kernel.process_weights_after_loading(layer)

@@ -173,6 +173,16 @@ def test_batch_invariance(vllm, monkeypatch, caplog, name):
     assert f"layers stay vLLM's: {name} is set" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"])
+def test_batch_invariance_with_prompts(vllm, monkeypatch, caplog, name):
+    """All batches run by the ops then."""
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers,prompts")
+    with caplog.at_level(logging.INFO):
+        register()
+    assert is_patched("experts") and is_patched("layers") and not caplog.records
+
+
 def test_errors_inside(vllm, monkeypatch, caplog):
     platforms = module("vllm.platforms")
 

@@ -103,7 +103,7 @@ GOOD = {
                   scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
                   renormalise=False, packing="halves", groups=0, top_groups=0, group_score="max",
                   route_scale=1.0, parallel=False, rotation="halves", constants=(), grouped=False,
-                  norm_last=False, multiplier=1.0, wide_logits=False),
+                  norm_last=False, multiplier=1.0, wide_logits=False, group=None),
 }
 DRAW = dict(temperature=torch.ones(3), seeds=torch.arange(3), steps=torch.zeros(3).int(),
             top_k=torch.tensor([0, 2, 3]).int(), top_p=torch.full((3,), 0.9), min_p=torch.zeros(3))
@@ -117,10 +117,14 @@ GOOD["decode"] = dict(
     caches=caches(), final_norm=V, w_head=torch.randn(6, 8), heads=1, kv_heads=1, limits=None,
     stop=None, pages=None, angles=None, final_norm_bias=None, head_bias=None, temperature=None,
     seeds=None, top_k=None, top_p=None, min_p=None, embed_scale=1.0, logit_softcap=0.0, pad=0,
-    logprobs=False, options=None)
+    logprobs=False, options=None, group=None)
 GROUP = fftune.distributed.Group(f"wrong values {os.getpid()}", 0, 1)
 GOOD |= {"all_reduce": dict(x=X, group=GROUP, residual=X),
+         "all_argmax": dict(ids=torch.zeros(3, dtype=torch.int32), logit=torch.randn(3), vocab=8,
+                            group=GROUP),
          "all_reduce_norm": dict(x=X, w=V, group=GROUP, residual=X, eps=1e-6, convention="llama")}
+for name in ("layer", "decode"):
+    GOOD[name]["group"] = GROUP
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
 WRONG_TENSORS = {
     **{str(t).removeprefix("torch."): (lambda t: lambda a: a.to(t))(dtype) for dtype in (

@@ -166,14 +166,16 @@ Plan plan_of(Backend& backend, const Problem& problem, const DrawnVariant& varia
               Recipe{Variant{std::string(variant.family->name()), variant.config}});
 }
 
-/// Odd sizes and every family; each configuration twice, for both halves of the memory.
-void verify_all(const Task& task) {
+/// Every family at these sizes; each configuration three times, for both halves of the memory.
+void verify_all(const Task& task,
+                const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes = {
+                    {1, 4096}, {3, 65}, {37, 264}, {150, 1024}, {5, 32768}}) {
   const auto backend = open(task);
   Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{2} << 20});
   std::mt19937_64 random(7);  // the same on all ranks
   const bool gpu = backend->facts().kind == DeviceKind::cuda;
   int number = 0;
-  for (const auto& [m, d] : {std::pair{1, 4096}, {3, 65}, {37, 264}, {150, 1024}, {5, 32768}})
+  for (const auto& [m, d] : sizes)
     for (const DType dtype : all_reduce_op().dtypes(backend->facts().kind)) {
       ++number;
       if (gpu && dtype != DType::bf16 && number % 3 != 0) continue;
@@ -231,22 +233,24 @@ void time_variants(const Task& task) {
   Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{64} << 20});
   using Size = std::pair<std::int64_t, std::int64_t>;
   const std::vector<std::pair<std::string, std::vector<Size>>> list{
-      {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=2", {{64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=1", {{64, 4096}}},
+      {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}}},
+      {"all_reduce_packets/threads=256,cluster=2", {{16, 4096}, {64, 4096}}},
       {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2",
-       {{64, 4096}, {138, 6144}, {512, 4096}}},
+       {{16, 4096}, {64, 4096}, {138, 6144}}},
+      {"all_reduce_chunks/shots=1,senders=8,summers=256,parts=8,blocks=2",
+       {{64, 4096}, {138, 6144}}},
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=4,blocks=2", {{138, 6144}}},
       {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=1,blocks=2",
-       {{512, 4096}, {1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=128,parts=1,blocks=3",
        {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=128,parts=4,blocks=3", {{138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=2,blocks=2", {{138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=128,parts=1,blocks=4",
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=2",
        {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=2,senders=4,summers=256,parts=1,blocks=2",
+      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=3",
        {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=2,senders=4,summers=256,parts=4,blocks=2", {{138, 6144}}}};
+      {"all_reduce_chunks/shots=1,senders=2,summers=512,parts=1,blocks=2",
+       {{1024, 4096}, {4096, 8192}}},
+      {"all_reduce_chunks/shots=1,senders=4,summers=512,parts=4,blocks=1", {{1024, 4096}}},
+      {"all_reduce_chunks/shots=2,senders=2,summers=256,parts=1,blocks=2",
+       {{1024, 4096}, {4096, 8192}}}};
   // Compiles all kernels at once, into the cache.
   std::vector<std::thread> compilers;
   for (const auto& [id, sizes] : list)
@@ -352,7 +356,9 @@ pid_t start_rank(int rank, int ranks, const std::string& name, const std::string
   std::string what =
       fmt::format("FFTUNE_TEST_RANK={} {} {} {} {}", rank, ranks, name, device, work);
   std::vector<char*> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) variables.push_back(*variable);
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    if (!std::string_view(*variable).starts_with("FFTUNE_TEST_RANK="))
+      variables.push_back(*variable);
   variables.push_back(what.data());
   variables.push_back(nullptr);
   std::string program = "/proc/self/exe", filter = "[rank]";
@@ -376,8 +382,9 @@ std::string new_name() {
 
 /// Kills rank 1 of two at random moments, the meeting among them, and starts a group of the same
 /// name again each time.
-void kill_ranks(const std::string& device, int times, int most_milliseconds) {
-  std::mt19937_64 random(3);
+void kill_ranks(const std::string& device, int times, int most_milliseconds,
+                std::uint64_t seed = 3) {
+  std::mt19937_64 random(seed);
   const std::string name = new_name();
   for (int i = 0; i < times; ++i) {
     const auto start = std::chrono::steady_clock::now();
@@ -412,8 +419,11 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
   Task task;
   std::istringstream(given) >> task.rank >> task.ranks >> task.name >> task.device >> task.work;
   if (task.work == "verify") verify_all(task);
+  if (task.work == "large") verify_all(task, {{700, 512}, {2049, 40}});
   if (task.work == "many") run_many(task, 5000);
-  if (task.work == "most") run_many(task, 100000);
+  if (task.work == "most") run_many(task, 1000000);
+  if (task.work == "kills")
+    kill_ranks(task.device, 10, 3000, 100 + static_cast<std::uint64_t>(task.rank));
   if (task.work == "time") time_variants(task);
   if (task.work == "survive") survive(task);
   if (task.work == "differ") differ(task);
@@ -438,6 +448,11 @@ TEST_CASE("all-reduce: two processes on one GPU have the same bits", "[gpu]") {
 TEST_CASE("all-reduce: three processes on one GPU have the same bits", "[gpu]") {
   if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
   CHECK(start_ranks(3, "cuda:0", "verify"));
+}
+
+TEST_CASE("all-reduce: four processes have the same bits, in two shots too, on one GPU", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  CHECK(start_ranks(4, "cuda:0", "large"));
 }
 
 TEST_CASE("a rank that is killed is an error on the other, 200 times, and nothing is left of it") {
@@ -513,7 +528,7 @@ TEST_CASE("all-reduce: two GPUs have the same bits", "[gpu]") {
   CHECK(start_ranks(2, "cuda", "verify"));
 }
 
-TEST_CASE("all-reduce: 100000 collectives of random sizes on two GPUs", "[gpu]") {
+TEST_CASE("all-reduce: a million collectives of random sizes on two GPUs", "[gpu]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   CHECK(start_ranks(2, "cuda", "most"));
 }
@@ -523,6 +538,12 @@ TEST_CASE("all-reduce: ranks that end or differ are errors on two GPUs", "[gpu]"
   kill_ranks("cuda", 8, 3000);
   CHECK(start_ranks(2, "cuda", "differ"));
   CHECK(start_ranks(2, "cuda", "leave"));
+}
+
+TEST_CASE("a rank that is killed is an error on the other GPU, 200 times", "[gpu][.kills]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
+  // A process takes seconds to open its GPU: 20 of them kill ten ranks each.
+  CHECK(start_ranks(20, "cuda", "kills"));
 }
 
 TEST_CASE("all-reduce: times of variants on two GPUs", "[gpu][.time]") {

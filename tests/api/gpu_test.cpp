@@ -37,10 +37,22 @@ struct Gpu {
   }
 };
 
-/// A layer in bf16 on the device.
+std::unique_ptr<Buffer> workspace_of(Backend& backend, const library::Plan& plan) {
+  return backend.allocate(std::max<std::size_t>(plan.workspace_bytes(), 256));
+}
+
+std::string bf16_json(std::size_t m, std::size_t d, std::size_t h) {
+  return ffn_json(m, d, h, ",\"dtype\":\"bf16\"");
+}
+
+/// A layer in bf16 on the device, with its plan.
 struct DeviceLayer {
-  DeviceLayer(Backend& device, std::size_t m, std::size_t d, std::size_t h)
-      : backend(&device), host(m, d, h) {
+  DeviceLayer(Backend& device, const library::Context& context, std::size_t m, std::size_t d,
+              std::size_t h)
+      : backend(&device),
+        host(m, d, h),
+        plan(context.plan(bf16_json(m, d, h))),
+        workspace(workspace_of(device, plan)) {
     for (auto* values : {&host.x, &host.w_gate, &host.w_up, &host.w_down, &host.y}) {
       std::vector<std::uint16_t> half(values->size());
       encode(DType::bf16, *values, half.data());
@@ -66,17 +78,11 @@ struct DeviceLayer {
 
   Backend* backend;
   Layer host;
+  library::Plan plan;
+  std::unique_ptr<Buffer> workspace;
   std::vector<std::unique_ptr<Buffer>> memory;
   std::vector<void*> buffers;
 };
-
-std::unique_ptr<Buffer> workspace_of(Backend& backend, const library::Plan& plan) {
-  return backend.allocate(std::max<std::size_t>(plan.workspace_bytes(), 256));
-}
-
-std::string bf16_json(std::size_t m, std::size_t d, std::size_t h) {
-  return ffn_json(m, d, h, ",\"dtype\":\"bf16\"");
-}
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -93,13 +99,12 @@ TEST_CASE("ffn in bf16 runs through fftune.h on a CUDA device", "[gpu]") {
                                 {77, 136, 264},
                                 {1, 256, 512},
                                 {9, 33, 71}}) {
-    DeviceLayer layer(*gpu.backend, m, d, h);
-    const auto plan = context.plan(bf16_json(m, d, h));
-    const auto workspace = workspace_of(*gpu.backend, plan);
-    gpu.backend->fill(layer.buffers.back(), 0xff, plan.buffer_bytes(4));
-    plan.run(layer.buffers.data(), layer.buffers.size(), workspace->data(), gpu.backend->stream());
+    DeviceLayer layer(*gpu.backend, context, m, d, h);
+    gpu.backend->fill(layer.buffers.back(), 0xff, layer.plan.buffer_bytes(4));
+    layer.plan.run(layer.buffers.data(), layer.buffers.size(), layer.workspace->data(),
+                   gpu.backend->stream());
     gpu.backend->synchronize();
-    INFO(plan.describe());
+    INFO(layer.plan.describe());
     CHECK(layer.error(layer.buffers.back()) < 3.5e-3);
   }
 }
@@ -108,13 +113,11 @@ TEST_CASE("a run can be captured in a CUDA graph", "[gpu]") {
   Gpu gpu;
   if (!gpu.backend) FFTUNE_SKIP(gpu.absence);
   const library::Context context(0);
-  DeviceLayer layer(*gpu.backend, 64, 128, 256);
-  const auto plan = context.plan(bf16_json(64, 128, 256));
-  const auto workspace = workspace_of(*gpu.backend, plan);
+  DeviceLayer layer(*gpu.backend, context, 64, 128, 256);
   const auto replay = gpu.backend->capture(3, [&](int, void* stream) {
-    plan.run(layer.buffers.data(), layer.buffers.size(), workspace->data(), stream);
+    layer.plan.run(layer.buffers.data(), layer.buffers.size(), layer.workspace->data(), stream);
   });
-  gpu.backend->fill(layer.buffers.back(), 0xff, plan.buffer_bytes(4));
+  gpu.backend->fill(layer.buffers.back(), 0xff, layer.plan.buffer_bytes(4));
   CHECK(replay->sample() > 0);
   gpu.backend->synchronize();
   CHECK(layer.error(layer.buffers.back()) < 3.5e-3);
@@ -125,16 +128,15 @@ TEST_CASE("two threads on two streams get the same bits", "[gpu]") {
   if (!first.backend) FFTUNE_SKIP(first.absence);
   Gpu second;  // a stream of its own in the same context
   const library::Context context(0);
-  DeviceLayer layer(*first.backend, 200, 256, 512);
-  const auto plan = context.plan(bf16_json(200, 256, 512));
+  DeviceLayer layer(*first.backend, context, 200, 256, 512);
   std::vector<std::vector<std::uint16_t>> results(2);
   const auto work = [&](Backend& backend, std::vector<std::uint16_t>& result) {
-    const auto workspace = workspace_of(backend, plan);
-    const auto y = backend.allocate(plan.buffer_bytes(4));
+    const auto workspace = workspace_of(backend, layer.plan);
+    const auto y = backend.allocate(layer.plan.buffer_bytes(4));
     auto buffers = layer.buffers;
     buffers.back() = y->data();
     for (int i = 0; i < 50; ++i)
-      plan.run(buffers.data(), buffers.size(), workspace->data(), backend.stream());
+      layer.plan.run(buffers.data(), buffers.size(), workspace->data(), backend.stream());
     backend.synchronize();
     result.resize(layer.host.y.size());
     backend.read(result.data(), y->data(), result.size() * 2);
@@ -151,12 +153,10 @@ TEST_CASE("a misaligned device buffer is refused before anything is launched", "
   Gpu gpu;
   if (!gpu.backend) FFTUNE_SKIP(gpu.absence);
   const library::Context context(0);
-  DeviceLayer layer(*gpu.backend, 64, 128, 256);
-  const auto plan = context.plan(bf16_json(64, 128, 256));
-  const auto workspace = workspace_of(*gpu.backend, plan);
+  DeviceLayer layer(*gpu.backend, context, 64, 128, 256);
   auto buffers = layer.buffers;
   buffers[0] = static_cast<char*>(buffers[0]) + 2;
-  CHECK(fftune_plan_run(plan.get(), buffers.data(), 5, workspace->data(), nullptr) ==
+  CHECK(fftune_plan_run(layer.plan.get(), buffers.data(), 5, layer.workspace->data(), nullptr) ==
         FFTUNE_INVALID_INPUT);
   CHECK(last_error_says("buffer 0 (x)"));
 }
@@ -166,12 +166,11 @@ TEST_CASE("a run costs the host at most 3 us and no memory", "[gpu][timing]") {
   if (!gpu.backend) FFTUNE_SKIP(gpu.absence);
   const library::Context context(0);
   for (const std::size_t m : {1U, 64U}) {
-    DeviceLayer layer(*gpu.backend, m, 128, 256);
-    const auto plan = context.plan(bf16_json(m, 128, 256));
-    const auto workspace = workspace_of(*gpu.backend, plan);
+    DeviceLayer layer(*gpu.backend, context, m, 128, 256);
     void* const stream = gpu.backend->stream();
     const auto run = [&] {
-      return fftune_plan_run(plan.get(), layer.buffers.data(), 5, workspace->data(), stream);
+      return fftune_plan_run(layer.plan.get(), layer.buffers.data(), 5, layer.workspace->data(),
+                             stream);
     };
     for (int i = 0; i < 100; ++i) REQUIRE(run() == FFTUNE_OK);
     gpu.backend->synchronize();
@@ -187,7 +186,8 @@ TEST_CASE("a run costs the host at most 3 us and no memory", "[gpu][timing]") {
     }
     std::nth_element(spent.begin(), spent.begin() + 25, spent.end());
     WARN("fftune_plan_run, m=" << m << ": " << spent[25] << " us of host time (median), "
-                               << plan.describe().substr(0, plan.describe().find("preset")));
+                               << layer.plan.describe().substr(
+                                      0, layer.plan.describe().find("preset")));
     CHECK(spent[25] <= 3);
   }
 }

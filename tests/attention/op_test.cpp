@@ -15,7 +15,6 @@ using namespace fftune::test;
 namespace {
 
 using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
 
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
   for (const auto& [name, size] : Sizes{{"s", 4}, {"b", 2}, {"heads", 4}, {"dim", 16}})

@@ -96,13 +96,23 @@ TEST_CASE("links that others laid at names to come are not followed") {
   CHECK(text_of(victim) == "precious");
 }
 
+namespace {
+
+/// Takes the lock of ffn's preset file; closing the descriptor lets it go.
+int hold_presets_lock(const Sandbox& sandbox) {
+  const auto lock = device_folder(sandbox, "presets") / ".ffn.lock";
+  const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  REQUIRE(flock(held, LOCK_EX) == 0);
+  return held;
+}
+
+}  // namespace
+
 TEST_CASE(
     "a lock that another process holds is told of, before the search, and Ctrl-C ends the wait") {
   const Sandbox sandbox;
   sandbox.tuned("1");
-  const auto lock = device_folder(sandbox, "presets") / ".ffn.lock";
-  const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  REQUIRE(flock(held, LOCK_EX) == 0);
+  const int held = hold_presets_lock(sandbox);
   auto waiting = sandbox.start(sweep);
   CHECK(waiting->says("another process holds the lock", 20s));
   CHECK(waiting->err().find("screen") == std::string::npos);  // nothing was searched
@@ -118,9 +128,7 @@ TEST_CASE(
 TEST_CASE("a lock that is let go is waited for") {
   const Sandbox sandbox;
   sandbox.tuned("1");
-  const auto lock = device_folder(sandbox, "presets") / ".ffn.lock";
-  const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  REQUIRE(flock(held, LOCK_EX) == 0);
+  const int held = hold_presets_lock(sandbox);
   auto waiting = sandbox.start(sweep);
   std::this_thread::sleep_for(1500ms);
   close(held);

@@ -65,6 +65,9 @@ TEST_CASE("all variants of a batch-invariant problem on a GPU have one order of 
     for (const char* name : {"split_k", "vector", "group", "cluster", "warps", "rows"})
       if (variant.config.contains(name) && (is_norm || std::string(name) == "split_k"))
         order += fmt::format("{}={} ", name, variant.config.at(name));
+    for (const char* name : {"bn", "split_keys"})
+      if (variant.family.find("attention") == 0 && variant.config.contains(name))
+        order += fmt::format("{}={} ", name, variant.config.at(name));
     return order;
   };
   for (const DeviceFacts& facts : gpus())
@@ -73,7 +76,7 @@ TEST_CASE("all variants of a batch-invariant problem on a GPU have one order of 
       const Op& op = builtin_catalog().op(one.op);
       std::map<std::string, std::string> orders;  // by stages
       for (const std::int64_t count : {1, 5, 16, 64, 130, 2048}) {
-        const Problem problem = one.with_size("m", count);
+        const Problem problem = one.with_size(invariance_rows(op, one), count);
         const auto specs = op.stages(problem);
         for (const Family* family : op.families()) {
           if (family->device_kind() != DeviceKind::cuda || family->refusal(problem, facts))

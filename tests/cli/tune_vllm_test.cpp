@@ -127,12 +127,19 @@ TEST_CASE("fp8 with block scales is for the experts alone") {
   CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: quantised weights"});
 }
 
-TEST_CASE("with batch invariance only experts are vLLM's no longer") {
-  const auto found = problems_of(mixture, {.tokens = {4}, .batch_invariant = true});
-  CHECK(texts(found) ==
+TEST_CASE("with batch invariance every problem has the option") {
+  for (const auto& model : {mixture, llama}) {
+    const auto all = problems_of(model, {.tokens = {4}, .batch_invariant = true});
+    CHECK(all.left_alone.empty());
+    CHECK(texts(all).size() >= 5);
+    for (const std::string& text : texts(all))
+      CHECK(text.find(" batch-invariant=yes ") != std::string::npos);
+  }
+  const auto experts =
+      problems_of(mixture, {.tokens = {4}, .layers = false, .batch_invariant = true});
+  CHECK(texts(experts) ==
         std::vector<std::string>{"moe-ffn/fwd bf16 act=silu batch-invariant=yes gate-up=halves "
                                  "routing=uniform d=2048 experts=128 h=768 m=4 top-k=8"});
-  CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: batch invariance"});
 }
 
 TEST_CASE("a model that stays vLLM's is an error with the reason") {

@@ -37,6 +37,11 @@ Problem random_loss(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
     options["logprobs"] = draw.of({"no", "yes"});
     options["entropy"] = draw.of({"no", "yes"});
   }
+  if (draw.below(4) == 0) {
+    options["slice-of"] = std::to_string(vocab + draw.below(3) * 50);
+    options["reduction"] = "none";
+    options["class-weights"] = "no";
+  }
   return loss_problem(kind, pass, draw.of(cross_entropy_op().dtypes(kind)), m, vocab, options);
 }
 
@@ -98,6 +103,79 @@ TEST_CASE("the gradient of cross-entropy's reference is that of its differences"
     };
     CHECK(gradient[i] == Approx(1.5 * (loss_at(step) - loss_at(-step)) / (2 * step)).margin(1e-8));
   }
+}
+
+TEST_CASE("slices of a vocabulary have the loss and the gradient of the whole") {
+  const std::map<std::string, std::string> rules{
+      {"label-smoothing", "0.2"}, {"z-loss", "0.03"}, {"softcap", "4"}};
+  const std::vector<double> labels{4, -100, 2, 0};
+  const std::int64_t rows = 4, vocab = 5;
+  ReferenceTensors whole{{"logits", {}}, {"labels", labels}, {"dloss", {1.5, 1, 0.5, 2}}};
+  for (int i = 0; i < rows * vocab; ++i) whole["logits"].push_back(std::sin(i * 1.7) * 3);
+  const auto problem = [&](const char* pass, std::int64_t ids, bool is_slice) {
+    auto options = rules;
+    if (is_slice) options["slice-of"] = std::to_string(vocab);
+    if (std::string(pass) == "fwd") options["logprobs"] = "yes";
+    return loss_problem(DeviceKind::cpu, pass, DType::f32, rows, ids, options);
+  };
+  const auto right = reference(problem("fwd", vocab, false), whole);
+  whole["lse"] = right.at("lse");
+  const auto gradient = reference(problem("bwd", vocab, false), whole).at("dlogits");
+  std::vector<double> powers(rows), logprob(rows), loss(rows);
+  for (const auto& [first, ids] : {std::pair{0, 3}, std::pair{3, 2}}) {
+    ReferenceTensors part{{"logits", {}}, {"labels", {}}, {"dloss", whole.at("dloss")}};
+    for (int row = 0; row < rows; ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      part["labels"].push_back(labels[at] < 0       ? -100
+                               : labels[at] < first ? ids
+                                                    : labels[at] - first);
+      for (int id = 0; id < ids; ++id)
+        part["logits"].push_back(
+            whole["logits"][at * vocab + static_cast<std::size_t>(first + id)]);
+    }
+    const auto found = reference(problem("fwd", ids, true), part);
+    part["lse"] = whole.at("lse");
+    const auto own = reference(problem("bwd", ids, true), part).at("dlogits");
+    for (int row = 0; row < rows; ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      if (labels[at] < 0) continue;
+      CAPTURE(first, row);
+      const double lse = found.at("lse")[at], all = right.at("lse")[at];
+      const bool is_here = labels[at] >= first && labels[at] < first + ids;
+      CHECK((found.at("logprob")[at] != 0) == is_here);
+      powers[at] += std::exp(lse);
+      if (is_here) logprob[at] = found.at("logprob")[at] + lse - all;
+      // The loss by the log-sum-exp of all slices, and the term of z-loss once.
+      loss[at] += found.at("loss")[at] - 0.03 * lse * lse +
+                  ((is_here ? 0.8 : 0) + 0.2 * ids / vocab) * (all - lse);
+      for (int id = 0; id < ids; ++id)
+        CHECK(own[at * static_cast<std::size_t>(ids) + static_cast<std::size_t>(id)] ==
+              Approx(gradient[at * vocab + static_cast<std::size_t>(first + id)]));
+    }
+  }
+  for (std::size_t row = 0; row < labels.size(); ++row)
+    if (labels[row] >= 0) {
+      const double all = right.at("lse")[row];
+      CHECK(std::log(powers[row]) == Approx(all));
+      CHECK(logprob[row] == Approx(right.at("logprob")[row]));
+      CHECK(loss[row] + 0.03 * all * all == Approx(right.at("loss")[row]));
+    }
+}
+
+TEST_CASE("options that a slice of a vocabulary cannot have are refused") {
+  const auto refuse = [](std::map<std::string, std::string> options, const char* words) {
+    options["slice-of"] = "9";
+    CHECK_THROWS_WITH(loss_problem(DeviceKind::cpu, "fwd", DType::f32, 3, 5, options), words);
+  };
+  refuse({{"reduction", "mean"}},
+         "cross-entropy: slice-of with a reduction: the loss of a token needs the other slices; "
+         "give reduction=none");
+  refuse({{"class-weights", "yes"}},
+         "cross-entropy: slice-of with class-weights=yes: the weight of a label in another slice "
+         "is not known; weigh dloss instead");
+  CHECK_THROWS_WITH(
+      loss_problem(DeviceKind::cpu, "fwd", DType::f32, 3, 10, {{"slice-of", "9"}}),
+      "cross-entropy: slice-of=9 with vocab=10: a slice has no more ids than the vocabulary");
 }
 
 TEST_CASE("random problems of cross-entropy are right on the CPU") {

@@ -1,6 +1,7 @@
 // The op decode: its buffers, its refusals, its stages against the float64 reference, and that n
 // runs of it are n times embedding, layers, head, and what the host would do with the ids.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -10,14 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.hpp"  // its names come before those of device headers
 #include "core/error.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/head/head.hpp"
+#include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
+#include "support/op_reference.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
@@ -74,13 +78,21 @@ std::vector<Use> uses() {
           {{{"batch", 7}, {"cache", 20}, {"stops", 30}, {"room", 3}},
            {{"lengths", "ragged"}, {"choose", "sample"}, {"pad", "5"}, {"embed-scale", "8.5"}}},
           {{{"batch", 5}, {"cache", 70}, {"page", 16}, {"stops", 2}},
-           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}}};
+           {{"lengths", "ragged"}, {"choose", "filtered"}, {"logprobs", "yes"}}},
+          {{{"batch", 2}, {"cache", 20}},
+           {{"head-weights", "int4"}, {"head-group", "row"}, {"head-zeros", "yes"}}}};
+}
+/// A rank's slices: of the layers, and of the head too.
+std::vector<Use> uses_of_ranks() {
+  return {{{{"batch", 3}, {"cache", 33}, {"ranks", 2}, {"stops", 2}}, {{"head", "sliced"}}},
+          {{{"batch", 1}, {"cache", 20}, {"ranks", 3}}, {{"choose", "sample"}}}};
 }
 
-void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
+void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more,
+                  const std::vector<Use>& all = uses()) {
   const DeviceKind kind = backend.facts().kind;
   std::mt19937_64 random(1);
-  for (const Use& use : uses()) {
+  for (const Use& use : all) {
     CAPTURE(model.name);
     const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
     CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
@@ -101,14 +113,7 @@ class Memory {
   Memory(Backend& backend, const std::vector<TensorSpec>& tensors) : backend_(backend) {
     std::mt19937_64 random(3);
     for (const TensorSpec& spec : tensors) {
-      std::normal_distribution<double> normal(spec.mean, spec.scale);
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      if (spec.draw)
-        spec.draw(1, values);
-      else
-        for (double& value : values) value = normal(random);
-      std::vector<std::byte> bytes(spec.bytes());
-      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      const std::vector<std::byte> bytes = drawn_bytes(spec, random);
       write(spec.name, bytes);
     }
   }
@@ -371,6 +376,14 @@ TEST_CASE("decode refuses fields that do not go together, and those that it has 
   CHECK(complaint(with("s", 3)).find("'s'") != std::string::npos);
   CHECK(complaint(with("pages", 3)).find("pages without page") != std::string::npos);
   CHECK(complaint(with("experts", 8)).find("experts=8 is of ffn=moe") != std::string::npos);
+  const auto of_ranks = [&](std::int64_t ranks, Options options) {
+    options["head"] = "sliced";
+    return complaint(ranks > 0 ? with("ranks", ranks) : sizes, options);
+  };
+  CHECK(of_ranks(2, {}) == "");
+  CHECK(of_ranks(0, {}).find("head=sliced without ranks") != std::string::npos);
+  CHECK(of_ranks(5, {}).find("5 ranks do not divide vocab=96") != std::string::npos);
+  CHECK(of_ranks(2, {{"choose", "sample"}}).find("a draw needs all logits") != std::string::npos);
 }
 
 TEST_CASE("every model that decode knows is a problem of it, on pages too") {
@@ -470,6 +483,165 @@ TEST_CASE("decode: a record of its head serves it, and every stage has a variant
   for (const Variant& variant : record.recipe())
     CHECK(std::count(choice.recipe.begin(), choice.recipe.end(),
                      Variant{"head." + variant.family, variant.config}) == 1);
+}
+
+namespace {
+
+/// Whole tokens in one launch: how ids are chosen, where keys are, and what layers have.
+std::vector<Use> uses_in_one_launch() {
+  return {
+      {{{"batch", 1}, {"cache", 100}}, {}},
+      {{{"batch", 7}, {"cache", 70}, {"stops", 30}, {"room", 3}},
+       {{"lengths", "ragged"},
+        {"choose", "sample"},
+        {"logprobs", "yes"},
+        {"pad", "5"},
+        {"embed-scale", "8.5"},
+        {"logit-softcap", "30"}}},
+      {{{"batch", 5}, {"cache", 200}, {"page", 16}, {"window", 50}, {"stops", 2}},
+       {{"lengths", "ragged"},
+        {"logprobs", "yes"},
+        {"sinks", "yes"},
+        {"head-logits", "f32"},
+        {"head-bias", "yes"}}},
+      {{{"batch", 2}, {"cache", 40}, {"h", 160}, {"experts", 20}, {"top-k", 8}, {"shared-h", 320}},
+       {{"ffn", "moe"}, {"shared-gate", "yes"}, {"choose", "sample"}}}};
+}
+
+Problem one_launch_problem(const Use& use, std::int64_t layers) {
+  Sizes sizes = use.sizes;
+  sizes.insert(
+      {{"d", 512}, {"h", 1056}, {"heads", 16}, {"kv-heads", 8}, {"dim", 64}, {"vocab", 1000}});
+  if (layers > 1) sizes["layers"] = layers;
+  return decode_problem(DeviceKind::cuda, DType::bf16, sizes, use.options);
+}
+
+std::string one_launch_family(const Problem& problem) {
+  return problem.has("ffn", "moe") ? "persistent_weighted" : "persistent";
+}
+
+/// Uses [first, last), each of some layers.
+void verify_one_launch(std::size_t first, std::size_t last) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (std::size_t i = first; i < last; ++i)
+    for (const std::int64_t layers : {1, 3, 50}) {
+      const Use use = uses_in_one_launch()[i];
+      const Problem problem = one_launch_problem(use, layers);
+      const Family& family = family_of(decode_op(), one_launch_family(problem));
+      CAPTURE(problem.text());
+      if (family.refusal(problem, backend->facts())) return;
+      if (layers == 50 && i > 0) continue;
+      const Plan plan(
+          *backend, decode_op(), problem,
+          {{std::string(family.name()), family.default_config(problem, backend->facts())}});
+      CHECK(plan.executables().size() == 1);
+      Verifier verifier(*backend, decode_op(), problem, 7);
+      const auto result =
+          verifier.verify(0, decode_op().stages(problem).size(), plan.executables());
+      CAPTURE(result.failure, result.error, result.tolerance);
+      CHECK(result.passed);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("decode: the one launch of a whole token says what it cannot compute") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const Use& use : uses_in_one_launch()) {
+    const Problem problem = one_launch_problem(use, 3);
+    CAPTURE(problem.text());
+    const Family& family = family_of(decode_op(), one_launch_family(problem));
+    CHECK(family.refusal(problem, facts) == std::nullopt);
+    CHECK_NOTHROW(
+        check_recipe(decode_op(), problem, facts,
+                     {{std::string(family.name()), family.default_config(problem, facts)}}));
+  }
+  const auto refusal = [&](Sizes sizes, Options options) {
+    sizes.insert({{"batch", 1}, {"cache", 100}});
+    const Problem problem = one_launch_problem({std::move(sizes), std::move(options)}, 2);
+    return family_of(decode_op(), "persistent").refusal(problem, facts).value_or("");
+  };
+  CHECK(refusal({}, {{"choose", "filtered"}}).find("a filter") != std::string::npos);
+  CHECK(refusal({{"vocab", 100}}, {}).find("vocab=100") != std::string::npos);
+  CHECK(refusal({{"batch", 9}}, {}).find("batch=9") != std::string::npos);
+}
+
+TEST_CASE("decode: one launch has the embedding, the layers, the head and the state") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto launches = [&](std::int64_t layers) {
+    const Problem problem = one_launch_problem(uses_in_one_launch()[1], layers);
+    const Family& family = family_of(decode_op(), "persistent");
+    const Program program = family.program(problem, facts, family.default_config(problem, facts));
+    std::vector<std::map<std::size_t, Argument>> all;
+    for (const Step& step : program.steps) {
+      auto& fields = all.emplace_back();
+      for (const auto& [offset, value] : std::get<KernelLaunch>(step).parameters->fields)
+        CHECK(fields.emplace(offset, value).second);
+    }
+    return all;
+  };
+  constexpr std::size_t at = sizeof(persistent_common);
+  const auto has = [](const std::map<std::size_t, Argument>& fields, std::size_t offset) {
+    return fields.contains(at + offset);
+  };
+  const auto one = launches(48), two = launches(49);
+  REQUIRE(one.size() == 1);
+  REQUIRE(two.size() == 2);
+  CHECK(has(one[0], offsetof(persistent_token, embedding)));
+  CHECK(has(two[0], offsetof(persistent_token, embedding)));
+  CHECK_FALSE(has(two[1], offsetof(persistent_token, embedding)));
+  CHECK(has(one[0], offsetof(persistent_token, chooses)));
+  CHECK_FALSE(has(two[0], offsetof(persistent_token, chooses)));
+  CHECK(has(two[1], offsetof(persistent_token, chooses)));
+}
+
+TEST_CASE("decode: a whole token of one sequence in one launch", "[gpu]") {
+  verify_one_launch(0, 1);
+}
+
+TEST_CASE("decode: whole tokens of sequences that end, in one launch", "[gpu]") {
+  verify_one_launch(1, 2);
+}
+
+TEST_CASE("decode: whole tokens over pages with a window, in one launch", "[gpu]") {
+  verify_one_launch(2, 3);
+}
+
+TEST_CASE("decode: whole tokens with experts, in one launch", "[gpu]") {
+  verify_one_launch(3, 4);
+}
+
+TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Problem problem = one_launch_problem({{{"batch", 3}, {"cache", 40}}, {}}, 2);
+  const Family& family = family_of(decode_op(), "persistent");
+  if (family.refusal(problem, backend->facts())) return;
+  const Plan whole(*backend, decode_op(), problem,
+                   {{"persistent", family.default_config(problem, backend->facts())}});
+  const Plan parts = plan_of(*backend, decode_op(), problem);
+  Memory own(*backend, buffers_of(whole)), other(*backend, buffers_of(whole));
+  for (Memory* memory : {&own, &other}) begin(*memory, 3, 0);
+  run_steps(whole, own, 9);
+  run_steps(parts, other, 9);
+  for (const char* name : {"lengths", "steps", "ended"}) {
+    CAPTURE(name);
+    CHECK(own.ints(name) == other.ints(name));
+  }
+  CHECK(own.ints("steps")[0] == 9);
+  CHECK(own.ints("ended")[1] == 2);
+}
+
+TEST_CASE("decode: slices of a group's ranks are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  verify_model(*backend, small_models().front(), DType::f32, 0, uses_of_ranks());
+}
+
+TEST_CASE("decode: slices of a group's ranks are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  verify_model(*backend, small_models().front(), DType::bf16, 0, uses_of_ranks());
 }
 
 TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {

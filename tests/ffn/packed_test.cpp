@@ -14,8 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, Options options) {
   options.emplace("weights", "int4");
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};
@@ -107,9 +105,9 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
                                     {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}})},
                         random, 1);
       }
-  for (const char* weights : {"mxfp4", "fp8", "int8"}) {
+  for (const std::string weights : {"mxfp4", "nvfp4", "fp8", "int8"}) {
     Options options{{"weights", weights}};
-    if (weights != std::string("mxfp4")) options["group"] = "32";
+    if (!weights.ends_with("fp4")) options["group"] = "32";
     verify_families(*backend, ffn_op(), {problem_of(5, 64, 96, DType::f32, options)}, random, 1);
   }
   verify_families(
@@ -137,6 +135,8 @@ TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the siz
                                   {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}));
   for (const std::int64_t m : {2, 48, 150})
     problems.push_back(problem_of(m, 416, 288, DType::bf16, {{"weights", "mxfp4"}}));
+  for (const std::int64_t m : {1, 48, 150})
+    problems.push_back(problem_of(m, 400, 272, DType::bf16, {{"weights", "nvfp4"}}));
   for (const std::int64_t m : {1, 64})
     problems.push_back(problem_of(m, 4096, 14336, DType::bf16, {}));
   verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);

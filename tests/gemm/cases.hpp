@@ -56,4 +56,10 @@ std::optional<std::string> wrong_output(
 /// with x [m,d] and silu.
 GemmChain gated_layer(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h);
 
+/// The device of sm_90a.
+inline const DeviceFacts& hopper() {
+  static const DeviceFacts facts = facts_of_architecture("sm_90a");
+  return facts;
+}
+
 }  // namespace fftune::test

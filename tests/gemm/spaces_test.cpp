@@ -21,11 +21,6 @@ using namespace fftune::test;
 
 namespace {
 
-const DeviceFacts& hopper() {
-  static const DeviceFacts facts = facts_of_architecture("sm_90a");
-  return facts;
-}
-
 Problem problem_of(const std::string& pass, std::int64_t m, std::int64_t d, std::int64_t h,
                    DType dtype = DType::bf16, std::map<std::string, std::string> options = {}) {
   return canonical(ffn_op(),

@@ -1,7 +1,9 @@
 // The head of a model against its reference: families one by one, and recipes from x to ids.
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -24,6 +26,16 @@ Problem problem_of(DeviceKind kind, DType dtype, std::int64_t m, std::int64_t d,
       kind);
 }
 
+/// Packed weights for `d` features, now and then.
+void draw_weights(Draw& draw, std::int64_t d, Options& options) {
+  const int kind = draw.below(10);
+  if (kind == 0 && d % 32 == 0) options["weights"] = draw.of({"int4", "mxfp4"});
+  if (kind == 1 && d % 16 == 0) options["weights"] = "nvfp4";
+  if (kind == 2) options["weights"] = draw.of({"int4", "fp8", "int8"});
+  if (options.contains("weights") && !options["weights"].ends_with("fp4"))
+    options["group"] = kind == 0 ? "32" : "row";
+}
+
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [vocab, features] = draw.matrix(most_elements, 4096);
   std::int64_t d = features;
@@ -36,8 +48,13 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
     options["logprobs"] = draw.of({"no", "yes"});
     options["softcap"] = draw.of({"0", "30", "8"});
   }
+  draw_weights(draw, d, options);
   if (options["norm"] == "rms") options["convention"] = draw.of({"llama", "gemma", "t5"});
-  return problem_of(kind, draw.of(head_op().dtypes(kind)), draw.size(5), d, vocab, options);
+  Problem problem =
+      problem_of(kind, draw.of(head_op().dtypes(kind)), draw.size(5), d, vocab, options);
+  if (options["choose"] == "none" || draw.below(3) > 0) return problem;
+  problem.sizes["best"] = std::min<std::int64_t>(vocab, 1 + draw.below(20));
+  return canonical(head_op(), std::move(problem), kind);
 }
 
 void verify_recipes(Backend& backend, std::int64_t most_elements, int count) {
@@ -66,6 +83,8 @@ TEST_CASE("head's buffers are in the order that the API promises") {
   CHECK(
       names_of({{"choose", "filtered"}, {"norm", "none"}}) ==
       Names{"x", "w", "temperature", "seeds", "steps", "top_k", "top_p", "min_p", "ids", "logit"});
+  CHECK(names_of({{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}}) ==
+        Names{"x", "w_norm", "w", "w_scale", "w_zero", "ids", "logit"});
   CHECK(names_of({{"choose", "none"}}) == Names{"x", "w_norm", "w", "logits"});
 }
 
@@ -102,7 +121,13 @@ TEST_CASE("head: untuned, few tokens take the family that writes no logits") {
   CHECK(first_of(1, {}) == "choose_decode");
   CHECK(first_of(16, {{"choose", "sample"}}) == "choose_decode");
   CHECK(first_of(1, {{"choose", "filtered"}}) == "product.product_decode");
+  CHECK(first_of(16, {{"weights", "int4"}}) == "product.packed_sm90");
   CHECK(first_of(64, {}) == "product.product_sm90");
+  const Problem best = canonical(
+      head_op(),
+      {"head", "fwd", DType::bf16, {{"m", 1}, {"d", 2048}, {"vocab", 128256}, {"best", 5}}, {}},
+      DeviceKind::cuda);
+  CHECK(default_recipe(head_op(), best, facts).at(1).family == "product.product_decode");
 }
 
 TEST_CASE("head: random problems are right on a GPU, family by family", "[gpu]") {
@@ -111,6 +136,17 @@ TEST_CASE("head: random problems are right on a GPU, family by family", "[gpu]")
 
 TEST_CASE("head: small problems for the sanitizer", "[gpu]") {
   verify_small_on_gpu(head_op(), random_problem);
+}
+
+TEST_CASE("head: packed weights are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const auto& [m, weights] : {std::pair{1, "int4"}, {20, "mxfp4"}, {3, "nvfp4"}}) {
+    const Problem problem = problem_of(DeviceKind::cuda, DType::bf16, m, 256, 1000,
+                                       {{"weights", weights}, {"logits", "f32"}});
+    verify_recipe(*backend, head_op(), problem,
+                  default_recipe(head_op(), problem, backend->facts()), 7);
+  }
 }
 
 TEST_CASE("head: ids are right on a GPU from x on, with what one kernel writes for the next",

@@ -2,15 +2,7 @@
 # and programs in C and C++ are built with what pkg-config says there, and run. The library and the
 # program are also linked into one.
 cmake_policy(VERSION 3.25)
-
-function(step)
-  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output
-                  ERROR_VARIABLE errors)
-  if(NOT status EQUAL 0)
-    message(FATAL_ERROR "${ARGV}\nfailed (${status}):\n${output}${errors}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/step.cmake)
 
 function(expect where what)
   string(FIND "${where}" "${what}" place)

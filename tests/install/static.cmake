@@ -1,14 +1,6 @@
 # libfftune.a in a C program, as pkg-config --static says, which holds an fmt of its own.
 cmake_policy(VERSION 3.25)
-
-function(step)
-  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output
-                  ERROR_VARIABLE errors)
-  if(NOT status EQUAL 0)
-    message(FATAL_ERROR "${ARGV}\nfailed (${status}):\n${output}${errors}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/step.cmake)
 
 find_program(pkg_config pkg-config)
 if(NOT pkg_config)

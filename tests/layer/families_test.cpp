@@ -8,6 +8,7 @@
 
 #include "layer/problems.hpp"
 #include "runtime/plan.hpp"
+#include "support/op_reference.hpp"
 #include "support/verify_plan.hpp"
 #include "support/verify_variants.hpp"
 #include "verify/distinct_rows.hpp"
@@ -56,6 +57,39 @@ void verify_model(Backend& backend, const SmallModel& model, DType dtype, int mo
   }
 }
 
+/// Caches whose heads have gaps between them, such as vLLM's with keys and values side by side.
+void verify_gaps(Backend& backend, DType dtype, std::int64_t dim, int more) {
+  std::mt19937_64 random(1);
+  const SmallModel model{
+      "llama", {{"d", 72}, {"h", 136}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}}, {}};
+  for (const std::int64_t s : {1, 7}) {
+    const Problem problem =
+        problem_of(model, backend.facts().kind, dtype,
+                   {{"batch", 3}, {"s", s}, {"cache", 60}, {"page", 16}, {"kv-head", 3 * dim}},
+                   {{"lengths", "ragged"}});
+    CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
+    verify_plan(backend, layer_op(), problem, 1);
+  }
+}
+
+/// Slices of a group of two or three, in decoding and prefill.
+void verify_slices(Backend& backend, const SmallModel& model, DType dtype) {
+  // A norm of all heads is no slice's.
+  if (model.options.contains("qk-norm") && model.options.at("qk-norm") == "rows") return;
+  std::mt19937_64 random(2);
+  for (const Use& use : {uses()[0], uses()[3]}) {
+    Sizes sizes = use.sizes;
+    sizes["ranks"] = sizes.at("batch") == 1 ? 2 : 3;
+    const auto problem = [&] {
+      return problem_of(model, backend.facts().kind, dtype, sizes, {{"lengths", use.lengths}});
+    };
+    CHECK(verify_variants(backend, layer_op(), problem(), random, 0) > 0);
+    verify_plan(backend, layer_op(), problem(), 1);
+    sizes["layers"] = 3;
+    verify_plan(backend, layer_op(), problem(), 2);
+  }
+}
+
 /// A small Llama with heads of 4, 6, 10, 12, 20, 100 and 264 features.
 std::vector<SmallModel> models_of_head_dims() {
   std::vector<SmallModel> models;
@@ -74,14 +108,7 @@ class Buffers {
     std::mt19937_64 random(3);
     for (std::size_t i = 0; i < count; ++i) {
       const TensorSpec& spec = tensors[i];
-      std::normal_distribution<double> normal(spec.mean, spec.scale);
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      if (spec.draw)
-        spec.draw(1, values);
-      else
-        for (double& value : values) value = normal(random);
-      std::vector<std::byte> bytes(spec.bytes());
-      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      const std::vector<std::byte> bytes = drawn_bytes(spec, random);
       buffers_.push_back(backend.allocate(bytes.size()));
       backend.write(buffers_.back()->data(), bytes.data(), bytes.size());
       addresses_.push_back(buffers_.back()->data());
@@ -208,6 +235,21 @@ TEST_CASE("layers of every model are right on the GPU, in decode and prefill", "
     }
 }
 
+TEST_CASE("slices of layers, with sums over ranks that one plays, are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : small_models()) verify_slices(*backend, model, DType::f32);
+}
+
+TEST_CASE("slices of layers, with sums over ranks that one plays, are right on the GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : small_models())
+    for (const char* name : {"llama", "phi2", "gemma3", "qwen2moe", "falcon"})
+      if (model.name == std::string_view(name)) DYNAMIC_SECTION(name) {
+          verify_slices(*backend, model, DType::bf16);
+        }
+}
+
 TEST_CASE("layers with heads of any even number of features are right on the CPU") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
   for (const SmallModel& model : models_of_head_dims())
@@ -220,4 +262,15 @@ TEST_CASE("layers with heads of any even number of features are right on the GPU
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const SmallModel& model : models_of_head_dims())
     verify_model(*backend, model, DType::bf16, 0);
+}
+
+TEST_CASE("layers with gaps between the heads of caches are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const DType dtype : layer_op().dtypes(DeviceKind::cpu)) verify_gaps(*backend, dtype, 12, 1);
+}
+
+TEST_CASE("layers with gaps between the heads of caches are right on the GPU", "[gpu][gaps]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  verify_gaps(*backend, DType::bf16, 64, 0);
 }

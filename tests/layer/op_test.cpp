@@ -132,6 +132,38 @@ TEST_CASE("layer's buffers of rarer forms are in the order that the API promises
                                                     "y"});
 }
 
+TEST_CASE("a rank's slice has the sums of its group in the place of residuals and norms") {
+  const auto stages = [](const Options& options, Sizes more = {}) {
+    more["ranks"] = 2;
+    Names names;
+    for (const auto& stage :
+         layer_op().stages(layer_problem(DeviceKind::cuda, DType::bf16, small(more), options)))
+      names.push_back(stage.name);
+    return names;
+  };
+  const Names attention{"attn_norm.forward", "qkv.product", "attention.forward", "out.product"};
+  const auto behind = [&](Names names) {
+    names.insert(names.begin(), attention.begin(), attention.end());
+    return names;
+  };
+  CHECK(stages({}) ==
+        behind({"attn_reduce.forward", "ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
+  // A network beside attention adds to the rank's summand: there is one sum.
+  CHECK(stages({{"block", "parallel"}}) ==
+        behind({"ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
+  CHECK(stages({{"post-norms", "yes"}}) ==
+        behind({"attn_reduce.forward", "attn_post_norm.forward", "ffn_norm.forward", "ffn.gate_up",
+                "ffn.down", "ffn_reduce.forward", "ffn_post_norm.forward"}));
+  CHECK(names_of(small({{"ranks", 2}})) == names_of(small()));
+  Names peers = names_of(small());
+  peers.insert(peers.begin() + 4, "group");
+  CHECK(names_of(small({{"ranks", 2}}), {{"link", "peers"}}) == peers);
+  CHECK(contains(complaint(small(), {{"link", "peers"}}), "link=peers without ranks"));
+  CHECK(contains(complaint(small({{"ranks", 9}})), "ranks"));
+  CHECK(contains(complaint(small({{"ranks", 2}}), {{"qk-norm", "rows"}}),
+                 "qk-norm=rows with ranks=2"));
+}
+
 TEST_CASE("layers over pages share a table, whose pages hold the new tokens of one sequence") {
   const Problem problem = layer_problem(
       DeviceKind::cuda, DType::bf16,

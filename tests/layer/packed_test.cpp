@@ -41,9 +41,36 @@ std::vector<Options> forms() {
           {{"group", "32"}, {"zeros", "yes"}, {"qk-norm", "yes"}, {"post-norms", "yes"}},
           {{"group", "32"}, {"block", "parallel"}, {"norm", "layer"}, {"ffn-bias", "yes"}},
           {{"weights", "mxfp4"}, {"qkv-bias", "yes"}},
+          {{"weights", "nvfp4"}},
           {{"weights", "fp8"}, {"group", "32"}, {"out-bias", "yes"}},
           {{"weights", "int8"}, {"group", "row"}, {"qk-norm", "yes"}},
           {{"group", "32"}, {"residual-scale", "yes"}, {"rotation", "interleaved"}}};
+}
+
+/// gpt-oss' layer with a window and sinks, and experts beside shared ones; all sizes but tokens.
+std::vector<std::pair<Sizes, Options>> mixtures() {
+  const Sizes experts = {{"d", 64},   {"h", 96},      {"heads", 4}, {"kv-heads", 2},
+                         {"dim", 16}, {"experts", 4}, {"top-k", 2}};
+  const auto with = [&](const Sizes& more) {
+    Sizes all = experts;
+    all.insert(more.begin(), more.end());
+    return all;
+  };
+  return {
+      {with({{"window", 9}}),
+       {{"weights", "mxfp4"},
+        {"attn-weights", "dense"},
+        {"ffn", "moe"},
+        {"order", "after"},
+        {"act", "swiglu-oai"},
+        {"sinks", "yes"},
+        {"angles", "table"},
+        {"qkv-bias", "yes"},
+        {"out-bias", "yes"},
+        {"ffn-bias", "yes"},
+        {"router-bias", "yes"}}},
+      {with({{"shared-h", 32}}), {{"group", "32"}, {"zeros", "yes"}, {"ffn", "moe"}}},
+      {with({{"shared-h", 32}}), {{"weights", "nvfp4"}, {"ffn", "moe"}, {"shared-gate", "yes"}}}};
 }
 
 /// Plans of one layer and of three.
@@ -121,8 +148,11 @@ TEST_CASE("packed weights that layers cannot have are refused in one line") {
         std::string::npos);
   Sizes experts = sizes;
   experts.insert({{"experts", 4}, {"top-k", 2}});
-  CHECK(complaint(experts, {{"group", "32"}, {"ffn", "moe"}}) ==
-        "layer: weights=int4 with ffn=moe: experts have dense weights");
+  CHECK(complaint(experts, {{"group", "32"}, {"ffn", "moe"}}) == "");
+  CHECK(complaint(experts, {{"group", "32"}, {"ffn", "moe"}, {"gate-up", "halves"}})
+            .find("give gate and up a packed weight each") != std::string::npos);
+  CHECK(complaint(sizes, {{"weights", "dense"}, {"attn-weights", "dense"}})
+            .find("layer: attn-weights=dense is of packed weights: give weights=int4") == 0);
   CHECK(complaint(sizes, {{"group", "32"}}) == "");
 }
 
@@ -136,6 +166,31 @@ TEST_CASE("layers with packed weights are right on the CPU") {
       const Problem problem = packed_layer(DeviceKind::cpu, dtype, sizes, options);
       CHECK(verify_variants(*backend, layer_op(), problem, random, 1) > 0);
       verify_plans(*backend, dtype, sizes, options);
+    }
+}
+
+TEST_CASE("layers with packed experts are right on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(2);
+  for (const auto& [sizes, options] : mixtures())
+    for (Sizes tokens :
+         {Sizes{{"batch", 2}, {"cache", 20}}, {{"batch", 1}, {"s", 7}, {"cache", 20}}}) {
+      tokens.insert(sizes.begin(), sizes.end());
+      const DType dtype = tokens.contains("s") ? DType::bf16 : DType::f32;
+      const Problem problem = packed_layer(DeviceKind::cpu, dtype, tokens, options);
+      CHECK(verify_variants(*backend, layer_op(), problem, random, 1) > 0);
+      verify_plans(*backend, dtype, tokens, options);
+    }
+}
+
+TEST_CASE("layers with packed experts are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const auto& [sizes, options] : mixtures())
+    for (Sizes tokens :
+         {Sizes{{"batch", 2}, {"cache", 20}}, {{"batch", 1}, {"s", 70}, {"cache", 90}}}) {
+      tokens.insert(sizes.begin(), sizes.end());
+      verify_plans(*backend, DType::bf16, tokens, options);
     }
 }
 

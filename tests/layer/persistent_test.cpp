@@ -20,6 +20,7 @@ namespace {
 
 constexpr const char* persistent = "persistent";
 constexpr const char* with_experts = "persistent_experts";
+constexpr const char* with_ranks = "persistent_ranks";
 
 Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   Sizes sizes{{"batch", 1},    {"d", 512},  {"h", 1056},   {"heads", 16},
@@ -29,7 +30,11 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
 }
 
 const Family& family_for(const Problem& problem) {
-  return family_of(layer_op(), layer::has_experts(problem) ? with_experts : persistent);
+  return family_of(layer_op(), problem.sizes.contains("ranks")       ? with_ranks
+                               : !layer::has_experts(problem)        ? persistent
+                               : !problem.sizes.contains("shared-h") ? with_experts
+                               : problem.has("shared-gate", "yes")   ? "persistent_weighted"
+                                                                     : "persistent_shared");
 }
 
 std::string refusal_of(const Problem& problem, const char* arch = "sm_90a") {
@@ -72,7 +77,20 @@ std::vector<Use> uses() {
        {{"lengths", "ragged"}, {"qk-norm", "yes"}}},
       {DType::bf16,
        {{"s", 3}, {"batch", 2}, {"cache", 200}, {"page", 64}, {"kv-heads", 2}},
-       {{"lengths", "ragged"}, {"angles", "table"}}}};
+       {{"lengths", "ragged"}, {"angles", "table"}}},
+      // Windows, sinks, biases, heads that are rotated in part, and many heads of one of k.
+      {DType::bf16, {{"cache", 333}, {"window", 100}}, {{"sinks", "yes"}}},
+      {DType::fp16,
+       {{"batch", 5}, {"cache", 1000}, {"page", 16}, {"window", 130}},
+       {{"lengths", "ragged"}, {"out-bias", "yes"}, {"qkv-bias", "yes"}}},
+      {DType::bf16,
+       {{"s", 5}, {"cache", 400}, {"page", 64}, {"window", 33}, {"kv-heads", 4}},
+       {{"sinks", "yes"}, {"out-bias", "yes"}}},
+      {DType::bf16, {{"batch", 2}, {"dim", 128}, {"kv-heads", 1}, {"rotary", 64}}, {}},
+      // Keys and values of a head side by side.
+      {DType::bf16,
+       {{"batch", 3}, {"cache", 500}, {"page", 16}, {"kv-heads", 4}, {"kv-head", 128}},
+       {{"lengths", "ragged"}}}};
 }
 /// And with experts.
 std::vector<Use> uses_of_experts() {
@@ -81,21 +99,54 @@ std::vector<Use> uses_of_experts() {
     options.insert({"ffn", "moe"});
     return Use{dtype, std::move(sizes), std::move(options)};
   };
-  return {use(DType::bf16, {{"h", 768}, {"experts", 12}},
-              {{"renormalise", "yes"}, {"gate-up", "halves"}}),
-          use(DType::bf16, {{"experts", 128}, {"dim", 128}, {"kv-heads", 4}},
-              {{"renormalise", "yes"}, {"gate-up", "halves"}, {"qk-norm", "yes"}}),
-          use(DType::fp16, {{"batch", 3}, {"h", 416}, {"experts", 6}, {"top-k", 2}, {"shared", 1}},
-              {{"lengths", "ragged"}, {"order", "after"}, {"routing", "zipf:1"}}),
-          use(DType::bf16, {{"batch", 2}, {"s", 2}, {"experts", 150}, {"top-k", 5}},
-              {{"score", "sigmoid"},
-               {"choice-bias", "yes"},
-               {"logits", "f32"},
-               {"route-scale", "2.5"},
-               {"renormalise", "yes"},
-               {"lengths", "ragged"}}),
-          use(DType::bf16, {{"batch", 8}, {"cache", 300}, {"page", 16}},
-              {{"router-bias", "yes"}, {"act", "gelu"}, {"qkv-weights", "packed"}})};
+  return {
+      use(DType::bf16, {{"h", 768}, {"experts", 12}},
+          {{"renormalise", "yes"}, {"gate-up", "halves"}}),
+      use(DType::bf16, {{"experts", 128}, {"dim", 128}, {"kv-heads", 4}},
+          {{"renormalise", "yes"}, {"gate-up", "halves"}, {"qk-norm", "yes"}}),
+      use(DType::fp16, {{"batch", 3}, {"h", 416}, {"experts", 6}, {"top-k", 2}, {"shared", 1}},
+          {{"lengths", "ragged"}, {"order", "after"}, {"routing", "zipf:1"}}),
+      use(DType::bf16, {{"batch", 2}, {"s", 2}, {"experts", 150}, {"top-k", 5}},
+          {{"score", "sigmoid"},
+           {"choice-bias", "yes"},
+           {"logits", "f32"},
+           {"route-scale", "2.5"},
+           {"renormalise", "yes"},
+           {"lengths", "ragged"}}),
+      use(DType::bf16, {{"batch", 8}, {"cache", 300}, {"page", 16}},
+          {{"router-bias", "yes"}, {"act", "gelu"}, {"qkv-weights", "packed"}}),
+      // As of gpt-oss.
+      use(DType::bf16, {{"batch", 2}, {"cache", 300}, {"window", 128}, {"top-k", 4}},
+          {{"order", "after"},
+           {"act", "swiglu-oai"},
+           {"gate-up", "interleaved"},
+           {"router-bias", "yes"},
+           {"sinks", "yes"},
+           {"qkv-bias", "yes"},
+           {"out-bias", "yes"},
+           {"ffn-bias", "yes"}}),
+      // A network of all tokens with weights of its own; with a gate, and with biases of experts.
+      use(DType::bf16, {{"batch", 2}, {"shared-h", 160}},
+          {{"score", "sigmoid"},
+           {"choice-bias", "yes"},
+           {"logits", "f32"},
+           {"renormalise", "yes"},
+           {"gate-up", "halves"}}),
+      use(DType::fp16, {{"batch", 3}, {"shared-h", 640}, {"top-k", 2}, {"shared", 1}},
+          {{"shared-gate", "yes"}, {"ffn-bias", "yes"}, {"gate-up", "halves"}}),
+      use(DType::bf16, {{"s", 3}, {"shared-h", 320}, {"cache", 200}},
+          {{"shared-gate", "yes"}, {"ffn-bias", "yes"}})};
+}
+
+/// And a rank's slice, which plays its peer too.
+std::vector<Use> uses_of_ranks() {
+  return {{DType::bf16, {{"ranks", 2}}, {}},
+          {DType::fp16,
+           {{"ranks", 2}, {"batch", 2}, {"cache", 333}, {"kv-heads", 4}},
+           {{"lengths", "ragged"}, {"convention", "gemma"}}},
+          {DType::bf16,
+           {{"ranks", 2}, {"batch", 5}, {"page", 16}, {"dim", 128}, {"kv-heads", 4}},
+           {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
 }
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
@@ -105,7 +156,6 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
   const Plan plan(backend, layer_op(), problem,
                   {{std::string(family_for(problem).name()), config}});
   CAPTURE(problem.text(), config.text());
-  // One launch of up to 28 layers.
   CHECK(plan.executables().size() == 1);
   Verifier verifier(backend, layer_op(), problem, 7);
   const auto result = verifier.verify(0, layer_op().stages(problem).size(), plan.executables());
@@ -132,6 +182,7 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
+    if (family.space(problem, backend->facts()).feasible().size() > 0) shared.set("held", 2);
     verify_layers(*backend, all[i], 2, shared);
   }
 }
@@ -142,6 +193,7 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
+  for (Use& use : uses_of_ranks()) all.push_back(std::move(use));
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
 
@@ -154,10 +206,9 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
   refuses(problem_of(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
   refuses(problem_of(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
-  refuses(problem_of(DType::bf16, {{"window", 50}}), "window=50");
   refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
-  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "whole heads");
-  refuses(problem_of(DType::bf16, {{"kv-heads", 1}}), "16 heads share one");
+  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "64 or 128 features");
+  refuses(problem_of(DType::bf16, {{"kv-heads", 1}, {"heads", 64}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"h", 1048}}), "1048 elements");
   refuses(problem_of(DType::bf16, {{"d", 96}}), "96 rows");
   refuses(problem_of(DType::bf16, {}, {{"rotation", "interleaved"}}), "halves");
@@ -166,8 +217,13 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
   refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
-  refuses(problem_of(DType::bf16, {}, {{"out-bias", "yes"}}), "out-bias=yes");
+  refuses(problem_of(DType::bf16, {}, {{"residual-scale", "yes"}}), "residual-scale=yes");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
+  refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
+  CHECK(family_of(layer_op(), persistent)
+            .refusal(problem_of(DType::bf16, {{"ranks", 2}}), facts_of_architecture("sm_90a"))
+            .value_or("")
+            .find("ranks=2") != std::string::npos);
   const auto mixture = [](Sizes sizes, Options options = {}) {
     sizes.insert({{"experts", 16}, {"top-k", 8}});
     options.insert({"ffn", "moe"});
@@ -175,10 +231,14 @@ TEST_CASE("the persistent family says what it cannot compute") {
   };
   refuses(mixture({{"groups", 4}, {"top-groups", 2}}), "groups=4");
   refuses(mixture({{"shared-h", 64}}), "shared-h=64");
+  const auto shared = mixture({{"h", 320}, {"shared-h", 640}});
+  CHECK(family_of(layer_op(), with_experts)
+            .refusal(shared, facts_of_architecture("sm_90a"))
+            .value_or("")
+            .find("a network of all tokens without a gate") != std::string::npos);
   refuses(mixture({{"experts", 300}}), "experts=300");
   refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
   refuses(mixture({{"h", 96}}), "96 rows");
-  refuses(mixture({}, {{"gate-up", "interleaved"}}), "interleaved");
 }
 
 TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
@@ -290,7 +350,11 @@ TEST_CASE("persistent layers of one token of each sequence against the reference
 }
 
 TEST_CASE("persistent layers with packed weights and pages against the reference", "[gpu]") {
-  verify_uses(uses(), 5, 10);
+  verify_uses(uses(), 5, 8);
+}
+
+TEST_CASE("persistent layers of many sequences over pages against the reference", "[gpu]") {
+  verify_uses(uses(), 8, 10);
 }
 
 TEST_CASE("persistent layers of several tokens of a sequence against the reference", "[gpu]") {
@@ -298,7 +362,19 @@ TEST_CASE("persistent layers of several tokens of a sequence against the referen
 }
 
 TEST_CASE("persistent layers of several tokens over pages against the reference", "[gpu]") {
-  verify_uses(uses(), 13, uses().size());
+  verify_uses(uses(), 13, 16);
+}
+
+TEST_CASE("persistent layers with windows and sinks against the reference", "[gpu]") {
+  verify_uses(uses(), 16, 18);
+}
+
+TEST_CASE("persistent layers with windows of several tokens, and parts of heads rotated", "[gpu]") {
+  verify_uses(uses(), 18, uses().size());
+}
+
+TEST_CASE("persistent layers of a rank's slice against the reference", "[gpu]") {
+  verify_uses(uses_of_ranks(), 0, uses_of_ranks().size());
 }
 
 TEST_CASE("persistent layers with experts against the reference", "[gpu]") {
@@ -306,7 +382,19 @@ TEST_CASE("persistent layers with experts against the reference", "[gpu]") {
 }
 
 TEST_CASE("persistent layers with experts of several tokens against the reference", "[gpu]") {
-  verify_uses(uses_of_experts(), 2, uses_of_experts().size());
+  verify_uses(uses_of_experts(), 2, 5);
+}
+
+TEST_CASE("persistent layers with experts that have biases, sinks and a window", "[gpu]") {
+  verify_uses(uses_of_experts(), 5, 6);
+}
+
+TEST_CASE("persistent layers with experts and a network of all tokens", "[gpu]") {
+  verify_uses(uses_of_experts(), 6, 7);
+}
+
+TEST_CASE("persistent layers with experts and a network of all tokens that has a gate", "[gpu]") {
+  verify_uses(uses_of_experts(), 7, uses_of_experts().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
@@ -316,7 +404,7 @@ TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
   const Use use{DType::bf16, {{"d", 160}, {"h", 160}}, {}};
   const Problem problem = problem_of(use.dtype, use.sizes, use.options);
   if (const auto reason = family.refusal(problem, backend->facts())) return;
-  verify_layers(*backend, use, 30, family.default_config(problem, backend->facts()));
+  verify_layers(*backend, use, 50, family.default_config(problem, backend->facts()));
 }
 
 TEST_CASE("a persistent layer of a large model", "[gpu]") {

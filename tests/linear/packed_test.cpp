@@ -21,8 +21,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 struct Sizes {
   std::int64_t m, k, n;
 };
@@ -41,6 +39,7 @@ std::vector<Options> formats_of(std::int64_t k) {
       if (group == std::string("row") || k % std::stoi(group) == 0)
         formats.push_back({{"group", group}, {"zeros", zeros}});
   if (k % 32 == 0) formats.push_back({{"weights", "mxfp4"}});
+  if (k % 16 == 0) formats.push_back({{"weights", "nvfp4"}});
   for (const char* weights : {"fp8", "int8"})
     for (const char* group : {"128", "32", "row"})
       if (group == std::string("row") || k % std::stoi(group) == 0)
@@ -72,6 +71,17 @@ void verify_formats_on_gpu(DType dtype, std::size_t stride) {
                                 {130, 256, 96}},
                                stride, dtype);
   verify_families(*backend, linear_op(), problems, random, 1, reads_packed_weights);
+}
+
+/// A word of e2m1 codes: bits 0 to 2 and the sign of the registers' lower and then upper halves.
+void put_codes(std::vector<double>& bytes, std::size_t at, const std::array<unsigned, 8>& codes) {
+  constexpr int places[8][4] = {{6, 7, 8, 15},    {10, 11, 12, 19}, {0, 1, 2, 9},
+                                {4, 13, 14, 21},  {22, 23, 24, 31}, {26, 27, 28, 3},
+                                {16, 17, 18, 25}, {20, 29, 30, 5}};
+  unsigned word = 0;
+  for (std::size_t code = 0; code < 8; ++code)
+    for (unsigned bit = 0; bit < 4; ++bit) word |= (codes[code] >> bit & 1) << places[code][bit];
+  for (std::size_t i = 0; i < 4; ++i) bytes[at + i] = word >> 8 * i & 255;
 }
 
 std::string complaint(const Sizes& sizes, const Options& options) {
@@ -142,8 +152,7 @@ TEST_CASE("the reference expands mxfp4, by hand") {
   ReferenceTensors tensors{{"x", std::vector<double>(32, 1)},
                            {"w", std::vector<double>(1024)},
                            {"w_scale", std::vector<double>(16)}};
-  tensors["w"][512] = 1 + 7 * 16;
-  tensors["w"][514] = 15 + 8 * 16;
+  put_codes(tensors["w"], 512, {1, 7, 0, 0, 15, 8, 0, 0});
   tensors["w_scale"][0] = 130;
   tensors = run_reference(linear_op(), problem, tensors);
   const auto& dense = tensors.at("w_dense");
@@ -153,6 +162,31 @@ TEST_CASE("the reference expands mxfp4, by hand") {
   CHECK(dense[32] == std::ldexp(6, -127));
   CHECK((dense[33] == 0 && std::signbit(dense[33])));
   CHECK(std::isnan(e8m0_value(255)));
+}
+
+TEST_CASE("the reference expands nvfp4, by hand") {
+  // [2, 48]: codes 2 (1) at k 0, 7 (6) at 16 and 9 (-0.5) at 40 of row 1. Its scales are 0x38 (1),
+  // 0x01 (2^-9) and 0x7e (448), and 0.25 of the row.
+  const Problem problem = problem_of({1, 48, 2}, DType::f32, {{"weights", "nvfp4"}});
+  const PackedFormat format = packed_format(problem);
+  CHECK(format.scale_shape(2, 48) == std::vector<std::int64_t>{1, 4, 32});
+  ReferenceTensors tensors{{"x", std::vector<double>(48, 1)},
+                           {"w", std::vector<double>(1024)},
+                           {"w_scale", std::vector<double>(4 * 32)}};
+  const auto set = [&](int column, int code) {
+    constexpr packed_code nvfp4 = packed_code::nvfp4;
+    add_packed_code(tensors["w"], packed_place_of(1, column, 48, nvfp4), nvfp4, code);
+  };
+  set(0, 2), set(16, 7), set(40, 9);
+  auto& scales = tensors["w_scale"];
+  put_float(scales, 1, 0.25f);  // behind row 0's
+  scales[64 + 2] = 0x38, scales[64 + 3] = 0x01, scales[64 + 32 + 2] = 0x7e;
+  tensors = run_reference(linear_op(), problem, tensors);
+  const auto& dense = tensors.at("w_dense");
+  CHECK(dense[48] == 0.25);
+  CHECK(dense[48 + 16] == std::ldexp(6, -11));
+  CHECK(dense[48 + 40] == -56);
+  CHECK(dense[0] == 0);
 }
 
 TEST_CASE("the reference expands weights of 8 bits, by hand") {
@@ -209,6 +243,9 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
         "linear: groups of 128 do not divide k=192: give group=row or another size");
   CHECK(complaint({1, 80, 8}, {{"weights", "mxfp4"}}) ==
         "linear: groups of 32 do not divide k=80: mxfp4 has no others");
+  CHECK(complaint({1, 72, 8}, {{"weights", "nvfp4"}}) ==
+        "linear: groups of 16 do not divide k=72: nvfp4 has no others");
+  CHECK(complaint({1, 80, 8}, {{"weights", "nvfp4"}}) == "");
 
   std::array<std::uint32_t, 4> header{};
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
@@ -221,7 +258,7 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
         "the weight is packed as int4, not mxfp4: give weights=int4");
   header[1] += 1;
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
-        "the weight is packed in layout 2, and this library reads 1: pack it again");
+        "the weight is packed in layout 3, and this library reads 2: pack it again");
 }
 
 TEST_CASE("a packed weight of another layout is refused on the CPU") {
@@ -370,6 +407,19 @@ TEST_CASE("linear with packed weights is right on a GPU at the sizes of models",
   problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "mxfp4"}}));
   problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "fp8"}}));
   verify_families(*backend, linear_op(), problems, random, 3, reads_packed_weights);
+}
+
+TEST_CASE("linear with nvfp4 weights is right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(6);
+  std::vector<Problem> problems;
+  // k that ends within a pair of groups, within a block, and with a block.
+  for (const Sizes sizes : {Sizes{1, 80, 24}, {9, 1056, 200}, {40, 400, 72}, {150, 208, 136}})
+    for (const DType dtype : {DType::bf16, DType::fp16})
+      problems.push_back(problem_of(sizes, dtype, {{"weights", "nvfp4"}}));
+  problems.push_back(problem_of({1, 4096, 4096}, DType::bf16, {{"weights", "nvfp4"}}));
+  verify_families(*backend, linear_op(), problems, random, 2);
 }
 
 TEST_CASE("packed weights that wgmma expands are right on a GPU for any number of tokens",

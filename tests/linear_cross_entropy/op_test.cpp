@@ -22,8 +22,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 const Op& op() {
   return linear_cross_entropy_op();
 }
@@ -71,8 +69,13 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
   vocab = std::max<std::int64_t>(vocab, 2);
   std::int64_t d = draw.size(7);
   if (draw.below(2)) d = (d + 7) / 8 * 8;
-  return problem_of(kind, pass, {m, d, vocab}, draw.of(op().dtypes(kind)),
-                    random_options(draw, pass));
+  Options options = random_options(draw, pass);
+  if (!options.contains("gradients") && draw.below(4) == 0) {
+    options["slice-of"] = std::to_string(vocab + draw.below(3) * 50);
+    options["reduction"] = "none";
+    options["class-weights"] = "no";
+  }
+  return problem_of(kind, pass, {m, d, vocab}, draw.of(op().dtypes(kind)), std::move(options));
 }
 
 }  // namespace
@@ -196,6 +199,10 @@ TEST_CASE("options of gradients are refused where there are none") {
   CHECK_THROWS_WITH(problem_of(DeviceKind::cpu, "bwd", {2, 2, 2}, DType::f32,
                                {{"frozen", "yes"}, {"accumulate", "yes"}}),
                     "linear-cross-entropy: accumulate=yes with frozen=yes: nothing is added to");
+  CHECK_THROWS_WITH(problem_of(DeviceKind::cpu, "fwd", {2, 2, 2}, DType::f32,
+                               {{"slice-of", "4"}, {"gradients", "yes"}}),
+                    "linear-cross-entropy: slice-of with gradients=yes: they need the log-sum-exp "
+                    "of all slices, which the pass bwd takes");
 }
 
 TEST_CASE("random problems of linear-cross-entropy are right on the CPU") {

@@ -14,7 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
 using Names = std::vector<std::string>;
 
 /// gpt-oss' experts, and other formats with and without biases.
@@ -23,6 +22,7 @@ std::vector<Options> forms() {
           {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"weigh", "before"}},
           {{"weights", "fp8"}, {"group", "row"}, {"residual", "yes"}},
           {{"weights", "mxfp4"}, {"save", "preact"}},
+          {{"weights", "nvfp4"}, {"act", "swiglu-oai"}, {"bias", "all"}},
           {{"weights", "int8"}, {"group", "32"}, {"bias", "all"}}};
 }
 
@@ -142,6 +142,17 @@ TEST_CASE("experts with packed weights are right on a GPU", "[gpu]") {
                                      DeviceKind::cuda, options));
     }
   verify_families(*backend, moe_ffn_op(), problems, random, 1, reads_packed_weights);
+}
+
+TEST_CASE("experts with nvfp4 weights are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(4);
+  std::vector<Problem> problems;
+  for (const MoeSizes& sizes : {MoeSizes{3, 80, 48, 6, 2}, {70, 64, 96, 8, 2}})
+    problems.push_back(moe_problem(sizes, DType::bf16, DeviceKind::cuda,
+                                   {{"weights", "nvfp4"}, {"act", "swiglu-oai"}, {"bias", "all"}}));
+  verify_families(*backend, moe_ffn_op(), problems, random, 1);
 }
 
 TEST_CASE("experts of gpt-oss' sizes are right on a GPU", "[gpu]") {

@@ -14,7 +14,6 @@ using namespace fftune::test;
 namespace {
 
 using Ids = std::vector<double>;
-using Options = std::map<std::string, std::string>;
 
 Problem problem_of(std::int64_t b, std::int64_t len, Options options = {}) {
   return canonical(ngram_block_op(),

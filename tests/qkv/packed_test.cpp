@@ -43,6 +43,7 @@ std::vector<Options> forms() {
                          {"cache", cache},
                          {"slots", zeros[0] == 'y' ? "i64" : "i32"}});
   forms.push_back({{"weights", "mxfp4"}, {"bias", "yes"}, {"norm", "yes"}});
+  forms.push_back({{"weights", "nvfp4"}, {"norm", "yes"}});
   forms.push_back({{"weights", "fp8"}, {"group", "32"}, {"norm", "yes"}});
   forms.push_back({{"weights", "int8"}, {"group", "row"}, {"bias", "yes"}});
   return forms;

@@ -22,9 +22,10 @@ namespace {
 using Options = std::map<std::string, std::string>;
 
 Problem problem_of(DeviceKind kind, DType dtype, std::int64_t m, std::int64_t vocab,
-                   Options options) {
-  return canonical(sample_op(),
-                   {"sample", "fwd", dtype, {{"m", m}, {"vocab", vocab}}, std::move(options)},
+                   Options options, std::int64_t best = 0) {
+  std::map<std::string, std::int64_t> sizes{{"m", m}, {"vocab", vocab}};
+  if (best > 0) sizes["best"] = best;
+  return canonical(sample_op(), {"sample", "fwd", dtype, std::move(sizes), std::move(options)},
                    kind);
 }
 
@@ -33,7 +34,8 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
   Options options{{"choose", draw.of({"argmax", "sample", "filtered"})}};
   if (draw.below(2)) options["logprobs"] = "yes";
   if (draw.below(3) == 0) options["softcap"] = draw.of({"30", "8"});
-  return problem_of(kind, draw.of(sample_op().dtypes(kind)), m, vocab, options);
+  const std::int64_t best = draw.below(3) ? 0 : std::min<std::int64_t>(vocab, 1 + draw.below(40));
+  return problem_of(kind, draw.of(sample_op().dtypes(kind)), m, vocab, options, best);
 }
 
 /// The tensors of a call on the CPU.
@@ -41,7 +43,8 @@ struct Call {
   std::vector<float> logits, temperature, top_p, min_p;
   std::vector<std::int64_t> seeds;
   std::vector<std::int32_t> steps, top_k, ids;
-  std::vector<float> logit, logprob;
+  std::vector<float> logit, logprob, best_logprobs;
+  std::vector<std::int32_t> best_ids;
 
   Call(std::int64_t rows, std::vector<float> row)
       : temperature(static_cast<std::size_t>(rows), 1),
@@ -59,21 +62,24 @@ struct Call {
     }
   }
 
-  void run(Options options) {
+  void run(Options options, std::int64_t best = 0) {
     const auto backend = open_cpu();
     const auto rows = std::ssize(ids);
     options["logprobs"] = "yes";
     const Problem problem = problem_of(DeviceKind::cpu, DType::f32, rows, std::ssize(logits) / rows,
-                                       std::move(options));
+                                       std::move(options), best);
+    best_ids.assign(static_cast<std::size_t>(rows * best), -1);
+    best_logprobs.assign(best_ids.size(), 0);
     const Family& family = family_of(sample_op(), "cpu_choose");
     const auto compiled = backend->compile(family.program(problem, backend->facts(), {}));
     REQUIRE(compiled.report.failure == "");
     const std::map<std::string, void*> named{
-        {"logits", logits.data()}, {"temperature", temperature.data()},
-        {"seeds", seeds.data()},   {"steps", steps.data()},
-        {"top_k", top_k.data()},   {"top_p", top_p.data()},
-        {"min_p", min_p.data()},   {"ids", ids.data()},
-        {"logit", logit.data()},   {"logprob", logprob.data()}};
+        {"logits", logits.data()},     {"temperature", temperature.data()},
+        {"seeds", seeds.data()},       {"steps", steps.data()},
+        {"top_k", top_k.data()},       {"top_p", top_p.data()},
+        {"min_p", min_p.data()},       {"ids", ids.data()},
+        {"logit", logit.data()},       {"logprob", logprob.data()},
+        {"best_ids", best_ids.data()}, {"best_logprobs", best_logprobs.data()}};
     std::vector<void*> tensors;
     for (const TensorSpec& tensor : sample_op().tensors(problem))
       tensors.push_back(named.at(tensor.name));
@@ -155,7 +161,7 @@ TEST_CASE("sample: whole vocabularies are right on a GPU", "[gpu]") {
       for (const std::int64_t m : {1, 3, 64})
         verify_variants(*backend, sample_op(),
                         problem_of(DeviceKind::cuda, DType::bf16, m, vocab,
-                                   {{"choose", choose}, {"logprobs", "yes"}}),
+                                   {{"choose", choose}, {"logprobs", "yes"}}, m == 3 ? 20 : 0),
                         random, 0);
 }
 
@@ -204,6 +210,46 @@ TEST_CASE("sample: log-probabilities are those of log_softmax, before the temper
   CHECK(call.ids[0] == 2);
   CHECK(std::abs(call.logprob[0] - (3 - std::log(sum))) < 1e-6);
   CHECK(std::abs(call.logprob[1] - (call.logit[1] - std::log(sum))) < 1e-6);
+}
+
+TEST_CASE("sample: the best ids are in their order, of equal ones the first, NaN above all") {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  Call call(2, {1, 3, -100, 3, 2, -infinity});
+  call.temperature = {0, 5};
+  call.run({{"choose", "sample"}}, 5);
+  const double sum = std::exp(1.0) + 2 * std::exp(3.0) + std::exp(2.0);
+  for (const std::size_t row : {std::size_t{0}, std::size_t{1}}) {
+    const std::vector<std::int32_t> right{1, 3, 4, 0, 2};
+    CHECK(std::equal(right.begin(), right.end(), call.best_ids.begin() + 5 * row));
+    for (std::size_t i = 0; i < right.size(); ++i)
+      CHECK(std::abs(call.best_logprobs[5 * row + i] -
+                     (call.logits[static_cast<std::size_t>(right[i])] - std::log(sum))) < 1e-5);
+  }
+  Call nan(1, {0.0f, std::numeric_limits<float>::quiet_NaN(), -0.0f, 7});
+  nan.run({}, 4);
+  CHECK(nan.best_ids == std::vector<std::int32_t>{1, 3, 0, 2});
+  CHECK_THROWS_WITH(problem_of(DeviceKind::cpu, DType::f32, 1, 4, {}, 5),
+                    ContainsSubstring("best=5 exceeds vocab=4"));
+}
+
+TEST_CASE("sample: a verification takes no other best id than one of an equal logit") {
+  const auto backend = open_cpu();
+  const Family& family = family_of(sample_op(), "cpu_choose");
+  for (const int change : {0, 1, 2}) {
+    const Problem problem = problem_of(DeviceKind::cpu, DType::f32, 3, 100, {}, 4);
+    Program program = family.program(problem, backend->facts(), {});
+    const auto ids = tensor_index(sample_op().tensors(problem), "best_ids");
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      auto* const own = static_cast<std::int32_t*>(call.tensors[ids]) + 4;
+      if (change == 0) std::swap(own[1], own[2]);
+      if (change == 1) own[3] = own[2];
+      if (change == 2) own[0] = 100;
+    }));
+    Verifier verifier(*backend, sample_op(), problem, 1);
+    const auto result = verifier.verify(0, 1, {backend->compile(program).executable});
+    CAPTURE(change, result.failure);
+    CHECK(result.failure.starts_with("best_ids: "));
+  }
 }
 
 TEST_CASE("sample: a million draws have the distribution of the softmax") {

@@ -1,6 +1,10 @@
 // An op as its own tests look at it: its entry in the catalog, its tensors, its reference.
 #pragma once
 
+#include <cstddef>
+#include <map>
+#include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +14,8 @@
 #include "verify/host_threads.hpp"
 
 namespace fftune::test {
+
+using Options = std::map<std::string, std::string>;
 
 /// The op is in the catalog, and every source that its families name is embedded.
 inline void check_registration(const Op& op) {
@@ -23,6 +29,19 @@ inline std::vector<std::string> tensor_names(const Op& op, const Problem& proble
   std::vector<std::string> names;
   for (const auto& tensor : op.tensors(problem)) names.push_back(tensor.name);
   return names;
+}
+
+/// Test data of a tensor in its dtype: normal values, or what the op draws for seed 1.
+inline std::vector<std::byte> drawn_bytes(const TensorSpec& spec, std::mt19937_64& random) {
+  std::normal_distribution<double> normal(spec.mean, spec.scale);
+  std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+  if (spec.draw)
+    spec.draw(1, values);
+  else
+    for (double& value : values) value = normal(random);
+  std::vector<std::byte> bytes(spec.bytes());
+  encode(spec.dtype, std::span<const double>(values), bytes.data());
+  return bytes;
 }
 
 /// The tensors with the outputs of the first stage.

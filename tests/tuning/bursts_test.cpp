@@ -142,8 +142,7 @@ TEST_CASE("intervals of bursts take in what differs between them") {
 }
 
 TEST_CASE("a sweep on a shared machine does not call its record decided") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   int decided = 0;
   for (int run = 0; run < 10; ++run) {
     auto evaluator = shared_machine(31.7 * run);

@@ -56,8 +56,7 @@ TEST_CASE("a winner beside a faster runner-up, and a whole beside its stages, co
 }
 
 TEST_CASE("finals that were disturbed are measured again with what was faster before") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   FakeEvaluator evaluator(valley, 0.002);
   // One variant alone is slow from its second sample to its fifth: it misses the finals.
   int best = 0;
@@ -74,8 +73,7 @@ TEST_CASE("finals that were disturbed are measured again with what was faster be
 }
 
 TEST_CASE("a machine that is busy during the finals: what was faster is not a mere runner-up") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   FakeEvaluator quiet(valley, 0.002);
   const auto before = tune(fake.catalog(), quiet, fake.problem(), quiet.options());
   REQUIRE(before.record);
@@ -100,8 +98,7 @@ TEST_CASE("a machine that is busy during the finals: what was faster is not a me
 }
 
 TEST_CASE("a winner that its runners-up contradict is chosen again") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   FakeEvaluator quiet(valley, 0.002);
   const auto before = tune(fake.catalog(), quiet, fake.problem(), quiet.options());
   REQUIRE(before.record);

@@ -16,8 +16,7 @@ namespace {
 using Lines = std::vector<std::string>;
 
 TuneResult tuned(FakeEvaluator& evaluator) {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 30);
+  auto fake = FakeCatalog::of_variants(30);
   return tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
 }
 

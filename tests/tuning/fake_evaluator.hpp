@@ -38,8 +38,7 @@ class FakeEvaluator : public Evaluator {
     return {2, 1000, refusal};
   }
 
-  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
-                                const CompileSink& sink) override {
+  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override {
     std::vector<Compiled> all(candidates.size());
     bool go_on = true;
     for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -81,8 +80,7 @@ class FakeEvaluator : public Evaluator {
     return passed;
   }
 
-  std::vector<Timing> time(const std::vector<Candidate>& candidates,
-                           const TimeRequest& request) override {
+  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override {
     const double began = clock;
     std::vector<Timing> all(candidates.size());
     for (int round = 0; round < request.samples; ++round) {
@@ -112,6 +110,12 @@ class FakeEvaluator : public Evaluator {
   std::string lost() const override { return lost_; }
 
   /// Options whose clock is this evaluator's.
+  TuneOptions options(double budget_seconds, const std::string& strategy = TuneOptions().strategy) {
+    TuneOptions options = this->options();
+    options.budget_seconds = budget_seconds;
+    options.strategy = strategy;
+    return options;
+  }
   TuneOptions options() {
     TuneOptions options;
     options.now = [this] { return clock; };

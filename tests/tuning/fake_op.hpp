@@ -104,6 +104,12 @@ class FakeOp : public Op {
 /// A catalog of one op, with its problem.
 struct FakeCatalog {
   explicit FakeCatalog(int stages) : op(stages) {}
+  /// One stage, and one family "f" of so many variants.
+  static FakeCatalog of_variants(int variants) {
+    FakeCatalog fake(1);
+    fake.op.add("f", {"a"}, variants);
+    return fake;
+  }
 
   Catalog catalog() const { return {{&op}, &sources}; }
   Problem problem(std::int64_t m = 1) const { return {"fake", "fwd", DType::f32, {{"m", m}}, {}}; }

@@ -109,8 +109,7 @@ TEST_CASE("many stages of many families are tuned in place within the time") {
     for (const Variant& variant : recipe) us += variant.family[1] == 'z' ? 90 : 100;
     return us;
   };
-  auto options = evaluator.options();
-  options.budget_seconds = 60;
+  auto options = evaluator.options(60);
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
   REQUIRE(result.record);
   CHECK(result.record->verdict.median_us == near(90.0 * stages));
@@ -146,8 +145,7 @@ TEST_CASE("without time for it, the variants that are fastest by themselves are 
   FakeEvaluator evaluator(alone);
   evaluator.compile_seconds = 1;
   evaluator.whole_us = [](const Recipe& recipe) { return 300 + distance(recipe, {{"f", 3}}); };
-  auto options = evaluator.options();
-  options.budget_seconds = 2;
+  auto options = evaluator.options(2);
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
   REQUIRE(result.record);
   CHECK(winner(result, 0) == 0);

@@ -232,8 +232,7 @@ TEST_CASE("journals dated in the future neither take the own one's place nor are
 
 TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to the same winner") {
   const TemporaryFolder folder;
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 12);
+  auto fake = FakeCatalog::of_variants(12);
   const auto truth = [](const Variant& v) {
     return 100 + 5 * std::abs(static_cast<double>(v.config.at("p")) - 7);
   };
@@ -277,8 +276,7 @@ TEST_CASE("a folder that cannot be written is one clear error") {
 
 TEST_CASE("a disk that takes no more ends the journal, not the sweep") {
   const TemporaryFolder folder;
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 10);
+  auto fake = FakeCatalog::of_variants(10);
   FakeEvaluator evaluator([](const Variant&) { return 100.0; });
   auto options = evaluator.options();
   auto journal = Journal::open(folder.path(), evaluator.facts(), "fake", false);
@@ -345,8 +343,7 @@ TEST_CASE("a resumed sweep measures only what was not, and finds the same winner
 TEST_CASE("a variant that crashed is tried again by a resumed sweep that is told to") {
   for (const bool retry : {false, true}) {
     const TemporaryFolder folder;
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 10);
+    auto fake = FakeCatalog::of_variants(10);
     FakeEvaluator evaluator([](const Variant&) { return 100.0; });
     Outcome crashed;
     crashed.id = "f/p=3";

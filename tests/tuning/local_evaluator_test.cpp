@@ -103,7 +103,7 @@ TEST_CASE("any outcome of a candidate on a real backend is a value") {
   REQUIRE(setup.refusal.empty());
   CHECK(setup.buffer_sets >= 2);
 
-  std::vector<Candidate> all;
+  Candidates all;
   for (int value = 0; value < odd_count; ++value) all.push_back(way(value));
   std::size_t told = 0;
   const auto compiled = evaluator.compile(all, [&](std::size_t, const Compiled&) {

@@ -44,8 +44,7 @@ TuneResult tuned(FakeEvaluator& evaluator, const FakeCatalog& fake, std::uint64_
 }  // namespace
 
 TEST_CASE("ten sweeps pick the same, or one of the stated ties, under noise of 0 to 10%") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   for (const double noise : {0.0, 0.002, 0.01, 0.03, 0.1}) {
     INFO("noise " << noise);
     std::vector<TuneResult> results;
@@ -69,8 +68,7 @@ TEST_CASE("ten sweeps pick the same, or one of the stated ties, under noise of 0
 }
 
 TEST_CASE("the record's interval covers the truth in at least 90% of 200 sweeps") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 12);
+  auto fake = FakeCatalog::of_variants(12);
   const auto truth = [](const Variant& v) {
     return 100 + 10 * static_cast<double>(v.config.at("p"));
   };
@@ -92,8 +90,7 @@ TEST_CASE("the record's interval covers the truth in at least 90% of 200 sweeps"
 
 TEST_CASE(
     "a verdict is decided where the noise is small, and undecided, with the reason, where not") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   FakeEvaluator quiet(crowded, 0.002);
   const auto sure = tuned(quiet, fake, 1);
   CHECK(sure.record->verdict.decided == true);
@@ -143,8 +140,7 @@ TEST_CASE("a disturbance during the whole screening of the best costs it nothing
 }
 
 TEST_CASE("one stall, however long, costs the best variant nothing") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 100);
+  auto fake = FakeCatalog::of_variants(100);
   FakeEvaluator evaluator(valley);
   // The first sample of each variant, in a third of them: ten times as long.
   std::map<std::string, int> seen;

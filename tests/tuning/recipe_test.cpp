@@ -82,8 +82,7 @@ TEST_CASE("the first failure is one of the stage that nothing runs") {
 
 TEST_CASE("fallbacks take part only where nothing else serves, and it is said") {
   SECTION("not beside a family that works") {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 3);
+    auto fake = FakeCatalog::of_variants(3);
     fake.op.add("slow", {"a"}, 1).fallback = true;
     FakeEvaluator evaluator(valley);
     const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
@@ -107,8 +106,7 @@ TEST_CASE("fallbacks take part only where nothing else serves, and it is said") 
     CHECK(result.notes[0].find("g: d must be a multiple of 8") != std::string::npos);
   }
   SECTION("where every other variant fails") {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 1);
+    auto fake = FakeCatalog::of_variants(1);
     fake.op.add("slow", {"a"}, 1).fallback = true;
     FakeEvaluator evaluator(valley);
     evaluator.misbehaving["f/p=0"] = Misbehaviour::wrong;

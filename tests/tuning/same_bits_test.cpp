@@ -29,8 +29,7 @@ Variant variant(const std::string& family, std::int64_t p) {
 }  // namespace
 
 TEST_CASE("a record names the class of the winner, and of all that came close") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   FakeEvaluator evaluator(valley);
   evaluator.bits = parity;
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
@@ -43,8 +42,7 @@ TEST_CASE("a record names the class of the winner, and of all that came close") 
 }
 
 TEST_CASE("a search within the class of the present winner leaves it for nothing") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   for (const std::int64_t present : {20, 21}) {
     FakeEvaluator evaluator(valley);
     evaluator.bits = parity;
@@ -69,8 +67,7 @@ TEST_CASE("a search within the class of the present winner leaves it for nothing
 TEST_CASE(
     "a search within a class that resumes one of all variants takes no time of another class") {
   const fftune::testing::TemporaryFolder folder;
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   const auto search = [&](bool resume, const std::map<Problem, Recipe>& same_bits_as) {
     FakeEvaluator evaluator(valley);
     evaluator.bits = parity;
@@ -118,8 +115,7 @@ TEST_CASE("where a fused winner has no parts to compare with, whole recipes are 
 }
 
 TEST_CASE("a present winner that fails now is no measure of anything: nothing is recorded") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 20);
+  auto fake = FakeCatalog::of_variants(20);
   FakeEvaluator evaluator(valley);
   evaluator.misbehaving["f/p=4"] = Misbehaviour::wrong;
   auto options = evaluator.options();

@@ -20,12 +20,10 @@ double slope(const Variant& variant) {
 }  // namespace
 
 TEST_CASE("problems share a budget; each gets a part and the end is in time") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 2000);
+  auto fake = FakeCatalog::of_variants(2000);
   FakeEvaluator evaluator(slope);
   evaluator.compile_seconds = 0.05;
-  auto options = evaluator.options();
-  options.budget_seconds = 20;
+  auto options = evaluator.options(20);
   std::vector<double> seconds;
   tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(2), fake.problem(4)}, options,
            [&](const TuneResult& result) {
@@ -41,8 +39,7 @@ TEST_CASE("problems share a budget; each gets a part and the end is in time") {
 TEST_CASE("the last of many problems that use all of their time is not starved") {
   constexpr int problems = 12;
   constexpr double budget = 120;
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 2000);
+  auto fake = FakeCatalog::of_variants(2000);
   FakeEvaluator evaluator(slope);
   evaluator.compile_seconds = 0.05;
   auto options = evaluator.options();
@@ -66,8 +63,7 @@ TEST_CASE("preparation of small problems does not use up their time") {
       {32, 0.675}, {48, 0.771},  {64, 0.814},  {96, 1.598},   {128, 0.754},  {256, 1.696},
       {512, 2.09}, {1024, 2.75}, {1536, 3.67}, {2048, 4.749}, {3072, 4.475}, {4096, 3.454}};
   constexpr double budget = 110;
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 2000);
+  auto fake = FakeCatalog::of_variants(2000);
   struct Preparing : FakeEvaluator {
     using FakeEvaluator::FakeEvaluator;
     std::map<std::int64_t, double> preparing;
@@ -95,19 +91,16 @@ TEST_CASE("preparation of small problems does not use up their time") {
 }
 
 TEST_CASE("a short problem beside a long one still gets time to be searched") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 60);
+  auto fake = FakeCatalog::of_variants(60);
   FakeEvaluator evaluator(slope);
   evaluator.compile_seconds = 0.02;
-  auto options = evaluator.options();
-  options.budget_seconds = 30;
+  auto options = evaluator.options(30);
   tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(1 << 20)}, options,
            [&](const TuneResult& result) { CHECK(result.stopped.empty()); });
 }
 
 TEST_CASE("a winner is tried first on the next problem") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 100);
+  auto fake = FakeCatalog::of_variants(100);
   FakeEvaluator evaluator(slope);
   std::vector<std::string> order;  // in which they are sampled first
   evaluator.stretch = [&](const std::string& id) {
@@ -125,8 +118,7 @@ TEST_CASE("a winner is tried first on the next problem") {
 }
 
 TEST_CASE("a problem that does not fit is a result with its reason, and the others are searched") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 10);
+  auto fake = FakeCatalog::of_variants(10);
   struct Small : FakeEvaluator {
     using FakeEvaluator::FakeEvaluator;
     Setup begin(const Problem& problem) override {
@@ -145,8 +137,7 @@ TEST_CASE("a problem that does not fit is a result with its reason, and the othe
 }
 
 TEST_CASE("an interruption ends the sweep after the problem it fell into") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 10);
+  auto fake = FakeCatalog::of_variants(10);
   std::atomic<bool> cancel{false};
   FakeEvaluator evaluator(slope);
   evaluator.cancel = &cancel;

@@ -15,8 +15,7 @@
 using namespace fftune;
 
 TEST_CASE("every strategy that tries all finds the best within the tie band, for ten seeds") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   for (const std::string strategy : {"halving", "exhaustive"})
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       FakeEvaluator evaluator(valley, 0.02, seed);
@@ -36,8 +35,7 @@ TEST_CASE("every strategy that tries all finds the best within the tie band, for
 }
 
 TEST_CASE("equal variants give the same answer for ten seeds of search and noise") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 100);
+  auto fake = FakeCatalog::of_variants(100);
   // Five variants within half a percent, the rest a tenth slower and more: the fewest registers
   // win.
   const auto truth = [](const Variant& variant) {
@@ -59,8 +57,7 @@ TEST_CASE("equal variants give the same answer for ten seeds of search and noise
 }
 
 TEST_CASE("halving spends little on what is slow") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   FakeEvaluator evaluator(
       [](const Variant& v) { return 100.0 * static_cast<double>(v.config.at("p") + 1); });
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
@@ -73,8 +70,7 @@ TEST_CASE("halving spends little on what is slow") {
 }
 
 TEST_CASE("a search that has little time for compiling screens what it compiled") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 400);
+  auto fake = FakeCatalog::of_variants(400);
   for (const std::string strategy : {"halving", "guided", "exhaustive"}) {
     FakeEvaluator evaluator(valley);
     evaluator.compile_seconds = 0.05;
@@ -91,8 +87,7 @@ TEST_CASE("a search that has little time for compiling screens what it compiled"
 }
 
 TEST_CASE("random tries a quarter and answers with the best of it") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   FakeEvaluator evaluator(valley);
   auto options = evaluator.options();
   options.strategy = "random";
@@ -106,8 +101,7 @@ TEST_CASE("random tries a quarter and answers with the best of it") {
 }
 
 TEST_CASE("a few spilled words are no reason not to time a kernel, and many are") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   FakeEvaluator evaluator(valley);
   auto options = evaluator.options();
   options.strategy = "exhaustive";
@@ -121,8 +115,7 @@ TEST_CASE("a few spilled words are no reason not to time a kernel, and many are"
 }
 
 TEST_CASE("misbehaviour is an outcome with its cause, and the best of the rest wins") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 200);
+  auto fake = FakeCatalog::of_variants(200);
   for (const std::string strategy : {"halving", "exhaustive", "random"}) {
     FakeEvaluator evaluator(valley);
     const std::map<Misbehaviour, OutcomeKind> kinds{
@@ -165,8 +158,7 @@ TEST_CASE("misbehaviour is an outcome with its cause, and the best of the rest w
 }
 
 TEST_CASE("when everything fails there is no record, and the outcomes say why") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 5);
+  auto fake = FakeCatalog::of_variants(5);
   FakeEvaluator evaluator(valley);
   for (int p = 0; p < 5; ++p)
     evaluator.misbehaving["f/p=" + std::to_string(p)] = Misbehaviour::wrong;
@@ -176,13 +168,11 @@ TEST_CASE("when everything fails there is no record, and the outcomes say why") 
 }
 
 TEST_CASE("a search whose processes were killed until its time was up blames no want of time") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 40);
+  auto fake = FakeCatalog::of_variants(40);
   FakeEvaluator evaluator([](const Variant&) { return 100.0; });
   for (int p = 0; p < 40; ++p)
     evaluator.misbehaving[fmt::format("f/p={}", p)] = Misbehaviour::killed;
-  auto options = evaluator.options();
-  options.budget_seconds = 6.5;
+  auto options = evaluator.options(6.5);
   const auto result = tune(fake.catalog(), evaluator, fake.problem(1), options);
   CHECK_FALSE(result.record);
   CHECK(result.stopped.find("processes of ") == 4);
@@ -235,9 +225,7 @@ TEST_CASE("a group whose share is short still tries what promises most") {
   fake.op.add("g", {"b"}, 1000).default_value = 500;
   FakeEvaluator evaluator(valley);
   evaluator.compile_seconds = 0.1;
-  auto options = evaluator.options();
-  options.strategy = "guided";
-  options.budget_seconds = 8;
+  const auto options = evaluator.options(8, "guided");
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
   REQUIRE(result.record);
   CHECK(evaluator.clock < 8 * 1.1 + 0.5);
@@ -246,13 +234,10 @@ TEST_CASE("a group whose share is short still tries what promises most") {
 }
 
 TEST_CASE("a search that hardly began says so, and decides nothing") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 500);
+  auto fake = FakeCatalog::of_variants(500);
   FakeEvaluator evaluator(valley);
   evaluator.compile_seconds = 0.3;
-  auto options = evaluator.options();
-  options.strategy = "guided";
-  options.budget_seconds = 0.7;
+  const auto options = evaluator.options(0.7, "guided");
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
   REQUIRE(result.record);
   CHECK_FALSE(result.record->verdict.complete);
@@ -313,8 +298,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a time below the floor has a note with the reason") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 20);
+  auto fake = FakeCatalog::of_variants(20);
   const auto note = [&](std::size_t cache) {
     FakeEvaluator evaluator([](const Variant&) { return 1.0; });
     evaluator.ceilings = {1e6, 1e15};  // 800 bytes take 800 µs
@@ -333,8 +317,7 @@ TEST_CASE("a time below the floor has a note with the reason") {
 
 TEST_CASE(
     "preparation does not count as search time, unless the user gave a budget for all of it") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   const auto tried = [&](double preparing, double budget) {
     FakeEvaluator evaluator(valley);
     evaluator.begin_seconds = preparing;
@@ -354,13 +337,11 @@ TEST_CASE(
 }
 
 TEST_CASE("long variants under a budget still come to the finals") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 40);
+  auto fake = FakeCatalog::of_variants(40);
   // 0.15 s a pass, all within the screening band: forty in turn would take six seconds.
   FakeEvaluator evaluator(
       [](const Variant& v) { return 1.5e5 + 500 * static_cast<double>(v.config.at("p")); }, 0.02);
-  auto options = evaluator.options();
-  options.budget_seconds = 30;
+  auto options = evaluator.options(30);
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
   REQUIRE(result.record);
   CHECK(evaluator.clock < 31);
@@ -375,8 +356,7 @@ TEST_CASE("long variants under a budget still come to the finals") {
 }
 
 TEST_CASE("a limit of variants is kept and the decision is still made") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   FakeEvaluator evaluator(valley);
   auto options = evaluator.options();
   options.max_variants = 20;
@@ -474,8 +454,7 @@ TEST_CASE("the record is filled") {
 }
 
 TEST_CASE("a refused problem and an unknown strategy are errors") {
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 3);
+  auto fake = FakeCatalog::of_variants(3);
   FakeEvaluator evaluator(valley);
   auto options = evaluator.options();
   options.strategy = "none";
@@ -490,8 +469,7 @@ TEST_CASE("progress goes forward and ends with the result") {
     void update(const Progress& progress) override { all.push_back(progress); }
     std::vector<Progress> all;
   } sink;
-  FakeCatalog fake(1);
-  fake.op.add("f", {"a"}, 300);
+  auto fake = FakeCatalog::of_variants(300);
   FakeEvaluator evaluator(valley);
   auto options = evaluator.options();
   options.progress = &sink;

@@ -28,18 +28,18 @@ TEST_CASE("values survive the way, infinities included") {
   CHECK(read_candidate(again(message_of(candidate))) == candidate);
   const Problem problem{"ffn", "fwd", DType::bf16, {{"m", 7}, {"d", 1LL << 30}}, {{"act", "silu"}}};
   CHECK(read_problem(again(message_of(problem))) == problem);
-  const auto request = read_time_request(again(message_of(TimeRequest{})));
+  const auto request = read_message<TimeRequest>(again(message_of(TimeRequest{})));
   CHECK(request.samples == TimeRequest{}.samples);
   CHECK(request.seconds == std::numeric_limits<double>::infinity());
   CHECK(request.abandon_above_us == std::numeric_limits<double>::infinity());
   Timing timing{{1.5, 2.25}, true, false, "words \xff of a compiler"};
-  CHECK(read_timing(again(message_of(timing))).samples_us == timing.samples_us);
+  CHECK(read_message<Timing>(again(message_of(timing))).samples_us == timing.samples_us);
   DeviceFacts facts;
   facts.kind = DeviceKind::cuda;
   facts.name = "NVIDIA H200";
   facts.memory_bytes = 1LL << 37;
   facts.details = {{"a", "b"}, {"c", "d"}};
-  const auto read = read_facts(again(message_of(facts)));
+  const auto read = read_message<DeviceFacts>(again(message_of(facts)));
   CHECK(read.slug() == facts.slug());
   CHECK(read.memory_bytes == facts.memory_bytes);
   CHECK(read.details == facts.details);
@@ -51,19 +51,19 @@ TEST_CASE("nonsense is refused") {
         R"({"samples_us":[0],"abandoned":false,"device_fault":false,"failure":""})",
         R"({"samples_us":[-1],"abandoned":false,"device_fault":false,"failure":""})",
         R"({"samples_us":["x"],"abandoned":false,"device_fault":false,"failure":""})"})
-    CHECK_THROWS(read_timing(parse_json(text)));
+    CHECK_THROWS(read_message<Timing>(parse_json(text)));
   JsonValue passed = message_of(Verified{true, 0.5, 1e-3, false, ""});
-  CHECK_THROWS(read_verified(passed));  // more error than is tolerated
+  CHECK_THROWS(read_message<Verified>(passed));  // more error than is tolerated
   passed["error"] = 1e-4;
   passed["bits"] = "00000000000000b1";
-  CHECK(read_verified(passed).passed);
-  CHECK(read_verified(passed).bits == "00000000000000b1");
+  CHECK(read_message<Verified>(passed).passed);
+  CHECK(read_message<Verified>(passed).bits == "00000000000000b1");
   passed["failure"] = "but";
-  CHECK_THROWS(read_verified(passed));
+  CHECK_THROWS(read_message<Verified>(passed));
   JsonValue compiled = message_of(Compiled{});
   for (const JsonValue& value : JsonValue::Array{-1, 1e300, 0.5, "7"}) {
     compiled["registers"] = value;
-    CHECK_THROWS(read_compiled(compiled));
+    CHECK_THROWS(read_message<Compiled>(compiled));
   }
 }
 

@@ -116,7 +116,7 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
 
 void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneResult& result) {
   if (contenders.size() < 2) return;
-  std::vector<Candidate> candidates;
+  Candidates candidates;
   for (const auto& contender : contenders) candidates.push_back(contender.candidate);
   TimeRequest request;
   session.launch(candidates);

@@ -152,7 +152,7 @@ class Descent {
 
   /// Adds samples to each, in turn. Contenders that cannot be timed keep no ratio.
   void time(std::vector<Contender>& all, int count) {
-    std::vector<Candidate> candidates;
+    Candidates candidates;
     for (const auto& contender : all) candidates.push_back(candidate(contender.combination));
     session_.launch(candidates);
     TimeRequest request;

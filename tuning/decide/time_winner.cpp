@@ -20,8 +20,8 @@ constexpr int most_attempts = 3;
 /// From one timing to the next; less is the device's own breathing.
 constexpr double most_drift = 0.03;
 
-std::vector<Candidate> winner_and_baselines(Session& session, const EndToEnd& winner) {
-  std::vector<Candidate> candidates{winner.candidate};
+Candidates winner_and_baselines(Session& session, const EndToEnd& winner) {
+  Candidates candidates{winner.candidate};
   if (session.options().baselines && !session.cancelled())
     for (const auto& baseline :
          session.op().baselines(session.problem(), session.evaluator().facts()))
@@ -68,8 +68,8 @@ std::string drift_text(const Summary& before, const Summary& now) {
   return fmt::format("the winner's own time drifts by {:+.1f}%", 100 * drift);
 }
 
-void take_baselines(const std::vector<Candidate>& candidates,
-                    const std::vector<BurstTiming>& timings, Verdict& verdict, TuneResult& result) {
+void take_baselines(const Candidates& candidates, const std::vector<BurstTiming>& timings,
+                    Verdict& verdict, TuneResult& result) {
   result.baselines.clear();
   for (std::size_t i = 1; i < candidates.size(); ++i) {
     if (!timings[i].last.failure.empty() || timings[i].bursts.empty()) {

@@ -17,7 +17,13 @@ std::string Candidate::id() const {
   return baseline.empty() ? recipe_text(recipe) : baseline;
 }
 
-void Evaluator::try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls) {
+std::vector<Compiled> not_started(std::size_t candidates) {
+  Compiled one;
+  one.failure = "not started";
+  return std::vector<Compiled>(candidates, one);
+}
+
+void Evaluator::try_each(const Candidates& candidates, const TrialCalls& calls) {
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     calls.begins(i);
     const auto verified = verify(candidates[i]);
@@ -75,8 +81,7 @@ std::vector<double> BurstTiming::samples_us() const {
   return all;
 }
 
-std::vector<BurstTiming> time_in_bursts(Evaluator& evaluator,
-                                        const std::vector<Candidate>& candidates,
+std::vector<BurstTiming> time_in_bursts(Evaluator& evaluator, const Candidates& candidates,
                                         const TimeRequest& request, const BurstPlan& plan) {
   std::vector<BurstTiming> timings(candidates.size());
   TimeRequest part = request;
@@ -89,7 +94,7 @@ std::vector<BurstTiming> time_in_bursts(Evaluator& evaluator,
   for (int burst = 0; burst < plan.bursts; ++burst) {
     if (burst > 0) rest(plan);
     std::vector<std::size_t> places;
-    std::vector<Candidate> live;
+    Candidates live;
     for (std::size_t i = 0; i < candidates.size(); ++i)
       if (timings[i].last.failure.empty()) {
         places.push_back(i);

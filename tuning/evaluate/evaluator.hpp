@@ -30,6 +30,8 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
+using Candidates = std::vector<Candidate>;
+
 /// The state that begin() prepared.
 struct Setup {
   int buffer_sets = 0;  // used in rotation, so that no pass finds its data in the cache
@@ -48,6 +50,9 @@ struct Compiled {
   bool fatal = false;   // the process that compiled it died
   bool killed = false;  // by a SIGKILL, as when memory runs out: no fault of the candidate
 };
+
+/// The results of candidates that were not compiled: their failure is "not started".
+std::vector<Compiled> not_started(std::size_t candidates);
 
 struct Verified {
   bool passed = false;
@@ -120,20 +125,18 @@ class Evaluator {
   /// Prepares one problem, given in canonical form; releases the one before.
   virtual Setup begin(const Problem& problem) = 0;
 
-  /// Compiles on every core; a candidate that was not started because the sink said so has the
-  /// failure "not started".
-  virtual std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
-                                        const CompileSink& sink) = 0;
+  /// Compiles on every core; a candidate that was not begun because the sink said so is as in
+  /// not_started().
+  virtual std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) = 0;
   /// Compiles the candidate if it is not compiled yet.
   virtual Verified verify(const Candidate& candidate) = 0;
   /// Compiles candidates that are not compiled yet. One Timing for each candidate, in order.
-  virtual std::vector<Timing> time(const std::vector<Candidate>& candidates,
-                                   const TimeRequest& request) = 0;
+  virtual std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) = 0;
 
   /// How many candidates are tried at the same time.
   virtual std::size_t workers() const { return 1; }
   /// Verifies and times each, in order where there is one worker, until told to begin no further.
-  virtual void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls);
+  virtual void try_each(const Candidates& candidates, const TrialCalls& calls);
   /// Messages for the user about the devices since the last call, one line each.
   virtual std::vector<std::string> remarks() { return {}; }
 
@@ -173,8 +176,7 @@ struct BurstTiming {
 /// Evaluator::time() once for each burst, with the samples of `request` divided among them, at
 /// least three each. One BurstTiming for each candidate, in order; a candidate that fails is left
 /// out of the bursts that follow. `request.seconds` is for all bursts together, without the pauses.
-std::vector<BurstTiming> time_in_bursts(Evaluator& evaluator,
-                                        const std::vector<Candidate>& candidates,
+std::vector<BurstTiming> time_in_bursts(Evaluator& evaluator, const Candidates& candidates,
                                         const TimeRequest& request, const BurstPlan& plan);
 
 }  // namespace fftune

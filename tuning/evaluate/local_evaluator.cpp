@@ -135,11 +135,9 @@ Setup LocalEvaluator::begin(const Problem& problem) {
   return setup;
 }
 
-std::vector<Compiled> LocalEvaluator::compile(const std::vector<Candidate>& candidates,
+std::vector<Compiled> LocalEvaluator::compile(const Candidates& candidates,
                                               const CompileSink& sink) {
-  Compiled not_started;
-  not_started.failure = "not started";
-  std::vector<Compiled> results(candidates.size(), not_started);
+  auto results = not_started(candidates.size());
   std::mutex one_at_a_time;
   run_pool(candidates.size(), compile_threads(), [&](std::size_t i) {
     if (state_->compiling) state_->compiling(i);

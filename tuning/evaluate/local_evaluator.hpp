@@ -28,11 +28,9 @@ class LocalEvaluator : public Evaluator {
   const DeviceFacts& facts() const override;
   Limits limits(DType dtype) override;
   Setup begin(const Problem& problem) override;
-  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
-                                const CompileSink& sink) override;
+  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override;
   Verified verify(const Candidate& candidate) override;
-  std::vector<Timing> time(const std::vector<Candidate>& candidates,
-                           const TimeRequest& request) override;
+  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override;
   void avoid(std::set<std::string> ids) override;
   std::vector<std::string> disturbances() override;
   std::string lost() const override;

@@ -19,8 +19,7 @@ constexpr double doubt = 3;
 
 }  // namespace
 
-std::vector<Timing> LocalEvaluator::time(const std::vector<Candidate>& candidates,
-                                         const TimeRequest& request) {
+std::vector<Timing> LocalEvaluator::time(const Candidates& candidates, const TimeRequest& request) {
   using Clock = std::chrono::steady_clock;
   const auto began = Clock::now();
   auto& state = *state_;

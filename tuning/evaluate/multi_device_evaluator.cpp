@@ -43,14 +43,14 @@ struct MultiDeviceEvaluator::Trials {
     Timing timing;
   };
 
-  const std::vector<Candidate>& candidates;
+  const Candidates& candidates;
   const TrialCalls& calls;
   std::mutex mutex;  // guards all below, and the calls
   std::deque<std::size_t> left;
   std::vector<int> repeats;
   bool stopped = false;
 
-  Trials(const std::vector<Candidate>& all, const TrialCalls& told)
+  Trials(const Candidates& all, const TrialCalls& told)
       : candidates(all), calls(told), repeats(all.size()) {
     for (std::size_t i = 0; i < all.size(); ++i) left.push_back(i);
   }
@@ -234,16 +234,14 @@ Setup MultiDeviceEvaluator::begin(const Problem& problem) {
   return *accepted;
 }
 
-std::vector<Compiled> MultiDeviceEvaluator::compile(const std::vector<Candidate>& candidates,
+std::vector<Compiled> MultiDeviceEvaluator::compile(const Candidates& candidates,
                                                     const CompileSink& sink) {
-  Compiled not_started;
-  not_started.failure = "not started";
-  std::vector<Compiled> results(candidates.size(), not_started);
+  auto results = not_started(candidates.size());
   std::vector<bool> done(candidates.size());
   std::mutex one_at_a_time;
   bool stopped = false;
   const auto compile = [&](Evaluator& evaluator, const std::vector<std::size_t>& places) {
-    std::vector<Candidate> part;
+    Candidates part;
     for (const auto place : places) part.push_back(candidates[place]);
     evaluator.compile(part, [&](std::size_t i, const Compiled& compiled) {
       const std::lock_guard lock(one_at_a_time);
@@ -277,7 +275,7 @@ Verified MultiDeviceEvaluator::verify(const Candidate& candidate) {
   return verified;
 }
 
-std::vector<Timing> MultiDeviceEvaluator::time(const std::vector<Candidate>& candidates,
+std::vector<Timing> MultiDeviceEvaluator::time(const Candidates& candidates,
                                                const TimeRequest& request) {
   std::vector<Timing> timings;
   on_reference([&](Evaluator& evaluator) { timings = evaluator.time(candidates, request); });
@@ -304,8 +302,7 @@ void MultiDeviceEvaluator::find_sentinel(Trials& trials) {
   }
 }
 
-void MultiDeviceEvaluator::try_each(const std::vector<Candidate>& candidates,
-                                    const TrialCalls& calls) {
+void MultiDeviceEvaluator::try_each(const Candidates& candidates, const TrialCalls& calls) {
   Trials trials(candidates, calls);
   find_sentinel(trials);
   // One that is lost puts back what it had: another turn, unless nobody is left for it.

@@ -33,15 +33,13 @@ class MultiDeviceEvaluator : public Evaluator {
   const DeviceFacts& facts() const override { return facts_; }
   Limits limits(DType dtype) override;
   Setup begin(const Problem& problem) override;
-  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
-                                const CompileSink& sink) override;
+  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override;
   Verified verify(const Candidate& candidate) override;
-  std::vector<Timing> time(const std::vector<Candidate>& candidates,
-                           const TimeRequest& request) override;
+  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override;
   /// Disturbances of the reference, because decisions rest on its times.
   std::vector<std::string> disturbances() override;
   std::size_t workers() const override { return live().size(); }
-  void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls) override;
+  void try_each(const Candidates& candidates, const TrialCalls& calls) override;
   std::vector<std::string> remarks() override;
   void avoid(std::set<std::string> ids) override;
   std::string lost() const override;

@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <limits>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.hpp"
@@ -22,22 +24,103 @@ JsonValue finite(double value) {
   return std::isfinite(value) ? JsonValue(value) : JsonValue();
 }
 
-double number(const JsonValue& value, double if_null) {
-  return value.get_if<std::nullptr_t>() ? if_null : value_as<double>(value);
-}
-
 void require(bool holds, const char* what) {
   if (!holds) throw Error(ErrorKind::invalid_input, fmt::format("{} is out of range", what));
 }
 
-int count_of(const JsonValue& message, const char* name) {
-  const int value = field_as<int>(message, name);
-  require(value >= 0, name);
-  return value;
-}
+/// Takes the members of a struct into a message. `if_null` is for the reader.
+struct Writer {
+  JsonValue& message;
 
-std::size_t size_of(const JsonValue& message, const char* name) {
-  return field_as<std::size_t>(message, name);
+  template <typename T>
+  void operator()(const char* name, const T& value, double /*if_null*/ = 0) const {
+    if constexpr (std::same_as<T, double>)
+      message[name] = finite(value);
+    else
+      message[name] = value;
+  }
+};
+
+/// Takes them from it. A number that is null becomes `if_null`; a count is not negative.
+struct Reader {
+  const JsonValue& message;
+
+  template <typename T>
+  void operator()(const char* name, T& value, double if_null = 0) const {
+    const JsonValue& found = member(message, name);
+    if constexpr (std::same_as<T, double>) {
+      value = found.get_if<std::nullptr_t>() ? if_null : value_as<double>(found);
+    } else {
+      value = value_as<T>(found);
+      if constexpr (std::same_as<T, int>) require(value >= 0, name);
+    }
+  }
+};
+
+/// The members of each message, in the order of its text, once for both directions.
+template <class M, class T>
+concept Of = std::same_as<std::remove_const_t<M>, T>;
+
+void members(Of<DeviceFacts> auto& facts, const auto& field) {
+  field("name", facts.name);
+  field("arch", facts.arch);
+  field("compute_capability", facts.compute_capability);
+  field("multiprocessors", facts.multiprocessors);
+  field("registers_per_multiprocessor", facts.registers_per_multiprocessor);
+  field("shared_bytes_per_block", facts.shared_bytes_per_block);
+  field("shared_bytes_per_multiprocessor", facts.shared_bytes_per_multiprocessor);
+  field("l2_bytes", facts.l2_bytes);
+  field("memory_bytes", facts.memory_bytes);
+  field("memory_bandwidth", facts.memory_bandwidth);
+  field("clock_hz", facts.clock_hz);
+  field("driver", facts.driver);
+  field("toolkit", facts.toolkit);
+}
+void members(Of<Limits> auto& limits, const auto& field) {
+  field("bytes_per_second", limits.bytes_per_second);
+  field("flops_per_second", limits.flops_per_second);
+  field("method", limits.method);
+}
+void members(Of<TimeRequest> auto& request, const auto& field) {
+  field("samples", request.samples);
+  field("seconds", request.seconds, infinity);
+  field("abandon_above_us", request.abandon_above_us, infinity);
+}
+void members(Of<Setup> auto& setup, const auto& field) {
+  field("buffer_sets", setup.buffer_sets);
+  field("bytes_per_set", setup.bytes_per_set);
+  field("refusal", setup.refusal);
+}
+/// Why a candidate failed.
+void failure_members(auto& result, const auto& field) {
+  field("failure", result.failure);
+  field("fatal", result.fatal);
+  field("killed", result.killed);
+}
+void members(Of<Compiled> auto& compiled, const auto& field) {
+  field("registers", compiled.registers);
+  field("spill_bytes", compiled.spill_bytes);
+  field("shared_bytes", compiled.shared_bytes);
+  field("seconds", compiled.seconds);
+  field("cached", compiled.cached);
+  field("warnings", compiled.warnings);
+  failure_members(compiled, field);
+}
+void members(Of<Verified> auto& verified, const auto& field) {
+  field("passed", verified.passed);
+  field("error", verified.error, infinity);
+  field("tolerance", verified.tolerance);
+  field("device_fault", verified.device_fault);
+  field("wrote_beyond", verified.wrote_beyond);
+  field("bits", verified.bits);
+  field("cancelled", verified.cancelled);
+  failure_members(verified, field);
+}
+void members(Of<Timing> auto& timing, const auto& field) {
+  field("samples_us", timing.samples_us);
+  field("abandoned", timing.abandoned);
+  field("device_fault", timing.device_fault);
+  failure_members(timing, field);
 }
 
 const Lookup<ErrorKind, std::string_view> error_kinds = {
@@ -52,61 +135,38 @@ std::string line_of(const JsonValue& message) {
   return json_line(message);
 }
 
-JsonValue message_of(const DeviceFacts& facts) {
-  return {{"kind", facts.kind == DeviceKind::cuda ? "cuda" : "cpu"},
-          {"name", facts.name},
-          {"arch", facts.arch},
-          {"compute_capability", facts.compute_capability},
-          {"multiprocessors", facts.multiprocessors},
-          {"registers_per_multiprocessor", facts.registers_per_multiprocessor},
-          {"shared_bytes_per_block", facts.shared_bytes_per_block},
-          {"shared_bytes_per_multiprocessor", facts.shared_bytes_per_multiprocessor},
-          {"l2_bytes", facts.l2_bytes},
-          {"memory_bytes", facts.memory_bytes},
-          {"memory_bandwidth", finite(facts.memory_bandwidth)},
-          {"clock_hz", finite(facts.clock_hz)},
-          {"driver", facts.driver},
-          {"toolkit", facts.toolkit},
-          {"details", facts.details}};
+template <typename Message>
+JsonValue message_of(const Message& value) {
+  JsonValue message;
+  if constexpr (std::same_as<Message, DeviceFacts>)
+    message["kind"] = value.kind == DeviceKind::cuda ? "cuda" : "cpu";
+  members(value, Writer{message});
+  if constexpr (std::same_as<Message, DeviceFacts>) message["details"] = value.details;
+  return message;
 }
 
-DeviceFacts read_facts(const JsonValue& message) {
-  DeviceFacts facts;
-  const auto kind = field_as<std::string>(message, "kind");
-  require(kind == "cuda" || kind == "cpu", "kind");
-  facts.kind = kind == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-  read_field(message, "name", facts.name);
-  read_field(message, "arch", facts.arch);
-  facts.compute_capability = count_of(message, "compute_capability");
-  facts.multiprocessors = count_of(message, "multiprocessors");
-  facts.registers_per_multiprocessor = count_of(message, "registers_per_multiprocessor");
-  read_field(message, "shared_bytes_per_block", facts.shared_bytes_per_block);
-  read_field(message, "shared_bytes_per_multiprocessor", facts.shared_bytes_per_multiprocessor);
-  read_field(message, "l2_bytes", facts.l2_bytes);
-  read_field(message, "memory_bytes", facts.memory_bytes);
-  facts.memory_bandwidth = number(member(message, "memory_bandwidth"), 0);
-  facts.clock_hz = number(member(message, "clock_hz"), 0);
-  read_field(message, "driver", facts.driver);
-  read_field(message, "toolkit", facts.toolkit);
-  const auto* const details = member(message, "details").get_if<JsonValue::Object>();
-  require(details != nullptr, "details");
-  for (const auto& [name, text] : *details)
-    facts.details.emplace_back(name, value_as<std::string>(text));
-  return facts;
-}
-
-JsonValue message_of(const Limits& limits) {
-  return {{"bytes_per_second", finite(limits.bytes_per_second)},
-          {"flops_per_second", finite(limits.flops_per_second)},
-          {"method", limits.method}};
-}
-
-Limits read_limits(const JsonValue& message) {
-  Limits limits{number(member(message, "bytes_per_second"), 0),
-                number(member(message, "flops_per_second"), 0),
-                field_as<std::string>(message, "method")};
-  require(limits.bytes_per_second >= 0 && limits.flops_per_second >= 0, "a ceiling");
-  return limits;
+template <typename Message>
+Message read_message(const JsonValue& message) {
+  Message value;
+  members(value, Reader{message});
+  if constexpr (std::same_as<Message, DeviceFacts>) {
+    const auto kind = field_as<std::string>(message, "kind");
+    require(kind == "cuda" || kind == "cpu", "kind");
+    value.kind = kind == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    const auto* const details = member(message, "details").get_if<JsonValue::Object>();
+    require(details != nullptr, "details");
+    for (const auto& [name, text] : *details)
+      value.details.emplace_back(name, value_as<std::string>(text));
+  } else if constexpr (std::same_as<Message, Limits>) {
+    require(value.bytes_per_second >= 0 && value.flops_per_second >= 0, "a ceiling");
+  } else if constexpr (std::same_as<Message, Verified>) {
+    require(value.passed == value.failure.empty(), "a verdict with its reason");
+    require(!value.passed || value.error <= value.tolerance, "the error of what passed");
+  } else if constexpr (std::same_as<Message, Timing>) {
+    for (const double sample : value.samples_us)
+      require(std::isfinite(sample) && sample > 0, "a sample");
+  }
+  return value;
 }
 
 JsonValue message_of(const Problem& problem) {
@@ -127,124 +187,39 @@ JsonValue message_of(const Candidate& candidate) {
 
 Candidate read_candidate(const JsonValue& message) {
   Candidate candidate;
-  candidate.first_stage = size_of(message, "first_stage");
+  read_field(message, "first_stage", candidate.first_stage);
   for (const auto& id : field_as<std::vector<std::string>>(message, "recipe"))
     candidate.recipe.push_back(Variant::parse(id));
   read_field(message, "baseline", candidate.baseline);
   return candidate;
 }
 
-JsonValue message_of(const std::vector<Candidate>& candidates) {
+JsonValue message_of(const Candidates& candidates) {
   JsonValue::Array all;
   for (const auto& candidate : candidates) all.push_back(message_of(candidate));
   return all;
 }
 
-std::vector<Candidate> read_candidates(const JsonValue& message) {
-  std::vector<Candidate> candidates;
+Candidates read_candidates(const JsonValue& message) {
+  Candidates candidates;
   for (const auto& each : items_of(message)) candidates.push_back(read_candidate(each));
   return candidates;
 }
 
-JsonValue message_of(const TimeRequest& request) {
-  return {{"samples", request.samples},
-          {"seconds", finite(request.seconds)},
-          {"abandon_above_us", finite(request.abandon_above_us)}};
-}
-
-TimeRequest read_time_request(const JsonValue& message) {
-  return {count_of(message, "samples"), number(member(message, "seconds"), infinity),
-          number(member(message, "abandon_above_us"), infinity)};
-}
-
-JsonValue message_of(const Setup& setup) {
-  return {{"buffer_sets", setup.buffer_sets},
-          {"bytes_per_set", setup.bytes_per_set},
-          {"refusal", setup.refusal}};
-}
-
-Setup read_setup(const JsonValue& message) {
-  return {count_of(message, "buffer_sets"), size_of(message, "bytes_per_set"),
-          field_as<std::string>(message, "refusal")};
-}
-
-JsonValue message_of(const Compiled& compiled) {
-  return {{"registers", compiled.registers},
-          {"spill_bytes", compiled.spill_bytes},
-          {"shared_bytes", compiled.shared_bytes},
-          {"seconds", finite(compiled.seconds)},
-          {"cached", compiled.cached},
-          {"warnings", compiled.warnings},
-          {"failure", compiled.failure},
-          {"fatal", compiled.fatal},
-          {"killed", compiled.killed}};
-}
-
-Compiled read_compiled(const JsonValue& message) {
-  Compiled compiled;
-  compiled.registers = count_of(message, "registers");
-  compiled.spill_bytes = count_of(message, "spill_bytes");
-  compiled.shared_bytes = count_of(message, "shared_bytes");
-  compiled.seconds = number(member(message, "seconds"), 0);
-  read_field(message, "cached", compiled.cached);
-  read_field(message, "warnings", compiled.warnings);
-  read_field(message, "failure", compiled.failure);
-  read_field(message, "fatal", compiled.fatal);
-  read_field(message, "killed", compiled.killed);
-  return compiled;
-}
-
-JsonValue message_of(const Verified& verified) {
-  return {{"passed", verified.passed},
-          {"error", finite(verified.error)},
-          {"tolerance", finite(verified.tolerance)},
-          {"device_fault", verified.device_fault},
-          {"wrote_beyond", verified.wrote_beyond},
-          {"bits", verified.bits},
-          {"failure", verified.failure},
-          {"fatal", verified.fatal},
-          {"killed", verified.killed},
-          {"cancelled", verified.cancelled}};
-}
-
-Verified read_verified(const JsonValue& message) {
-  Verified verified;
-  read_field(message, "passed", verified.passed);
-  verified.error = number(member(message, "error"), infinity);
-  verified.tolerance = number(member(message, "tolerance"), 0);
-  read_field(message, "device_fault", verified.device_fault);
-  read_field(message, "wrote_beyond", verified.wrote_beyond);
-  read_field(message, "bits", verified.bits);
-  read_field(message, "failure", verified.failure);
-  read_field(message, "fatal", verified.fatal);
-  read_field(message, "killed", verified.killed);
-  read_field(message, "cancelled", verified.cancelled);
-  require(verified.passed == verified.failure.empty(), "a verdict with its reason");
-  require(!verified.passed || verified.error <= verified.tolerance, "the error of what passed");
-  return verified;
-}
-
-JsonValue message_of(const Timing& timing) {
-  return {{"samples_us", timing.samples_us},
-          {"abandoned", timing.abandoned},
-          {"device_fault", timing.device_fault},
-          {"failure", timing.failure},
-          {"fatal", timing.fatal},
-          {"killed", timing.killed}};
-}
-
-Timing read_timing(const JsonValue& message) {
-  Timing timing;
-  read_field(message, "samples_us", timing.samples_us);
-  for (const double sample : timing.samples_us)
-    require(std::isfinite(sample) && sample > 0, "a sample");
-  read_field(message, "abandoned", timing.abandoned);
-  read_field(message, "device_fault", timing.device_fault);
-  read_field(message, "failure", timing.failure);
-  read_field(message, "fatal", timing.fatal);
-  read_field(message, "killed", timing.killed);
-  return timing;
-}
+template JsonValue message_of(const DeviceFacts&);
+template JsonValue message_of(const Limits&);
+template JsonValue message_of(const TimeRequest&);
+template JsonValue message_of(const Setup&);
+template JsonValue message_of(const Compiled&);
+template JsonValue message_of(const Verified&);
+template JsonValue message_of(const Timing&);
+template DeviceFacts read_message(const JsonValue&);
+template Limits read_message(const JsonValue&);
+template TimeRequest read_message(const JsonValue&);
+template Setup read_message(const JsonValue&);
+template Compiled read_message(const JsonValue&);
+template Verified read_message(const JsonValue&);
+template Timing read_message(const JsonValue&);
 
 std::string_view error_kind_name(ErrorKind kind) {
   return value_of(kind, error_kinds);
@@ -274,7 +249,7 @@ JsonValue answer_to(const JsonValue& call, Evaluator& evaluator,
   if (name == "time") {
     JsonValue::Array all;
     for (const auto& timing : evaluator.time(read_candidates(member(call, "candidates")),
-                                             read_time_request(member(call, "request"))))
+                                             read_message<TimeRequest>(member(call, "request"))))
       all.push_back(message_of(timing));
     return all;
   }

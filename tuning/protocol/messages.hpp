@@ -17,27 +17,18 @@ namespace fftune {
 /// One line without its end; bytes that are not UTF-8 (a compiler's words) become U+FFFD.
 std::string line_of(const JsonValue& message);
 
-JsonValue message_of(const DeviceFacts& facts);
-JsonValue message_of(const Limits& limits);
 JsonValue message_of(const Problem& problem);
 JsonValue message_of(const Candidate& candidate);
-JsonValue message_of(const std::vector<Candidate>& candidates);
-JsonValue message_of(const TimeRequest& request);
-JsonValue message_of(const Setup& setup);
-JsonValue message_of(const Compiled& compiled);
-JsonValue message_of(const Verified& verified);
-JsonValue message_of(const Timing& timing);
+JsonValue message_of(const Candidates& candidates);
+/// A message of DeviceFacts, Limits, TimeRequest, Setup, Compiled, Verified and Timing.
+template <typename Message>
+JsonValue message_of(const Message& value);
 
-DeviceFacts read_facts(const JsonValue& message);
-Limits read_limits(const JsonValue& message);
 Problem read_problem(const JsonValue& message);
 Candidate read_candidate(const JsonValue& message);
-std::vector<Candidate> read_candidates(const JsonValue& message);
-TimeRequest read_time_request(const JsonValue& message);
-Setup read_setup(const JsonValue& message);
-Compiled read_compiled(const JsonValue& message);
-Verified read_verified(const JsonValue& message);
-Timing read_timing(const JsonValue& message);
+Candidates read_candidates(const JsonValue& message);
+template <typename Message>
+Message read_message(const JsonValue& message);
 
 /// Kinds of errors by name, so that an Error thrown in a worker is thrown again by its supervisor.
 std::string_view error_kind_name(ErrorKind kind);

@@ -19,7 +19,11 @@ constexpr double forever = std::numeric_limits<double>::infinity();
 
 RemoteEvaluator::RemoteEvaluator(std::unique_ptr<LineChannel> channel, std::string name)
     : channel_(std::move(channel)), name_(std::move(name)) {
-  if (!await([&](const JsonValue& value) { facts_ = read_facts(member(value, "facts")); }, {}))
+  if (!await(
+          [&](const JsonValue& value) {
+            facts_ = read_message<DeviceFacts>(member(value, "facts"));
+          },
+          {}))
     throw Error(ErrorKind::unavailable, lost_);
 }
 
@@ -62,7 +66,7 @@ bool RemoteEvaluator::await(const Take& take, const Take& listen) {
 Limits RemoteEvaluator::limits(DType dtype) {
   Limits limits;
   if (!ask({{"call", "limits"}, {"dtype", dtype_name(dtype)}},
-           [&](const JsonValue& value) { limits = read_limits(value); }))
+           [&](const JsonValue& value) { limits = read_message<Limits>(value); }))
     throw Error(ErrorKind::unavailable, lost_);
   return limits;
 }
@@ -77,22 +81,20 @@ std::vector<std::string> RemoteEvaluator::disturbances() {
 Setup RemoteEvaluator::begin(const Problem& problem) {
   Setup setup;
   if (!ask({{"call", "begin"}, {"problem", message_of(problem)}, {"avoid", avoided_}},
-           [&](const JsonValue& value) { setup = read_setup(value); }))
+           [&](const JsonValue& value) { setup = read_message<Setup>(value); }))
     setup.refusal = "the device is lost: " + lost_;
   return setup;
 }
 
-std::vector<Compiled> RemoteEvaluator::compile(const std::vector<Candidate>& candidates,
+std::vector<Compiled> RemoteEvaluator::compile(const Candidates& candidates,
                                                const CompileSink& sink) {
-  Compiled not_started;
-  not_started.failure = "not started";
-  std::vector<Compiled> results(candidates.size(), not_started);
+  auto results = not_started(candidates.size());
   bool stopped = false;
   ask(
       {{"call", "compile"}, {"candidates", message_of(candidates)}}, [](const JsonValue&) {},
       [&](const JsonValue& message) {
         const auto index = field_as<std::size_t>(message, "index");
-        results.at(index) = read_compiled(member(message, "compiled"));
+        results.at(index) = read_message<Compiled>(member(message, "compiled"));
         if (stopped || sink(index, results[index])) return;
         stopped = true;
         channel_->send(line_of({{"call", "stop"}}));
@@ -103,18 +105,18 @@ std::vector<Compiled> RemoteEvaluator::compile(const std::vector<Candidate>& can
 Verified RemoteEvaluator::verify(const Candidate& candidate) {
   Verified verified;
   if (!ask({{"call", "verify"}, {"candidate", message_of(candidate)}},
-           [&](const JsonValue& value) { verified = read_verified(value); }))
+           [&](const JsonValue& value) { verified = read_message<Verified>(value); }))
     return failed_as_lost<Verified>(lost_);
   return verified;
 }
 
-std::vector<Timing> RemoteEvaluator::time(const std::vector<Candidate>& candidates,
+std::vector<Timing> RemoteEvaluator::time(const Candidates& candidates,
                                           const TimeRequest& request) {
   std::vector<Timing> timings;
   const bool answered = ask(
       {{"call", "time"}, {"candidates", message_of(candidates)}, {"request", message_of(request)}},
       [&](const JsonValue& value) {
-        for (const auto& each : items_of(value)) timings.push_back(read_timing(each));
+        for (const auto& each : items_of(value)) timings.push_back(read_message<Timing>(each));
         if (timings.size() != candidates.size())
           throw Error(ErrorKind::invalid_input, "not one timing for each candidate");
       });

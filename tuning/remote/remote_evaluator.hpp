@@ -25,11 +25,9 @@ class RemoteEvaluator : public Evaluator {
   Limits limits(DType dtype) override;
   Setup begin(const Problem& problem) override;
   void avoid(std::set<std::string> ids) override { avoided_ = std::move(ids); }
-  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
-                                const CompileSink& sink) override;
+  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override;
   Verified verify(const Candidate& candidate) override;
-  std::vector<Timing> time(const std::vector<Candidate>& candidates,
-                           const TimeRequest& request) override;
+  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override;
   std::vector<std::string> disturbances() override;
   std::string lost() const override { return lost_; }
 

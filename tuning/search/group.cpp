@@ -123,7 +123,7 @@ void Group::compile(const std::vector<std::size_t>& indices) {
 void Group::compile_together(
     const std::vector<std::pair<Group*, std::vector<std::size_t>>>& wanted) {
   std::vector<std::pair<Group*, std::size_t>> all;
-  std::vector<Candidate> candidates;
+  Candidates candidates;
   for (const auto& [group, indices] : wanted)
     for (const auto index : indices) {
       const auto& entry = group->entries_[index];
@@ -263,7 +263,7 @@ void Group::take_screened(std::size_t index, const Timing& timing) {
 std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indices, double band,
                                            int samples) {
   std::vector<std::size_t> reached, wanted;
-  std::vector<Candidate> candidates;
+  Candidates candidates;
   for (const auto index : indices) {
     if (entries_[index].outcome.kind != OutcomeKind::not_tried) {
       count_screen(index);
@@ -277,7 +277,7 @@ std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indic
   TrialCalls calls;
   calls.begins = [&](std::size_t i) {
     running.insert(i);
-    std::vector<Candidate> in_flight;
+    Candidates in_flight;
     for (const auto each : running) in_flight.push_back(candidates[each]);
     session_.launch(in_flight);
   };
@@ -307,7 +307,7 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
     if (ready(index)) live.push_back(index);
   }
   for (int taken = 0; taken < samples && !stopped();) {
-    std::vector<Candidate> candidates;
+    Candidates candidates;
     double round_us = 0;
     for (const auto index : live) {
       candidates.push_back(candidate(index));

@@ -112,7 +112,7 @@ void Session::record(const std::string& source_hash, const Outcome& outcome) {
   if (options_.journal) options_.journal->add(problem_, source_hash, outcome);
 }
 
-void Session::launch(const std::vector<Candidate>& candidates) {
+void Session::launch(const Candidates& candidates) {
   if (!options_.journal) return;
   std::vector<std::string> ids;
   for (const auto& candidate : candidates) ids.push_back(candidate.id());

@@ -57,7 +57,7 @@ class Session {
   /// Counts an outcome, and writes it to the journal under the hash of its family's sources.
   void record(const std::string& source_hash, const Outcome& outcome);
   /// Writes to the journal that these are about to run.
-  void launch(const std::vector<Candidate>& candidates);
+  void launch(const Candidates& candidates);
   /// Quarantines a variant that crashed (`fatal`), or releases one that ran. Not for end-to-end
   /// candidates.
   void quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal);

@@ -43,7 +43,7 @@ bool Supervisor::start() {
   std::vector<std::string> warnings;
   DeviceFacts facts;
   const Take take = [&](const JsonValue& value) {
-    facts = read_facts(member(value, "facts"));
+    facts = read_message<DeviceFacts>(member(value, "facts"));
     read_field(value, "warnings", warnings);
   };
   if (await("open", 0, take, {})) return false;
@@ -93,7 +93,7 @@ bool Supervisor::make_ready() {
   const JsonValue call{{"call", "begin"}, {"problem", message_of(*problem_)}, {"avoid", avoid}};
   std::string trying;
   const auto trouble = exchange(
-      call, 0, [&](const JsonValue& value) { setup_ = read_setup(value); },
+      call, 0, [&](const JsonValue& value) { setup_ = read_message<Setup>(value); },
       [&](const JsonValue& message) { read_field(message, "candidate", trying); });
   if (trouble) {
     if (!trying.empty()) faults_.add(trying, trouble->death);

@@ -10,15 +10,13 @@
 
 namespace fftune {
 
-CompileCall::CompileCall(Supervisor& supervisor, const std::vector<Candidate>& candidates,
+CompileCall::CompileCall(Supervisor& supervisor, const Candidates& candidates,
                          const Evaluator::CompileSink& sink)
     : supervisor_(supervisor),
       candidates_(candidates),
       sink_(sink),
-      results_(candidates.size()),
-      done_(candidates.size()) {
-  for (auto& result : results_) result.failure = "not started";
-}
+      results_(not_started(candidates.size())),
+      done_(candidates.size()) {}
 
 std::vector<Compiled> CompileCall::run() {
   while (!stopped_) {
@@ -57,7 +55,7 @@ std::vector<std::size_t> CompileCall::next() {
 }
 
 Ended CompileCall::ask(const std::vector<std::size_t>& places) {
-  std::vector<Candidate> asked;
+  Candidates asked;
   for (const auto place : places) asked.push_back(candidates_[place]);
   // Several are compiled at a time: nothing but being alone makes one the culprit.
   std::vector<std::string> ids;
@@ -76,7 +74,7 @@ void CompileCall::hear(const std::vector<std::size_t>& places, const JsonValue& 
     begun_.insert(place);
     return;
   }
-  auto compiled = read_compiled(member(message, "compiled"));
+  auto compiled = read_message<Compiled>(member(message, "compiled"));
   begun_.erase(place);
   const bool before = stopped_;
   finish(place, std::move(compiled));
@@ -91,7 +89,7 @@ void CompileCall::finish(std::size_t place, Compiled compiled) {
 
 namespace {
 
-std::vector<std::string> ids_of(const std::vector<Candidate>& candidates,
+std::vector<std::string> ids_of(const Candidates& candidates,
                                 const std::vector<std::size_t>& places) {
   std::vector<std::string> ids;
   for (const auto place : places) ids.push_back(candidates[place].id());
@@ -116,8 +114,8 @@ Limits WorkerEvaluator::limits(DType dtype) {
   const JsonValue call{{"call", "limits"}, {"dtype", dtype_name(dtype)}};
   Limits limits;
   for (;;) {
-    const auto ended =
-        supervisor_.ask(call, {}, [&](const JsonValue& value) { limits = read_limits(value); });
+    const auto ended = supervisor_.ask(
+        call, {}, [&](const JsonValue& value) { limits = read_message<Limits>(value); });
     if (ended == Ended::over) throw Error(ErrorKind::unavailable, lost());
     if (ended == Ended::answered) return limits_[dtype] = limits;
   }
@@ -134,7 +132,7 @@ std::vector<std::string> WorkerEvaluator::disturbances() {
   }
 }
 
-std::vector<Compiled> WorkerEvaluator::compile(const std::vector<Candidate>& candidates,
+std::vector<Compiled> WorkerEvaluator::compile(const Candidates& candidates,
                                                const CompileSink& sink) {
   return CompileCall(supervisor_, candidates, sink).run();
 }
@@ -147,7 +145,7 @@ Verified WorkerEvaluator::verify(const Candidate& candidate) {
       return failed_by<Verified>(*death, "it was verified");
     Verified verified;
     const auto ended = supervisor_.ask(
-        call, {id}, [&](const JsonValue& value) { verified = read_verified(value); });
+        call, {id}, [&](const JsonValue& value) { verified = read_message<Verified>(value); });
     if (ended == Ended::over) return failed_as_lost<Verified>(lost());
     if (ended != Ended::answered) continue;
     supervisor_.faults().clear(id);
@@ -157,7 +155,7 @@ Verified WorkerEvaluator::verify(const Candidate& candidate) {
   }
 }
 
-std::vector<Timing> WorkerEvaluator::time(const std::vector<Candidate>& candidates,
+std::vector<Timing> WorkerEvaluator::time(const Candidates& candidates,
                                           const TimeRequest& request) {
   std::vector<Timing> timings(candidates.size());
   std::vector<std::size_t> open(candidates.size());
@@ -166,9 +164,8 @@ std::vector<Timing> WorkerEvaluator::time(const std::vector<Candidate>& candidat
   return timings;
 }
 
-void WorkerEvaluator::time_together(const std::vector<Candidate>& candidates,
-                                    const TimeRequest& request, std::vector<std::size_t> open,
-                                    std::vector<Timing>& timings) {
+void WorkerEvaluator::time_together(const Candidates& candidates, const TimeRequest& request,
+                                    std::vector<std::size_t> open, std::vector<Timing>& timings) {
   for (int unexplained = 0;;) {
     std::erase_if(open, [&](std::size_t place) {
       const auto* death = supervisor_.faults().of(candidates[place].id());
@@ -176,7 +173,7 @@ void WorkerEvaluator::time_together(const std::vector<Candidate>& candidates,
       return death != nullptr;
     });
     if (open.empty()) return;
-    std::vector<Candidate> asked;
+    Candidates asked;
     for (const auto place : open) asked.push_back(candidates[place]);
     const JsonValue call{
         {"call", "time"}, {"candidates", message_of(asked)}, {"request", message_of(request)}};
@@ -184,7 +181,7 @@ void WorkerEvaluator::time_together(const std::vector<Candidate>& candidates,
     const auto ids = ids_of(candidates, open);
     const auto ended = supervisor_.ask(call, ids, [&](const JsonValue& value) {
       answer.clear();
-      for (const auto& each : items_of(value)) answer.push_back(read_timing(each));
+      for (const auto& each : items_of(value)) answer.push_back(read_message<Timing>(each));
       if (answer.size() != open.size())
         throw Error(ErrorKind::invalid_input, "not one timing for each candidate");
     });

@@ -25,11 +25,9 @@ class WorkerEvaluator : public Evaluator {
   Limits limits(DType dtype) override;
   Setup begin(const Problem& problem) override { return supervisor_.begin(problem); }
   void avoid(std::set<std::string> ids) override { supervisor_.avoid(std::move(ids)); }
-  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
-                                const CompileSink& sink) override;
+  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override;
   Verified verify(const Candidate& candidate) override;
-  std::vector<Timing> time(const std::vector<Candidate>& candidates,
-                           const TimeRequest& request) override;
+  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override;
   std::vector<std::string> disturbances() override;
   std::string lost() const override { return supervisor_.lost(); }
 
@@ -37,7 +35,7 @@ class WorkerEvaluator : public Evaluator {
   int deaths() const { return supervisor_.deaths(); }
 
  private:
-  void time_together(const std::vector<Candidate>& candidates, const TimeRequest& request,
+  void time_together(const Candidates& candidates, const TimeRequest& request,
                      std::vector<std::size_t> open, std::vector<Timing>& timings);
 
   Supervisor supervisor_;
@@ -49,7 +47,7 @@ class WorkerEvaluator : public Evaluator {
 
 class CompileCall {
  public:
-  CompileCall(Supervisor& supervisor, const std::vector<Candidate>& candidates,
+  CompileCall(Supervisor& supervisor, const Candidates& candidates,
               const Evaluator::CompileSink& sink);
   std::vector<Compiled> run();
 
@@ -61,7 +59,7 @@ class CompileCall {
   void finish(std::size_t place, Compiled compiled);
 
   Supervisor& supervisor_;
-  const std::vector<Candidate>& candidates_;
+  const Candidates& candidates_;
   const Evaluator::CompileSink& sink_;
   std::vector<Compiled> results_;
   std::vector<bool> done_;

@@ -60,7 +60,7 @@ std::optional<BenchResult> bench(const Catalog& catalog, const Op& op, const Pro
   result.refusal = evaluator.begin(problem).refusal;
   if (!result.refusal.empty()) return result;
 
-  std::vector<Candidate> candidates{{0, choice.recipe, ""}};
+  Candidates candidates{{0, choice.recipe, ""}};
   result.entries.push_back({.name = "fftune", .summary = recipe_text(choice.recipe)});
   const Recipe untuned = default_recipe(op, problem, facts);
   if (untuned != choice.recipe) {
@@ -97,7 +97,7 @@ std::optional<BenchResult> bench(const Catalog& catalog, const Op& op, const Pro
   }
 
   // Nothing of ours is timed before it is validated; the tests hold the baselines to the reference.
-  std::vector<Candidate> sound;
+  Candidates sound;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (cancel) return std::nullopt;

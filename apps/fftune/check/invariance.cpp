@@ -49,6 +49,8 @@ class Rows {
       auto* const data = static_cast<std::byte*>(buffers_[i]->data());
       const bool is_input = specs_[i].role == Role::input;
       const TensorSpec& own = plan.tensors()[i];
+      // Offsets, for instance, have the number of tokens as a value.
+      if (is_input && own.draw && !has_tokens(own, i)) draw(own, data);
       addresses.push_back(data + (is_input && has_tokens(own, i) ? bytes_of_rows(i, first) : 0));
       if (!is_input) backend_.fill(data, 0xff, own.bytes());
     }
@@ -129,6 +131,24 @@ std::vector<Problem> invariance_problems(const Catalog& catalog, DeviceKind kind
   };
   const DType types[] = {DType::bf16, DType::f32};
   for (const DType dtype : types) {
+    // Sequences that share a cache, and a prompt of which one chunk or another is new.
+    add("attention", dtype,
+        {{"b", 1},
+         {"heads", 4},
+         {"kv-heads", 1},
+         {"dim", size(64, 16)},
+         {"kv", size(512, 64)},
+         {"page", 16},
+         {"pages", size(1 << 16, 512)}},
+        {{"lengths", "yes"}});
+    add("attention", dtype,
+        {{"b", 1},
+         {"heads", 8},
+         {"kv-heads", 2},
+         {"dim", size(128, 16)},
+         {"kv", size(2304, 96)},
+         {"page", 16}},
+        {{"layout", "thd"}, {"mask", "causal"}, {"lengths", "yes"}});
     add("linear", dtype, {{"k", size(4096, 96)}, {"n", size(2048, 80)}}, {{"residual", "yes"}});
     add("linear", dtype, {{"k", 100}, {"n", 36}}, {{"bias", "yes"}});  // rows that are not aligned
     add("qkv", dtype,
@@ -150,12 +170,18 @@ std::vector<Problem> invariance_problems(const Catalog& catalog, DeviceKind kind
   return problems;
 }
 
+std::string invariance_rows(const Op& op, const Problem& problem) {
+  const bool of_sequences = problem.op == "attention" && !problem.has("layout", "thd");
+  return of_sequences ? "b" : std::string(op.token_size());
+}
+
 InvarianceResult check_invariance(const Catalog& catalog, Backend& backend,
                                   const PresetLibrary& presets, const Problem& problem,
                                   std::int64_t most, std::span<const std::int64_t> counts,
                                   const std::function<bool()>& cancelled) {
   const Op& op = catalog.op(problem.op);
-  const std::string tokens(op.token_size());
+  const std::string tokens = invariance_rows(op, problem);
+  const bool are_last = problem.has("layout", "thd");
   const auto of = [&](std::int64_t count) { return problem.with_size(tokens, count); };
   // A choice may take longer than all that follows.
   std::vector<Recipe> recipes(counts.size() + 1);
@@ -184,7 +210,7 @@ InvarianceResult check_invariance(const Catalog& catalog, Backend& backend,
     const std::int64_t count = counts[i];
     // Rows from other places, which other threads compute.
     const std::int64_t places = (most - count) / first_row_step + 1;
-    const std::int64_t first = count * 7 % places * first_row_step;
+    const std::int64_t first = are_last ? most - count : count * 7 % places * first_row_step;
     const auto part = rows.run(of(count), recipes[i], first);
     if (std::string why = rows.compare(all, part, first); !why.empty()) {
       result.difference = fmt::format("{}={} from row {} on, by {}: {}", tokens, count, first,

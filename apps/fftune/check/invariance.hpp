@@ -17,6 +17,10 @@ namespace fftune::tool {
 /// the option, in the forms and element types that kernels differ for.
 std::vector<Problem> invariance_problems(const Catalog& catalog, DeviceKind kind);
 
+/// The size of a problem that counts its rows: tokens; of attention sequences of one query, or the
+/// queries of a packed sequence, which are its last ones.
+std::string invariance_rows(const Op& op, const Problem& problem);
+
 struct InvarianceResult {
   int recipes = 0;         // that the library chose for all numbers of tokens
   std::string difference;  // the first one, for people; empty: all bits are the same

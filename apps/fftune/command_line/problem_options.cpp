@@ -55,17 +55,25 @@ ProblemOptions with_model(const Op& op, ProblemOptions given) {
     }
   }
   if (given.tp.empty()) return given;
-  const std::string size(op.sharded_size());
-  std::string& text = given.sizes[size];
-  if (text.empty())
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("--tp divides {}: give --{} or --model", size, size));
-  const std::int64_t whole = parse_whole(text, "--" + size, 1, 1 << 30);
   const std::int64_t devices = parse_whole(given.tp, "--tp", 1, 1024);
-  if (whole % devices != 0)
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("--tp {} does not divide {}={}", devices, size, whole));
-  text = fmt::format("{}", whole / devices);
+  const auto sizes = op.sharded_sizes();
+  if (std::all_of(sizes.begin(), sizes.end(),
+                  [&](const std::string& size) { return given.sizes[size].empty(); }))
+    throw Error(ErrorKind::invalid_input, fmt::format("--tp divides {}: give --{} or --model",
+                                                      fmt::join(sizes, ", "), sizes.front()));
+  for (const std::string& size : sizes) {
+    std::string& text = given.sizes[size];
+    if (text.empty()) continue;
+    const std::int64_t whole = parse_whole(text, "--" + size, 1, 1 << 30);
+    if (whole % devices != 0)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--tp {} does not divide {}={}", devices, size, whole));
+    text = fmt::format("{}", whole / devices);
+  }
+  // Sums over the devices are a part of an op that counts them.
+  for (const SizeField& field : op.sizes())
+    if (field.name == "ranks" && given.sizes["ranks"].empty())
+      given.sizes["ranks"] = fmt::format("{}", devices);
   return given;
 }
 
@@ -125,10 +133,10 @@ void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOpt
                                fmt::join(names, ", ")),
                    group);
   }
-  if (!op.sharded_size().empty())
+  if (const auto sharded = op.sharded_sizes(); !sharded.empty())
     command.option("--tp N", values.tp,
                    fmt::format("devices that share a layer, each with a part of {} (default: 1)",
-                               op.sharded_size()),
+                               fmt::join(sharded, ", ")),
                    group);
   for (const OptionField& field : op.options()) {
     const std::string help =

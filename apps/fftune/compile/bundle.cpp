@@ -27,6 +27,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "cuda/open.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune::tool {
@@ -141,29 +142,24 @@ std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
 std::set<std::string> compile_all(BundleBuilder& builder, const std::vector<BundleJob>& jobs,
                                   int threads, const std::atomic<bool>& cancel,
                                   StatusLine& status) {
-  std::atomic<std::size_t> next{0};
   std::atomic<std::size_t> done{0};
   std::mutex mutex;
   std::set<std::string> failures;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < jobs.size() && !cancel; i = next++) {
-      const BundleJob& job = jobs[i];
-      const auto program = family_of(*job.op, job.variant.family)
-                               .program(job.problem, job.facts, job.variant.config);
-      const CompileReport report = builder.add(job.arch, program);
-      ++done;
-      if (!report.failure.empty()) {
-        const std::lock_guard lock(mutex);
-        failures.insert(fmt::format("{}: {}: {}", job.arch, job.variant.id(), report.failure));
-      }
-      if (status.due())
-        status.update(fmt::format("bundle: {}/{} programs", done.load(), jobs.size()));
+  run_pool(jobs.size(), static_cast<unsigned>(threads), [&](std::size_t i) {
+    if (cancel) return false;
+    const BundleJob& job = jobs[i];
+    const auto program =
+        family_of(*job.op, job.variant.family).program(job.problem, job.facts, job.variant.config);
+    const CompileReport report = builder.add(job.arch, program);
+    ++done;
+    if (!report.failure.empty()) {
+      const std::lock_guard lock(mutex);
+      failures.insert(fmt::format("{}: {}: {}", job.arch, job.variant.id(), report.failure));
     }
-  };
-  std::vector<std::jthread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(work);
-  work();
-  others.clear();
+    if (status.due())
+      status.update(fmt::format("bundle: {}/{} programs", done.load(), jobs.size()));
+    return true;
+  });
   status.clear();
   return failures;
 }

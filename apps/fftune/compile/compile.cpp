@@ -21,6 +21,7 @@
 #include "apps/fftune/terminal/progress.hpp"
 #include "core/error.hpp"
 #include "cuda/open.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune::tool {
@@ -110,20 +111,15 @@ std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<Compil
                                     int jobs, const std::atomic<bool>& cancel,
                                     const std::string& arch, StatusLine& status) {
   std::vector<UnitResult> results(units.size());
-  std::atomic<std::size_t> next{0};
   std::atomic<std::size_t> failed{0};
   ProgressBar progress(status, "compile " + arch, units.size(), static_cast<double>(units.size()));
-  const auto work = [&] {
-    for (std::size_t i = next++; i < units.size() && !cancel; i = next++) {
-      results[i] = {true, compiler.compile(units[i].program)};
-      if (!results[i].report.failure.empty()) ++failed;
-      progress.step(1, fmt::format("{}, {} failed", units[i].family, failed.load()));
-    }
-  };
-  std::vector<std::jthread> threads;
-  for (int i = 1; i < jobs; ++i) threads.emplace_back(work);
-  work();
-  threads.clear();
+  run_pool(units.size(), static_cast<unsigned>(jobs), [&](std::size_t i) {
+    if (cancel) return false;
+    results[i] = {true, compiler.compile(units[i].program)};
+    if (!results[i].report.failure.empty()) ++failed;
+    progress.step(1, fmt::format("{}, {} failed", units[i].family, failed.load()));
+    return true;
+  });
   status.clear();
   return results;
 }

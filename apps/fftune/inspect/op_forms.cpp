@@ -125,6 +125,7 @@ class Formulas {
     if (std::string text = part(extents); !text.empty()) return text;
     if (std::string text = of_two(extents); !text.empty()) return text;
     if (std::string text = blocks(extents); !text.empty()) return text;
+    if (std::string text = behind_rows(extents); !text.empty()) return text;
     return "?";
   }
 
@@ -204,6 +205,13 @@ class Formulas {
         if (const Term* factor = factor_of(extents, parts))
           return fmt::format("{} * ceil({} / {})", factor->text, a.text, b.text);
       }
+    return "";
+  }
+  /// Scales of groups in pairs, behind those of rows: nvfp4.
+  std::string behind_rows(const Values& extents) const {
+    for (const Term& one : products_)
+      if (extents == each([&](std::size_t row) { return quotient(one.values[row], 32) + 2; }))
+        return fmt::format("ceil({} / 32) + 2", one.text);
     return "";
   }
   /// Tiles of 16 rows of a packed matrix, and the parts of its blocks behind a header: one or two.

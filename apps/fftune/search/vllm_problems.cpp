@@ -94,6 +94,7 @@ class Problems {
     for (const std::int64_t tokens : tokens_(with_prompts)) {
       Problem problem{op_name, "fwd", dtype, sizes, options};
       problem.sizes[count] = tokens;
+      if (serving_.batch_invariant) problem.options["batch-invariant"] = "yes";
       if (const auto page = sizes.find("page"); page != sizes.end())
         problem.sizes["pages"] =
             std::min(tokens * ((sizes.at("kv") + page->second - 1) / page->second),
@@ -227,7 +228,6 @@ void add_experts(const Config& config, const Quantisation& quantisation, const E
                  const VllmServing& serving, Problems& problems) {
   Options options{{"act", activation_of(config)}, {"gate-up", "halves"}};
   if (quantisation.any) options["scales"] = "block";
-  if (serving.batch_invariant) options["batch-invariant"] = "yes";
   problems.add("moe-ffn", quantisation.any ? DType::fp8 : DType::bf16,
                {{"d", config.whole({"hidden_size"})},
                 {"h", slice("features of an expert", experts.h, serving.tensor_parallel)},
@@ -296,8 +296,9 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
   Options network;
   if (one) network = {{"norm", "rms"}, {"residual", "yes"}};
   problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network);
-  // A part of the op layer, whose norm is a part of its own.
-  if (one) problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, {{"residual", "yes"}});
+  // A part of the op layer, whose norm is a part of its own; it is not batch-invariant.
+  if (one && !serving.batch_invariant)
+    problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, {{"residual", "yes"}});
 }
 
 }  // namespace
@@ -330,8 +331,7 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
       result.left_alone.push_back(fmt::format("{} stay vLLM's: {}", part, why));
   };
   if (serving.layers)
-    unless("layers",
-           serving.batch_invariant ? "batch invariance" : why_not_layers(root, quantisation),
+    unless("layers", why_not_layers(root, quantisation),
            [&] { add_layers(model, experts, serving, problems); });
   if (serving.experts && experts)
     unless("experts", why_not_experts(model, quantisation, *experts, serving.tensor_parallel),

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "store/preset_file.hpp"
+#include "tuning/protocol/messages.hpp"
 
 namespace fftune::tool {
 
@@ -17,24 +18,9 @@ Json to_json(const Problem& problem) {
 }
 
 Json to_json(const DeviceFacts& facts) {
-  Json details = Json::Object();
-  for (const auto& [name, value] : facts.details) details[name] = value;
-  return {{"kind", facts.kind == DeviceKind::cpu ? "cpu" : "cuda"},
-          {"name", facts.name},
-          {"slug", facts.slug()},
-          {"arch", facts.arch},
-          {"compute_capability", facts.compute_capability},
-          {"multiprocessors", facts.multiprocessors},
-          {"registers_per_multiprocessor", facts.registers_per_multiprocessor},
-          {"shared_bytes_per_block", facts.shared_bytes_per_block},
-          {"shared_bytes_per_multiprocessor", facts.shared_bytes_per_multiprocessor},
-          {"l2_bytes", facts.l2_bytes},
-          {"memory_bytes", facts.memory_bytes},
-          {"memory_bandwidth", facts.memory_bandwidth},
-          {"clock_hz", facts.clock_hz},
-          {"driver", facts.driver},
-          {"toolkit", facts.toolkit},
-          {"details", details}};
+  Json json = message_of(facts);
+  json["slug"] = facts.slug();
+  return json;
 }
 
 Json to_json(const ParameterValue& value) {

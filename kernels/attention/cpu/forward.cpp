@@ -193,6 +193,7 @@ constinit const Engine cpu_plain_engine{.name = "cpu_plain",
                                         .is_fallback = true,
                                         .search = {plain_space, plain_default},
                                         .program = plain_program,
+                                        .batch_invariant = true,
                                         .sources = {"attention/cpu/forward.cpp"}};
 
 }  // namespace fftune::attention

@@ -340,7 +340,7 @@ class decode_kernel {
       o = {o.x * mine, o.y * mine, o.z * mine, o.w * mine};
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const float its = exp2_approximate(other[i].reference - softmax.offset());
+        const float its = approximate_exp2(other[i].reference - softmax.offset());
         softmax.sum += other[i].sum * its;
         o = {o.x + other_o[i].x * its, o.y + other_o[i].y * its, o.z + other_o[i].z * its,
              o.w + other_o[i].w * its};

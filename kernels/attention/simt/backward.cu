@@ -16,7 +16,7 @@ namespace fftune {
 
 // The probability of a score, from its row's lse in powers of two.
 __device__ __forceinline__ float probability_of(float power, float lse_power) {
-  return lse_power == minus_infinity() ? 0.0f : exp2_approximate(power - lse_power);
+  return lse_power == minus_infinity() ? 0.0f : approximate_exp2(power - lse_power);
 }
 
 template <attention_form form>

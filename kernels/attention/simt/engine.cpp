@@ -52,6 +52,7 @@ constinit const Engine simt_engine{.name = "attention_simt",
                                    .summary = summary,
                                    .is_fallback = true,
                                    .program = forward_program,
+                                   .batch_invariant = true,
                                    .sources = {forward_file}};
 
 constinit const Engine simt_backward_engine{.name = "attention_bwd_simt",

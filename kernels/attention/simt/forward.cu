@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
       power = rows::scale(p, scaling, sequence, head, query.place, key, product).power;
     }
     const float rescale = softmax.rescale(rows::warp_max(power));
-    const float probability = exp2_approximate(power - softmax.offset());
+    const float probability = approximate_exp2(power - softmax.offset());
     softmax.sum += rows::warp_sum(probability);
 #pragma unroll
     for (int i = 0; i < rows::columns; ++i) out[i] *= rescale;

@@ -265,7 +265,7 @@ class sm80_attention_backward {
                 allowed = allowed && (!masked || (words[column / 32] >> column % 32 & 1) != 0);
               }
               const float probability = allowed
-                                            ? exp2_approximate(power * scaling.factor() - lse[half])
+                                            ? approximate_exp2(power * scaling.factor() - lse[half])
                                             : masked_probability;
               dp[0][j][i] =
                   score_gradient(probability, (dp[0][j][i] - delta[half]) * slope(capped));
@@ -425,7 +425,7 @@ class sm80_attention_backward {
             if constexpr (packed) allowed = allowed && (!masked || (word >> row & 1) != 0);
             allowed = allowed && column < exist_here;
             s[0][j][i] =
-                allowed ? exp2_approximate(power * scaling.factor() - lse) : masked_probability;
+                allowed ? approximate_exp2(power * scaling.factor() - lse) : masked_probability;
           }
         }
       }

@@ -20,6 +20,7 @@ namespace {
 
 constexpr const char* file = "attention/sm80/forward.cu";
 constexpr std::string_view name = "attention_sm80";
+constexpr int most_accumulators = 300;  // columns of scores and output, for a tile of 16 rows
 
 attention_sm80_config config_of(const Config& config) {
   return {.warps = config.get("warps"),
@@ -36,12 +37,18 @@ std::string template_argument(const attention_sm80_config& config) {
       config.warps, config.m_tiles, config.bn, config.stages, config.ctas_per_sm);
 }
 
+/// Keys of a block, which decide the order of a row's sums: one number if that is to be fixed.
+std::vector<std::int64_t> blocks_of_keys(const Layer& layer, const attention_form& form) {
+  if (!layer.batch_invariant) return {32, 64, 128};
+  return {attention_padded_dim(form.dim) + 64 <= most_accumulators ? 64 : 32};
+}
+
 Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   return Space()
       .parameter("warps", "warps of a CTA, each with queries of its own", {1, 2, 4, 8})
       .parameter("m_tiles", "tiles of 16 queries of a warp", {1, 2})
-      .parameter("bn", "keys of a block", {32, 64, 128})
+      .parameter("bn", "keys of a block", blocks_of_keys(layer, form))
       .parameter("stages", "blocks of keys and values in shared memory", {2, 3})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3})
       .constraint(
@@ -50,7 +57,8 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
           {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"})
       .constraint("a thread's accumulators of scores and output are 150 registers at most",
                   [form](const Config& c) {
-                    return c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) <= 300;
+                    return c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) <=
+                           most_accumulators;
                   },
                   {"m_tiles", "bn"})
       .constraint("more than half of a tile would be padding",
@@ -123,6 +131,7 @@ constinit const Engine sm80_engine{
     .can_implement = can_implement,
     .search = {space, default_config},
     .program = program,
+    .batch_invariant = true,
     .sources = {file}};
 
 }  // namespace fftune::attention

@@ -10,7 +10,7 @@
 #include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
-#include "kernels/common/least_cost.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -38,21 +38,32 @@ std::string template_argument(const sm90_backward_config& config) {
       config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead);
 }
 
+/// Query blocks that see a key block, on average.
+double mean_query_blocks(const Layer& layer, const sm90_backward_config& config) {
+  const std::int64_t queries = usual_queries(layer), keys = usual_keys(layer);
+  const bool causal = layer.mask == Mask::causal;
+  if (!causal && layer.window == 0) return static_cast<double>(quotient_up(queries, config.bm));
+  constexpr std::int64_t most_counted = 512;
+  const std::int64_t every = config.bn * quotient_up(quotient_up(keys, config.bn), most_counted);
+  std::int64_t visits = 0, blocks = 0;
+  for (std::int64_t key = 0; key < keys; key += every, ++blocks) {
+    // The first and the last query that sees a key of the block; the last one sees the last key.
+    const std::int64_t first = causal ? std::max<std::int64_t>(key - (keys - queries), 0) : 0;
+    const std::int64_t behind = key + config.bn - 1 - (keys - queries) + layer.window;
+    const std::int64_t last = layer.window > 0 ? std::min(behind, queries) : queries;
+    if (first < last) visits += quotient_up(last, config.bm) - first / config.bm;
+  }
+  return static_cast<double>(visits) / static_cast<double>(std::max<std::int64_t>(blocks, 1));
+}
+
 /// Cycles of the launch: each SM has its share of the key blocks and the query blocks that see
 /// them. A block costs its MMAs, the part of the softmax that they do not hide, and a fixed cost
 /// for barriers.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
   const sm90_backward_config config = config_of(values);
   const sm90_backward_plan plan = sm90_backward_plan_of(form_of(layer), config);
-  const auto queries = static_cast<double>(usual_queries(layer));
   const auto keys = static_cast<double>(usual_keys(layer));
-  // Queries that see a key block, on average.
-  double seen = queries;
-  if (layer.mask == Mask::causal)
-    seen = std::min(queries, queries - std::min(queries, keys) / 2 + config.bn / 2.0);
-  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + config.bn));
-  const double blocks_seen =
-      seen < queries ? seen / config.bm + 0.5 : std::ceil(queries / config.bm);
+  const double blocks_seen = mean_query_blocks(layer, config);
   const double visits = blocks_seen * static_cast<double>(layer.group());
   constexpr double flops_of_cycle = 4096, elements_of_cycle = 16;  // of an SM
   const double pairs = static_cast<double>(config.bm) * config.bn;
@@ -81,8 +92,6 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   return rounds * block * (1 + 0.005 * distance) + of_launches;
 }
 
-Config default_config(const Layer& layer, const DeviceFacts& facts);
-
 Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   return Space()
@@ -100,7 +109,9 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                  {0, 1})
       .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] { return default_config(layer, facts).value("group"); })
+      .when_absent_by([layer, facts] {
+        return default_config(sm90_backward_engine, layer, facts).value("group");
+      })
       .constraint(
           "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
           "memory",
@@ -111,16 +122,6 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                     return c.at("group") == 1 || c.at("group") < 2 * heads;
                   },
                   {"group"});
-}
-
-Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  return least_cost(space(layer, facts), name,
-                    [&](const Config& config) { return cycles(layer, facts, config); });
-}
-
-std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  if (facts.clock_hz <= 0) return std::nullopt;
-  return cycles(layer, facts, config) / facts.clock_hz;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
@@ -189,7 +190,7 @@ constinit const Engine sm90_backward_engine{
     .summary = "TMA and wgmma, a block of keys of a head for each CTA",
     .backward = true,
     .can_implement = refuse_sm90,
-    .search = {space, default_config, estimate},
+    .search = {.space = space, .cycles = cycles},
     .program = program,
     .sources = {file}};
 

@@ -426,7 +426,7 @@ struct attention_backward {
                   to_float(bias[static_cast<i64>(row) * attention.bias_row + column_of_key]) *
                   log2_e;
             }
-            value = exp2_approximate(exponent - (j == 0 ? row_lse.x : row_lse.y));
+            value = approximate_exp2(exponent - (j == 0 ? row_lse.x : row_lse.y));
             if constexpr (masked) {
               bool seen = column + j >= first[i] && column + j <= last[i];
               if constexpr (form.mask == attention_mask::packed) seen &= (word >> 8 * i & 1) != 0;

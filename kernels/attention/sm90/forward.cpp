@@ -14,15 +14,13 @@
 #include "kernels/attention/sm90/config.cuh"
 #include "kernels/attention/sm90/params.cuh"
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/common/least_cost.hpp"
+#include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm90/forward.cu";
 constexpr std::string_view name = "attention_sm90";
-
-Config default_config(const Layer& layer, const DeviceFacts& facts);
 
 /// Heads of q in a tile.
 int packed_heads(const Layer& layer, const Config& config) {
@@ -192,12 +190,19 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   return packing * locality * balance * sharing * all + of_launch;
 }
 
+/// Keys of a block. They and split_keys decide the order of a row's sums: if that is to be fixed,
+/// blocks suit every page, and fit for every number of queries.
+std::vector<std::int64_t> blocks_of_keys(const Layer& layer) {
+  if (!layer.batch_invariant) return {64, 80, 96, 112, 128, 160, 176, 192, 224};
+  return {layer.dim <= 128 ? 128 : 64};
+}
+
 Space space(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   const auto whole = [layer](const Config& c) { return config_of(layer, c); };
   Space space;
   space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
-      .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 160, 176, 192, 224})
+      .parameter("bn", "keys of a block", blocks_of_keys(layer))
       .parameter("stages", "blocks of keys, and as many of values, in shared memory", {2, 3, 4})
       .parameter("ordered",
                  "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
@@ -209,10 +214,11 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                  "64 others from the last; static: CTAs stay, with tiles in fixed turns; dynamic: "
                  "they take tiles from a counter",
                  {"single", "static", "dynamic", "paired"})
-      .parameter("split_keys",
-                 "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
-                 "own",
-                 {0, 1})
+      .parameter(
+          "split_keys",
+          "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
+          "own",
+          layer.batch_invariant ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{0, 1})
       .when_absent(0)
       .parameter("pack_heads",
                  "1: a tile has the queries of all heads that share keys; 0: those of one head",
@@ -220,7 +226,8 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
       .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] { return default_config(layer, facts).value("group"); })
+      .when_absent_by(
+          [layer, facts] { return default_config(sm90_engine, layer, facts).value("group"); })
       .constraint("the keys and values of heads together fit in L2, and where all do, all are",
                   [usual = usual_group(layer, facts),
                    all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
@@ -256,10 +263,11 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                     return page == 0 || c.at("bn") % page == 0 || page % c.at("bn") == 0;
                   },
                   {"bn"})
-      .constraint(
-          "no more keys in a block than there are",
-          [layer](const Config& c) { return c.at("bn") == 64 || c.at("bn") < layer.kv + 64; },
-          {"bn"})
+      .constraint("no more keys in a block than there are",
+                  [layer](const Config& c) {
+                    return c.at("bn") == 64 || c.at("bn") < layer.kv + 64 || layer.batch_invariant;
+                  },
+                  {"bn"})
       .constraint("no more MMA warpgroups than a sequence has queries for",
                   [layer](const Config& c) { return tile_queries(layer, c) < layer.s + 64; },
                   {"mma_warpgroups", "split_keys", "pack_heads"})
@@ -323,16 +331,6 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
   return space;
 }
 
-Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  return least_cost(space(layer, facts), name,
-                    [&](const Config& config) { return cycles(layer, facts, config); });
-}
-
-std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  if (facts.clock_hz <= 0) return std::nullopt;
-  return cycles(layer, facts, config) / facts.clock_hz;
-}
-
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_sm90_params),
@@ -383,7 +381,9 @@ std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& fa
 
 std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFacts& facts) {
   constexpr std::int64_t most_queries = 64;
-  if (refuse_sm90(layer, facts) || layer.s <= most_queries) return std::nullopt;
+  if (refuse_sm90(layer, facts)) return std::nullopt;
+  if (layer.batch_invariant) return std::string(order_depends_on_rows);
+  if (layer.s <= most_queries) return std::nullopt;
   return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
                      most_queries);
 }
@@ -391,8 +391,9 @@ std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFa
 constinit const Engine sm90_engine{.name = name,
                                    .summary = "TMA and wgmma, MMA warpgroups in turn",
                                    .can_implement = refuse_sm90,
-                                   .search = {space, default_config, estimate},
+                                   .search = {.space = space, .cycles = cycles},
                                    .program = program,
+                                   .batch_invariant = true,
                                    .sources = {file}};
 
 }  // namespace fftune::attention

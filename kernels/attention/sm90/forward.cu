@@ -610,7 +610,9 @@ struct attention_forward {
       if (rescales) {
         of_row();
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rescale[i] = rows.softmax[i].rescale(largest[i]);
+        for (int i = 0; i < 2; ++i) {
+          rescale[i] = rows.softmax[i].rescale_if_exceeded(largest[i]);
+        }
       }
     }
 #pragma unroll
@@ -622,7 +624,7 @@ struct attention_forward {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[j * 4 + i * 2 + e];
-          score = exp2_approximate(__fmaf_rn(score, factor, -offset));
+          score = approximate_exp2(__fmaf_rn(score, factor, -offset));
           sums[e] += score;
         }
       }

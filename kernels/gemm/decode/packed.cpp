@@ -14,6 +14,7 @@
 #include "kernels/gemm/decode/packed_config.cuh"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "kernels/gemm/packed/params.cuh"
 
 namespace fftune {
@@ -80,7 +81,7 @@ struct Block : packed_config {
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
   const GemmProblem& gemm = chain.front();
-  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4, mxfp4, fp8 or int8";
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=" + packed_names();
   if (gemm.groups.any()) {
     if (gemm.groups.by != Grouping::rows || gemm.groups.offsets.empty() ||
         gemm.b_packing != Packing::separate)

@@ -89,7 +89,7 @@ class packed_kernel {
         weights.blocks[operand][tile] = static_cast<const u8*>(p.gemm.b[0][operand]) +
                                         (1 + at * k_blocks * format.parts()) * packed_part_bytes +
                                         own.lane * 16;
-        const i64 scale = at * groups * packed_rows + own.lane / 4 * 2;
+        const i64 scale = (at * groups + format.first_group()) * packed_rows + own.lane / 4 * 2;
         weights.scales[operand][tile] =
             static_cast<const typename codes::scale*>(p.scales[operand]) + scale;
         weights.zeros[operand][tile] = p.zeros[operand] + scale;

@@ -39,8 +39,11 @@ struct packed_config {
     return pipeline > reduction ? pipeline : reduction;
   }
   /// Whether scales multiply the operands, rather than the accumulators of each run of k: for many
-  /// tokens these are more, and there are no registers for two sets of them.
-  constexpr bool scales_operands(packed_form form) const { return form.group != 0 && tokens > 16; }
+  /// tokens these are more, and there are no registers for two sets of them. A scale for each k16
+  /// step would be one for each MMA.
+  constexpr bool scales_operands(packed_form form) const {
+    return form.group != 0 && (tokens > 16 || form.scales_rows());
+  }
   /// Scales of a run of `unroll` blocks, of each row.
   constexpr int scales_of_run(packed_form form) const {
     const int elements = unroll * packed_k;
@@ -49,7 +52,8 @@ struct packed_config {
   /// Registers of a thread: codes and scales in flight, accumulators, operands.
   constexpr int registers(int operands, packed_form form) const {
     const int of_scale = form.scale_bytes() == 4 || form.zeros ? 2 : 1;
-    const int of_tile = 4 * unroll * form.parts() + of_scale * scales_of_run(form);
+    const int of_rows = form.scales_rows() ? 2 : 0;
+    const int of_tile = 4 * unroll * form.parts() + of_scale * scales_of_run(form) + of_rows;
     const int sets = form.group == 0 || scales_operands(form) ? 1 : 2;
     return operands * tiles * (of_tile + 4 * sets * n_fragments()) + 4 * n_fragments() + 8;
   }

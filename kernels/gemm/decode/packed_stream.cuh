@@ -71,6 +71,7 @@ struct packed_stream {
   vector16 words[operands][tiles][unroll * parts];
   two_scales scale[operands][tiles][scales_of_run];  // of both rows
   u32 zero[operands][tiles][scales_of_run];
+  float2 row_scale[operands][tiles];  // of both rows, where rows have scales beside their groups'
 
   // Loads block `i` of the run that begins with block `first`; elements of k from `end` on are
   // zeros.
@@ -115,8 +116,23 @@ struct packed_stream {
 #pragma unroll
     for (int i = 0; i < scales_of_run; ++i) load_scales(i, first, end);
   }
-  // The one scale and zero point of a whole row.
+  // The one scale and zero point of a whole row, or the scale beside those of its groups.
   __device__ __forceinline__ void load_row_scales() {
+    if constexpr (format.scales_rows()) {
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+          const int first = format.first_group() * packed_rows;
+          const int pair = threadIdx.x % 32 / 4;
+          const u64 both = load_packed<u64>(
+              reinterpret_cast<const u8*>(scales[operand][tile] - first - pair * 2) + pair * 8,
+              true);
+          row_scale[operand][tile] = {__uint_as_float(static_cast<u32>(both)),
+                                      __uint_as_float(static_cast<u32>(both >> 32))};
+        }
+      }
+    }
     if constexpr (by_row) {
 #pragma unroll
       for (int operand = 0; operand < operands; ++operand) {
@@ -164,15 +180,23 @@ struct packed_stream {
           }
         }
         const bool ends = half == 1 ? (i + 1) % blocks_of_scale == 0 : scales_of_block == 2;
-        if (separate_sums && ends) add_scaled(part, place);
+        if constexpr (separate_sums) {
+          if (ends) add_scaled(part, place);
+        }
         if (ends) load_scales(place, next, end);
       }
       load_block(i, next, end);
     }
   }
 
-  // At the end, where a whole row has one scale.
+  // At the end, where whole rows have scales.
   __device__ __forceinline__ void scale_rows() {
+    if constexpr (format.scales_rows()) {
+      for_each([&](int operand, int tile, int j, int value) {
+        const float2& rows = row_scale[operand][tile];
+        sum[operand][tile][j][value] *= (value < 2 ? rows.x : rows.y) * codes::unit;
+      });
+    }
     if constexpr (by_row) {
       accumulators unscaled;
       for_each([&](int operand, int tile, int j, int value) {
@@ -230,7 +254,7 @@ struct packed_stream {
                   codes::template pair<2>(word, first_offset),
                   codes::template pair<3>(word, second_offset)};
       if constexpr (scales_operands) {
-        const u32 of_first = codes::twice(scale, 0), of_second = codes::twice(scale, 1);
+        const u32 of_first = codes::twice(scale, 0, step), of_second = codes::twice(scale, 1, step);
         a[0] = multiply_pairs<T>(a[0], of_first);
         a[1] = multiply_pairs<T>(a[1], of_second);
         a[2] = multiply_pairs<T>(a[2], of_first);

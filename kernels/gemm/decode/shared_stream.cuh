@@ -114,6 +114,22 @@ struct stream_pipeline {
     advance();
   }
 
+  // Rows of `pieces`, each `bytes` long, that lie `gap` bytes apart in memory and next to each other
+  // here.
+  __device__ __forceinline__ void load_pieces(const u8* from, int rows, i64 pitch, int pieces,
+                                              i64 gap, u32 bytes, u32 stride) {
+    begin_load();
+    if (is_elected()) {
+      if (rows > 0)
+        barrier_arrive_expect(full(), rows * pieces * bytes);
+      else
+        barrier_arrive(full());
+      for (int piece = 0; piece < pieces; ++piece)
+        load_rows(buffer() + piece * bytes, from + piece * gap, rows, pitch, bytes, stride, full());
+    }
+    advance();
+  }
+
   // Rows of zeros in the place of what is not in memory. All lanes.
   __device__ __forceinline__ void load_zeros(int rows, u32 bytes, u32 stride) {
     begin_load();
@@ -158,6 +174,20 @@ struct stage_product {
   static_assert(is_same<typename weight::scale, no_scale>, "a stage has no place for scales");
   using accumulators = float[4][4];
 
+  // This lane's weights of a stage.
+  struct fragment {
+    vector16 low[steps], high[steps];
+  };
+
+  // The address is that of this lane's 16 bytes of the warp's first step.
+  static __device__ __forceinline__ void load(fragment& of, u32 weights, u32 row_stride) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      of.low[i] = read_shared(weights + i * warps * 64);
+      of.high[i] = read_shared(weights + i * warps * 64 + 8 * row_stride);
+    }
+  }
+
   // Addresses of this lane's 16 bytes, or vectors of tokens, of the warp's first step; `at` is that
   // step's element of k.
   static __device__ __forceinline__ void run(accumulators& sum, u32 weights, u32 row_stride,
@@ -165,21 +195,33 @@ struct stage_product {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       if (at + i * warps * k_step >= end) continue;
-      const vector16 low = read_shared(weights + i * warps * 64);
-      const vector16 high = read_shared(weights + i * warps * 64 + 8 * row_stride);
-      u32 low_pair[pairs], high_pair[pairs], column[pairs];
-#pragma unroll
-      for (int vector = 0; vector < token_vectors; ++vector) {
-        vector16 b = {};
-        if (has_token) b = read_shared(tokens + i * warps * 64 * token_vectors + vector * 16);
-        token::template expand<element>(b, {}, column + vector * (token::elements / 2));
-      }
-      weight::template expand<element>(low, {}, low_pair);
-      weight::template expand<element>(high, {}, high_pair);
-#pragma unroll
-      for (int pair = 0; pair < pairs; pair += 2)
-        mma_pairs<element>(sum[(i * pairs + pair) / 2 % 4], low_pair, high_pair, column, pair);
+      multiply(sum, i, read_shared(weights + i * warps * 64),
+               read_shared(weights + i * warps * 64 + 8 * row_stride), tokens, has_token);
     }
+  }
+  static __device__ __forceinline__ void run(accumulators& sum, const fragment& of, u32 tokens,
+                                             bool has_token, int at, int end) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i)
+      if (at + i * warps * k_step < end) multiply(sum, i, of.low[i], of.high[i], tokens, has_token);
+  }
+
+ private:
+  static __device__ __forceinline__ void multiply(accumulators& sum, int step, const vector16& low,
+                                                  const vector16& high, u32 tokens,
+                                                  bool has_token) {
+    u32 low_pair[pairs], high_pair[pairs], column[pairs];
+#pragma unroll
+    for (int vector = 0; vector < token_vectors; ++vector) {
+      vector16 b = {};
+      if (has_token) b = read_shared(tokens + step * warps * 64 * token_vectors + vector * 16);
+      token::template expand<element>(b, {}, column + vector * (token::elements / 2));
+    }
+    weight::template expand<element>(low, {}, low_pair);
+    weight::template expand<element>(high, {}, high_pair);
+#pragma unroll
+    for (int pair = 0; pair < pairs; pair += 2)
+      mma_pairs<element>(sum[(step * pairs + pair) / 2 % 4], low_pair, high_pair, column, pair);
   }
 };
 

@@ -33,7 +33,7 @@ __device__ __forceinline__ u32 multiply_pairs(u32 left, u32 right) {
 }
 
 // The codes of a lane in a k16 step, and these as pairs of T, exactly, times 1 / unit; the scales
-// of two rows, times unit.
+// of two rows, times unit. twice() is of one of the two k16 steps of 32 elements of k.
 template <class T, packed_code code>
 struct packed_codes;
 
@@ -61,7 +61,7 @@ struct packed_scales {
     unpack<T>(scales, first, second);
   }
   // The scale of row `row` twice, as a pair.
-  static __device__ __forceinline__ u32 twice(u32 scales, int row) {
+  static __device__ __forceinline__ u32 twice(u32 scales, int row, int) {
     return __byte_perm(scales, 0, row == 0 ? 0x1010 : 0x3232);
   }
 };
@@ -75,7 +75,7 @@ struct packed_wide_scales {
     first = __uint_as_float(static_cast<u32>(scales)) * unit;
     second = __uint_as_float(static_cast<u32>(scales >> 32)) * unit;
   }
-  static __device__ __forceinline__ u32 twice(u64 scales, int row) {
+  static __device__ __forceinline__ u32 twice(u64 scales, int row, int) {
     const float value = __uint_as_float(static_cast<u32>(scales >> 32 * row)) * unit;
     return pack<T>(value, value);
   }
@@ -136,12 +136,12 @@ __device__ __forceinline__ float e8m0_value(u32 byte) {
 }
 
 // e2m1: the sign in place, and the three other bits at the end of T's exponent and the beginning of
-// its mantissa. That is the number times 2^-126 (bf16) or 2^-14 (fp16), 0.5 as a subnormal.
+// its mantissa. That is the number times 2^-126 (bf16) or 2^-14 (fp16), 0.5 as a subnormal. bf16
+// takes nine operations for the four registers of a word, as its bits are in the order for that.
 template <class T>
-struct packed_codes<T, packed_code::mxfp4> {
+struct packed_e2m1 {
   static constexpr bool wide = is_same<T, bf16>;
   using step_codes = packed_word;
-  using scale = u8;
   using two_scales = u32;
 
   template <int i>
@@ -149,13 +149,31 @@ struct packed_codes<T, packed_code::mxfp4> {
     return 0;
   }
   template <int i>
-  static __device__ __forceinline__ u32 pair(const packed_word& own, u32) {
+  static __device__ __forceinline__ u32 bits(const packed_word& own) {
     const u32 word = own.word;
-    constexpr int shift = (wide ? 6 : 9) - 4 * i;
-    const u32 moved = shift >= 0 ? word << (shift & 31) : word >> (-shift & 31);
-    const u32 bits =
-        masked_or<(wide ? 0x01c001c0 : 0x0e000e00)>(moved, word << (12 - 4 * i) & 0x80008000);
-    return multiply_pairs<T>(bits, wide ? 0x7e807e80 : 0x74007400);
+    const u32 turned = i == 0   ? word
+                       : i == 2 ? word << 6
+                                : __funnelshift_r(word, word, i == 1 ? 4 : 6);
+    if constexpr (wide) {
+      if constexpr (i < 3) return turned & 0x81c081c0;
+      return masked_or<0x81808180>(turned, word << 2 & 0x00400040);
+    } else {
+      u32 others = i == 0 ? word << 3 : i == 1 ? word >> 1 : i == 2 ? word << 9 : word << 5;
+      others &= i == 3 ? 0x02000200 : 0x0e000e00;
+      if constexpr (i == 3) others = masked_or<0x0c000c00>(word >> 3, others);
+      return masked_or<0x80008000>(turned, others);
+    }
+  }
+};
+
+template <class T>
+struct packed_codes<T, packed_code::mxfp4> : packed_e2m1<T> {
+  using packed_e2m1<T>::wide;
+  using scale = u8;
+
+  template <int i>
+  static __device__ __forceinline__ u32 pair(const packed_word& own, u32) {
+    return multiply_pairs<T>(packed_e2m1<T>::template bits<i>(own), wide ? 0x7e807e80 : 0x74007400);
   }
   // Both scales as bf16: the byte is the exponent. 0 is the subnormal 2^-127, and 255 NaN.
   static __device__ __forceinline__ u32 both(u32 scales) {
@@ -168,7 +186,7 @@ struct packed_codes<T, packed_code::mxfp4> {
     first = __uint_as_float(numbers << 16);
     second = __uint_as_float(numbers & 0xffff0000);
   }
-  static __device__ __forceinline__ u32 twice(u32 scales, int row) {
+  static __device__ __forceinline__ u32 twice(u32 scales, int row, int) {
     if constexpr (wide) {
       return __byte_perm(both(scales), 0, row == 0 ? 0x1010 : 0x3232);
     } else {
@@ -178,8 +196,41 @@ struct packed_codes<T, packed_code::mxfp4> {
   }
 };
 
-// e4m3: the sign in place, and the seven other bits at the end of T's exponent and the beginning of
-// its mantissa. That is the number times 2^-120 (bf16) or 2^-8 (fp16), which is the unit there.
+// e4m3 in the upper byte of each half: the sign in place, and the seven other bits at the end of
+// T's exponent and the beginning of its mantissa. That is the number times 2^-120 (bf16) or 2^-8
+// (fp16).
+template <class T>
+__device__ __forceinline__ u32 e4m3_bits(u32 bytes) {
+  if constexpr (is_same<T, bf16>) {
+    return masked_or<0x07f007f0>(bytes >> 4, bytes & 0x80008000);
+  } else {
+    return masked_or<0x3f803f80>(bytes >> 1, bytes & 0x80008000);
+  }
+}
+
+// The scales multiply the operands, which have at most 6 bits then: exactly. A code times 2^-126
+// (bf16) or 2^-14 (fp16), times its scale times 2^118 or 2^6, is the number times 2^-8.
+template <class T>
+struct packed_codes<T, packed_code::nvfp4> : packed_e2m1<T> {
+  using packed_e2m1<T>::wide;
+  using scale = u16;
+  static constexpr float unit = 256;  // of the rows' scales
+
+  template <int i>
+  static __device__ __forceinline__ u32 pair(const packed_word& own, u32) {
+    return packed_e2m1<T>::template bits<i>(own);
+  }
+  // Bytes: the first row's scales of both k16 steps, then the second row's.
+  static __device__ __forceinline__ u32 twice(u32 scales, int row, int step) {
+    const u32 both = e4m3_bits<T>(__byte_perm(scales, 0, step == 0 ? 0x2404 : 0x3414));
+    const u32 factor = wide ? 0x7b007b00 : 0x74007400;  // 2^119, 2^14
+    u32 numbers = multiply_pairs<T>(both, factor);
+    if constexpr (wide) numbers = multiply_pairs<T>(numbers, factor);
+    return __byte_perm(numbers, 0, row == 0 ? 0x1010 : 0x3232);
+  }
+};
+
+// e4m3 likewise; 2^8 is the unit of fp16.
 template <class T>
 struct packed_codes<T, packed_code::fp8> : packed_wide_scales<T, is_same<T, bf16> ? 1 : 256> {
   static constexpr bool wide = is_same<T, bf16>;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -39,14 +40,27 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
   const std::size_t bytes = dtype_bytes(weight.dtype);
   std::vector<float> scales(static_cast<std::size_t>(weight.groups * packed_rows));
   std::vector<float> values(static_cast<std::size_t>(packed_rows * width));
+  std::array<float, packed_rows> row_scales;
+  row_scales.fill(1);
   const std::size_t first = static_cast<std::size_t>(tile) * scales.size();
   const int bits = packed_bits(weight.code);
-  if (weight.code == packed_code::mxfp4)
+  if (weight.code == packed_code::mxfp4) {
     for (std::size_t i = 0; i < scales.size(); ++i)
       scales[i] = static_cast<float>(e8m0_value(std::to_integer<int>(weight.scales[first + i])));
-  else
+  } else if (packed_scales_rows(weight.code)) {
+    const std::int64_t own = tile * packed_rows;
+    std::memcpy(row_scales.data(), weight.scales + packed_row_scale_place(own, weight.groups),
+                sizeof(row_scales));
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      const auto group = static_cast<std::int64_t>(i) / packed_rows,
+                 row = static_cast<std::int64_t>(i) % packed_rows;
+      const std::int64_t at = packed_scale_place(own + row, group, weight.groups, weight.code);
+      scales[i] = static_cast<float>(e4m3_value(std::to_integer<int>(weight.scales[at])));
+    }
+  } else {
     decode(weight.scale_type, weight.scales + first * dtype_bytes(weight.scale_type),
            std::span(scales));
+  }
   const std::uint8_t* const zeros = weight.zeros == nullptr ? nullptr : weight.zeros + first;
   const float no_zero = weight.code == packed_code::int4 ? 8 : 0;
   const auto table = values_of(weight.code);
@@ -55,7 +69,8 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
         static_cast<std::size_t>(std::min(column, k - 1) / weight.group * packed_rows + row);
     const float zero = zeros != nullptr ? static_cast<float>(zeros[place]) : no_zero;
     values[static_cast<std::size_t>(row * width + column)] =
-        (table[static_cast<std::size_t>(code)] - zero) * scales[place];
+        (table[static_cast<std::size_t>(code)] - zero) * scales[place] *
+        row_scales[static_cast<std::size_t>(row)];
   };
   const std::uint8_t* byte =
       weight.codes +
@@ -63,16 +78,19 @@ void expand_tile(const Packed& weight, std::int64_t tile) {
   const int steps = 4 / packed_parts(weight.code);  // of a part
   for (std::int64_t block = 0; block < width; block += 16 * steps)
     for (int lane = 0; lane < 32; ++lane)
-      for (int step = 0; step < steps; ++step)
-        for (int i = 0; i < 8; i += 8 / bits, ++byte) {
-          const std::int64_t row = lane / 4 * 2, column = block + step * 16 + lane % 4 * 2;
-          if (bits == 4) {
-            put(row, column + i / 2 % 2 * 8 + i / 4, *byte & 15);
-            put(row + 1, column + i / 2 % 2 * 8 + i / 4, *byte >> 4);
-          } else {
-            put(row + i % 2, column + i / 2 % 2 + i / 4 * 8, *byte);
-          }
+      for (int step = 0; step < steps; ++step) {
+        const std::int64_t row = lane / 4 * 2, column = block + step * 16 + lane % 4 * 2;
+        if (bits == 4) {
+          std::uint32_t word;
+          std::memcpy(&word, byte, sizeof(word));
+          word = packed_nibbles_of(word, weight.code);
+          for (int i = 0; i < 8; ++i)
+            put(row + i % 2, column + i / 2 % 2 * 8 + i / 4, static_cast<int>(word >> 4 * i & 15));
+        } else {
+          for (int i = 0; i < 8; ++i) put(row + i % 2, column + i / 2 % 2 + i / 4 * 8, byte[i]);
         }
+        byte += bits;
+      }
   for (std::int64_t row = 0; row < count; ++row)
     encode(weight.dtype,
            std::span<const float>(values.data() + row * width, static_cast<std::size_t>(k)),

@@ -13,7 +13,7 @@ constexpr int expand_warps = 4;
 // The value of a code before its scale.
 template <packed_code code>
 __device__ __forceinline__ float code_value(u32 own) {
-  if constexpr (code == packed_code::mxfp4) {
+  if constexpr (code == packed_code::mxfp4 || code == packed_code::nvfp4) {
     return __uint_as_float((own & 8) << 28 | (own & 7) << 22) * 0x1p126f;
   } else if constexpr (code == packed_code::fp8) {
     return __uint_as_float((own & 128) << 24 | (own & 127) << 20) * 0x1p120f;
@@ -22,10 +22,15 @@ __device__ __forceinline__ float code_value(u32 own) {
     return static_cast<float>(static_cast<int>(own << 24) >> 24);
   }
 }
+// `place`: of the group's scale; `row_place`: of the row's.
 template <class T, packed_code code>
-__device__ __forceinline__ float scale_value(const void* scales, i64 place) {
+__device__ __forceinline__ float scale_value(const void* scales, i64 place, i64 row_place) {
+  const u8* const bytes = static_cast<const u8*>(scales);
   if constexpr (code == packed_code::mxfp4) {
-    return e8m0_value(static_cast<const u8*>(scales)[place]);
+    return e8m0_value(bytes[place]);
+  } else if constexpr (packed_scales_rows(code)) {
+    return code_value<packed_code::fp8>(bytes[place]) *
+           *reinterpret_cast<const float*>(bytes + row_place);
   } else if constexpr (packed_scale_bytes(code) == 4) {
     return static_cast<const float*>(scales)[place];
   } else {
@@ -54,8 +59,10 @@ __global__ void __launch_bounds__(32 * expand_warps)
   constexpr int parts = packed_parts(code), bits = packed_bits(code);
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
-    const vector16 words =
+    vector16 words =
         load_streaming(codes + (1 + block * parts + part) * packed_part_bytes + lane * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words.word[i] = packed_nibbles_of(words.word[i], code);
 #pragma unroll
     for (int i = 0; i < 128 / bits; ++i) {
       const int step = i / 8 + part * 2;
@@ -63,9 +70,10 @@ __global__ void __launch_bounds__(32 * expand_warps)
       const int within = bits == 4 ? i / 2 % 2 * 8 + i / 4 % 2 : i / 2 % 2 + i / 4 % 2 * 8;
       const int column = step * 16 + lane % 4 * 2 + within;
       const i64 at = first_k + column < k ? first_k + column : k - 1;
-      const i64 place = packed_scale_place(first_row + row, at / group, groups);
+      const i64 place = packed_scale_place(first_row + row, at / group, groups, code);
       const u32 own = words.word[i * bits / 32] >> i * bits % 32 & ((1u << bits) - 1);
-      const float scale = scale_value<T, code>(scales, place);
+      const float scale =
+          scale_value<T, code>(scales, place, packed_row_scale_place(first_row + row, groups));
       float value;
       if constexpr (code == packed_code::int4) {
         value = static_cast<float>(static_cast<int>(own) - (zeros != nullptr ? zeros[place] : 8));

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 #include "core/hash.hpp"
@@ -14,8 +16,23 @@
 namespace fftune {
 namespace {
 
-constexpr packed_code packed_codes[] = {packed_code::int4, packed_code::mxfp4, packed_code::fp8,
-                                        packed_code::int8};
+/// A format, and the deviation of its values without scales, over codes and zero points drawn
+/// evenly.
+struct CodeRow {
+  packed_code code;
+  const char* name;
+  double deviation;
+};
+constexpr CodeRow code_rows[] = {{packed_code::int4, "int4", 4.61},
+                                 {packed_code::mxfp4, "mxfp4", 2.93},
+                                 {packed_code::fp8, "fp8", 114},
+                                 {packed_code::int8, "int8", 73.9},
+                                 {packed_code::nvfp4, "nvfp4", 2.93}};
+
+const CodeRow& row_of(packed_code code) {
+  return *std::find_if(std::begin(code_rows), std::end(code_rows),
+                       [&](const CodeRow& row) { return row.code == code; });
+}
 
 using Header = std::array<std::uint32_t, 4>;
 
@@ -24,19 +41,14 @@ Header header_of(packed_code code, std::int64_t n, std::int64_t k) {
           static_cast<std::uint32_t>(k)};
 }
 
-/// The deviation of values without scales, over codes and zero points drawn evenly.
+/// The deviation of values before their scales.
 double code_deviation(const PackedFormat& format) {
-  switch (format.code) {
-    case packed_code::int4:
-      return format.zeros ? 6.52 : 4.61;
-    case packed_code::mxfp4:
-      return 2.93;
-    case packed_code::fp8:
-      return 114;
-    case packed_code::int8:
-      return 73.9;
-  }
-  return 1;
+  return format.zeros ? 6.52 : row_of(format.code).deviation;
+}
+
+/// The one group of k that a format has; 0: the option `group` says it.
+std::int64_t only_group(packed_code code) {
+  return code == packed_code::mxfp4 ? 32 : code == packed_code::nvfp4 ? 16 : 0;
 }
 
 /// An e8m0 scale near 2^exponent.
@@ -50,15 +62,75 @@ TensorSpec e8m0_scales(std::string_view name, std::vector<std::int64_t> shape, d
   return scales;
 }
 
+/// A word of a tensor of bytes, which are doubles.
+std::uint32_t word_of(std::span<const double> bytes, std::size_t index) {
+  std::uint32_t word = 0;
+  for (std::size_t i = 0; i < 4; ++i)
+    word |= static_cast<std::uint32_t>(bytes[index * 4 + i]) << 8 * i;
+  return word;
+}
+void put_word(std::span<double> bytes, std::size_t index, std::uint32_t word) {
+  for (std::size_t i = 0; i < 4; ++i)
+    bytes[index * 4 + i] = static_cast<double>(word >> 8 * i & 255);
+}
+
+/// nvfp4: rows' scales of about 2^-6 of `scale`, and groups' of 2^5 to 2^7, which are the bytes of
+/// e4m3 from 0x60 on.
+TensorSpec nvfp4_scales(std::string_view name, std::vector<std::int64_t> shape, double scale) {
+  TensorSpec scales{std::string(name), DType::u8, std::move(shape), Role::input};
+  const auto of_tile = static_cast<std::size_t>(scales.shape[1] * scales.shape[2]);
+  scales.draw = [=](std::uint64_t seed, std::span<double> values) {
+    constexpr std::size_t row_bytes = packed_rows * sizeof(float);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::uint64_t bits = mix(seed + golden * (i + 1));
+      values[i] = static_cast<double>(0x60 + bits % 16);
+    }
+    for (std::size_t tile = 0; tile < values.size(); tile += of_tile)
+      for (std::size_t row = 0; row < packed_rows; ++row) {
+        const std::uint64_t bits = mix(seed + golden * (tile + row + 1)) >> 32;
+        put_float(
+            values.subspan(tile, row_bytes), row,
+            static_cast<float>(scale / 64 * (0.75 + 0.5 * static_cast<double>(bits) * 0x1p-32)));
+      }
+  };
+  return scales;
+}
+
 }  // namespace
 
+void put_float(std::span<double> bytes, std::size_t index, float value) {
+  put_word(bytes, index, std::bit_cast<std::uint32_t>(value));
+}
+
+float float_of(std::span<const double> bytes, std::size_t index) {
+  return std::bit_cast<float>(word_of(bytes, index));
+}
+
+int packed_code_at(std::span<const double> bytes, const packed_place& place, packed_code code) {
+  const auto byte = static_cast<std::size_t>(place.byte);
+  const std::uint32_t nibbles = packed_nibbles_of(word_of(bytes, byte / 4), code);
+  const int at = static_cast<int>(byte % 4) * 8 + place.shift;
+  return static_cast<int>(nibbles >> at & ((1u << packed_bits(code)) - 1));
+}
+
+void add_packed_code(std::span<double> bytes, const packed_place& place, packed_code code,
+                     int value) {
+  const auto byte = static_cast<std::size_t>(place.byte);
+  const int at = static_cast<int>(byte % 4) * 8 + place.shift;
+  const auto own = packed_word_of(static_cast<std::uint32_t>(value) << at, code);
+  put_word(bytes, byte / 4, word_of(bytes, byte / 4) | own);
+}
+
 std::vector<OptionField> packed_options() {
+  auto formats = packed_format_names();
+  formats.insert(formats.begin(), "dense");
   return {
-      rare_option("weights",
-                  "format of the weights: those of x, or packed: integers of 4 bits with scales, "
-                  "e2m1 with e8m0 scales of 32 (OCP MX), or e4m3 or integers of 8 bits with f32 "
-                  "scales",
-                  {"dense", "int4", "mxfp4", "fp8", "int8"}, "fwd"),
+      rare_option(
+          "weights",
+          "format of the weights: those of x, or packed: integers of 4 bits with scales, "
+          "e2m1 with e8m0 scales of 32 (OCP MX), e4m3 or integers of 8 bits with f32 scales, "
+          "or e2m1 with e4m3 scales of 16",
+          formats, "fwd"),
       rare_option("group",
                   "weights=int4, fp8 or int8: elements of a row of the weight that share a scale",
                   {"128", "64", "32", "row"}, "fwd"),
@@ -66,16 +138,33 @@ std::vector<OptionField> packed_options() {
                   {"no", "yes"}, "fwd")};
 }
 
+std::vector<std::string> packed_format_names() {
+  std::vector<std::string> names;
+  for (const CodeRow& row : code_rows) names.emplace_back(row.name);
+  return names;
+}
+
+std::string packed_names() {
+  std::string names;
+  for (const CodeRow& row : code_rows)
+    names += fmt::format("{}{}",
+                         &row == code_rows                 ? ""
+                         : &row == std::end(code_rows) - 1 ? " or "
+                                                           : ", ",
+                         row.name);
+  return names;
+}
+
 PackedFormat packed_format(const Problem& problem) {
   PackedFormat format;
-  for (const packed_code code : packed_codes)
-    if (problem.has("weights", code_name(code))) {
+  for (const CodeRow& row : code_rows)
+    if (problem.has("weights", row.name)) {
       format.packed = true;
-      format.code = code;
+      format.code = row.code;
     }
   if (!format.packed) return format;
-  if (format.code == packed_code::mxfp4) {
-    format.group = 32;
+  if (const std::int64_t group = only_group(format.code); group != 0) {
+    format.group = group;
     return format;
   }
   format.group = problem.has("group", "row")  ? 0
@@ -116,21 +205,11 @@ ExpandFamily::ExpandFamily(const ExpandStage& stage, const char* name, std::stri
 
 std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&) {
   if (packed_format(problem).packed) return std::nullopt;
-  return "it is for packed weights: weights=int4, mxfp4, fp8 or int8";
+  return "it is for packed weights: weights=" + packed_names();
 }
 
 std::string_view code_name(packed_code code) {
-  switch (code) {
-    case packed_code::int4:
-      return "int4";
-    case packed_code::mxfp4:
-      return "mxfp4";
-    case packed_code::fp8:
-      return "fp8";
-    case packed_code::int8:
-      return "int8";
-  }
-  return "";
+  return row_of(code).name;
 }
 
 std::string device_name(packed_code code) {
@@ -154,6 +233,7 @@ double code_value(packed_code code, int bits, int zero) {
     case packed_code::int4:
       return bits - zero;
     case packed_code::mxfp4:
+    case packed_code::nvfp4:
       return e2m1_value(bits);
     case packed_code::fp8:
       return e4m3_value(bits);
@@ -171,12 +251,12 @@ std::string packed_contradiction(const Problem& problem, std::string_view name, 
   const PackedFormat format = packed_format(problem);
   if (problem.has("zeros", "yes") && !problem.has("weights", "int4"))
     return "zeros is of integers of 4 bits: give weights=int4 too";
-  if (!format.packed || format.code == packed_code::mxfp4) {
+  if (!format.packed || only_group(format.code) != 0) {
     if (problem.options.contains("group") && !problem.has("group", "128"))
       return "group is of weights with scales of groups: give weights=int4, fp8 or int8 too";
     if (format.packed && k % format.group != 0)
-      return fmt::format("groups of {} do not divide {}={}: mxfp4 has no others", format.group,
-                         name, k);
+      return fmt::format("groups of {} do not divide {}={}: {} has no others", format.group, name,
+                         k, code_name(format.code));
     return "";
   }
   if (format.group != 0 && k % format.group != 0)
@@ -187,7 +267,7 @@ std::string packed_contradiction(const Problem& problem, std::string_view name, 
 
 std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviation) {
   const std::int64_t n = weight.n, k = weight.k;
-  const std::int64_t tiles = packed_tiles(n), groups = weight.format.groups(k);
+  const auto shape = weight.format.scale_shape(n, k);
   const double scale = deviation / code_deviation(weight.format);
   TensorSpec codes{std::string(weight.codes),
                    DType::u8,
@@ -204,16 +284,15 @@ std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviat
     std::copy(header.begin(), header.end(), values.begin());
   };
   if (weight.format.code == packed_code::mxfp4)
-    return {codes, e8m0_scales(weight.scales, {tiles, groups, packed_rows}, std::log2(scale))};
-  std::vector<TensorSpec> tensors{codes,
-                                  {std::string(weight.scales),
-                                   weight.format.scale_type(weight.dtype),
-                                   {tiles, groups, packed_rows},
-                                   Role::input,
-                                   scale / 4,
-                                   scale}};
+    return {codes, e8m0_scales(weight.scales, shape, std::log2(scale))};
+  if (packed_scales_rows(weight.format.code))
+    return {codes, nvfp4_scales(weight.scales, shape, scale)};
+  std::vector<TensorSpec> tensors{
+      codes,
+      {std::string(weight.scales), weight.format.scale_type(weight.dtype), shape, Role::input,
+       scale / 4, scale}};
   if (weight.zeros.empty()) return tensors;
-  TensorSpec zeros{std::string(weight.zeros), DType::u8, {tiles, groups, packed_rows}, Role::input};
+  TensorSpec zeros{std::string(weight.zeros), DType::u8, shape, Role::input};
   zeros.draw = [](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 60);
@@ -245,8 +324,8 @@ StageSpec expand_spec(std::string_view name, const std::vector<PackedWeight>& we
 void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors& tensors,
                       Parallel& parallel) {
   for (const PackedWeight& weight : weights) {
-    const double* const codes = tensors.at(std::string(weight.codes)).data();
-    const double* const scales = tensors.at(std::string(weight.scales)).data();
+    const auto& codes = tensors.at(std::string(weight.codes));
+    const auto& scales = tensors.at(std::string(weight.scales));
     const double* const zeros =
         weight.zeros.empty() ? nullptr : tensors.at(std::string(weight.zeros)).data();
     const std::int64_t k = weight.k, groups = weight.format.groups(k);
@@ -254,18 +333,23 @@ void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors
     const auto width = static_cast<std::size_t>(k);
     auto dense = large_vector<double>(static_cast<std::size_t>(weight.n) * width, parallel);
     for_each_row(static_cast<std::size_t>(weight.n), width, parallel, [&](std::size_t row) {
+      const double row_scale =
+          packed_scales_rows(weight.format.code)
+              ? float_of(std::span(scales).subspan(static_cast<std::size_t>(
+                             packed_row_scale_place(static_cast<std::int64_t>(row), groups))),
+                         0)
+              : 1;
       for (std::int64_t i = 0; i < k; ++i) {
-        const auto [byte, shift] =
-            packed_place_of(static_cast<std::int64_t>(row), i, k, weight.format.code);
-        const int bits =
-            static_cast<int>(codes[byte]) >> shift & ((1 << packed_bits(weight.format.code)) - 1);
-        const std::int64_t place =
-            packed_scale_place(static_cast<std::int64_t>(row), i / group, groups);
+        const packed_code code = weight.format.code;
+        const int bits = packed_code_at(
+            codes, packed_place_of(static_cast<std::int64_t>(row), i, k, code), code);
+        const auto place = static_cast<std::size_t>(
+            packed_scale_place(static_cast<std::int64_t>(row), i / group, groups, code));
         dense[row * width + static_cast<std::size_t>(i)] =
-            code_value(weight.format.code, bits,
-                       zeros != nullptr ? static_cast<int>(zeros[place]) : 8) *
-            (weight.format.code == packed_code::mxfp4 ? e8m0_value(static_cast<int>(scales[place]))
-                                                      : scales[place]);
+            code_value(code, bits, zeros != nullptr ? static_cast<int>(zeros[place]) : 8) *
+            (code == packed_code::mxfp4 ? e8m0_value(static_cast<int>(scales[place]))
+             : packed_scales_rows(code) ? e4m3_value(static_cast<int>(scales[place])) * row_scale
+                                        : scales[place]);
       }
     });
     tensors[std::string(weight.dense)] = std::move(dense);
@@ -277,10 +361,10 @@ std::string packed_header_error(const void* header, packed_code code, std::int64
   Header given;
   std::memcpy(given.data(), header, sizeof(given));
   if (given == header_of(code, n, k)) return "";
-  for (const packed_code other : packed_codes)
-    if (other != code && given[0] == packed_magic(other))
-      return fmt::format("the weight is packed as {}, not {}: give weights={}", code_name(other),
-                         code_name(code), code_name(other));
+  for (const CodeRow& other : code_rows)
+    if (other.code != code && given[0] == packed_magic(other.code))
+      return fmt::format("the weight is packed as {}, not {}: give weights={}", other.name,
+                         code_name(code), other.name);
   if (given[0] != packed_magic(code))
     return "these bytes are no packed weight: pack it with pack-weight first";
   if (given[1] != packed_version)

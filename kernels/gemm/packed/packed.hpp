@@ -5,10 +5,13 @@
 //   mxfp4  w = e2m1 * 2^(s - 127), with a byte s for each row and 32 of k
 //   fp8    w = e4m3 * s, with an f32 scale s for each row and group of k
 //   int8   w = q * s, likewise
+//   nvfp4  w = e2m1 * e4m3 * r, with an e4m3 scale for each row and 16 of k, and an f32 r for each
+//   row
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +29,9 @@ std::vector<OptionField> packed_options();
 PackedFormat packed_format(const Problem& problem);
 /// Why a family of packed weights refuses a problem with dense ones; nothing if they are packed.
 std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&);
+/// The formats, and these in a sentence: "int4, mxfp4 or fp8".
+std::vector<std::string> packed_format_names();
+std::string packed_names();
 /// "int4"
 std::string_view code_name(packed_code code);
 /// "fftune::packed_code::int4"
@@ -34,6 +40,13 @@ std::string device_name(packed_code code);
 double e2m1_value(int code);
 double e4m3_value(int code);
 double e8m0_value(int byte);
+/// A float whose bytes are the doubles from 4 * index on, as the reference has tensors of bytes.
+void put_float(std::span<double> bytes, std::size_t index, float value);
+float float_of(std::span<const double> bytes, std::size_t index);
+/// The code of a place in a packed weight whose bytes are doubles, and to add it there.
+int packed_code_at(std::span<const double> bytes, const packed_place& place, packed_code code);
+void add_packed_code(std::span<double> bytes, const packed_place& place, packed_code code,
+                     int value);
 /// The value of a code before its scale; `zero`: its zero point, with int4 alone.
 double code_value(packed_code code, int bits, int zero = 8);
 /// Op::contradiction() of the options, for a weight that has `k` input features, which `name` says.

@@ -10,7 +10,7 @@ struct packed_params {
   gemm_params gemm;
   const void* scales[2];
   const unsigned char* zeros[2];  // null without zero points
-  int groups;                     // scales of a row
+  int groups;                     // scales of a row, with the places of the row's own
 };
 
 }  // namespace fftune

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "core/dtype.hpp"
 #include "kernels/gemm/packed/layout.cuh"
@@ -20,7 +21,20 @@ struct PackedFormat {
   /// The type of scales, for a dense weight of `dtype`.
   DType scale_type(DType dtype) const {
     if (packed_bits(code) == 8) return DType::f32;
-    return code == packed_code::mxfp4 ? DType::u8 : dtype;
+    return code == packed_code::int4 ? dtype : DType::u8;
+  }
+  /// The format of the kernels, and how many groups of it a row's scales take.
+  packed_form form() const {
+    return {.group = packed_scales_rows(code) ? 32 : static_cast<int>(group),
+            .zeros = zeros,
+            .code = code};
+  }
+  std::int64_t stored_groups(std::int64_t k) const {
+    return packed_scales_rows(code) ? form().first_group() + (groups(k) + 1) / 2 : groups(k);
+  }
+  /// The shape of the packed scales.
+  std::vector<std::int64_t> scale_shape(std::int64_t n, std::int64_t k) const {
+    return {packed_tiles(n), stored_groups(k), packed_rows * (packed_scales_rows(code) ? 2 : 1)};
   }
 };
 

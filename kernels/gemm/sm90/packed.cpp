@@ -14,6 +14,7 @@
 #include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "kernels/gemm/sm90/packed_config.cuh"
 
 namespace fftune {
@@ -47,7 +48,7 @@ std::vector<std::int64_t> token_choices(std::int64_t m) {
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem& gemm = chain.front();
-  if (gemm.packed.empty()) return "it reads packed weights: give weights=int4, mxfp4, fp8 or int8";
+  if (gemm.packed.empty()) return "it reads packed weights: give weights=" + packed_names();
   if (gemm.groups.any()) return "it has no groups of rows";
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
@@ -236,11 +237,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
         .offset = packed_part_bytes};
     map(offsetof(sm90_packed_params, codes), i, of_rows);
     if (format.group == 0) continue;
-    of_rows.columns = weight.format.groups(weight.k) * packed_rows;
+    of_rows.columns = weight.format.stored_groups(weight.k) * packed_rows;
     of_rows.box_columns = static_cast<std::uint32_t>(tile.groups(format) * packed_rows);
     of_rows.offset = 0;
     of_rows.matrix = tensor_of(places, weight.scales);
-    of_rows.dtype = weight.format.scale_type(weight.dtype);
+    of_rows.dtype =
+        format.scale_bytes() == 2 ? weight.dtype : weight.format.scale_type(weight.dtype);
     map(offsetof(sm90_packed_params, scales), i, of_rows);
     if (weight.zeros.empty()) continue;
     of_rows.matrix = tensor_of(places, weight.zeros);

@@ -99,7 +99,7 @@ class packed_sm90_kernel {
                  own.policy);
       }
       if constexpr (!by_row) {
-        const int column = block * packed_k / format.group * packed_rows;
+        const int column = (format.first_group() + block * packed_k / format.group) * packed_rows;
         const int at = operand * row_tiles * groups * packed_rows;
         tma_load(buffer + scales_at + at * sizeof(scale), p.scales[operand], full, column,
                  own.first_tile, own.policy);
@@ -184,18 +184,32 @@ class packed_sm90_kernel {
     }
     terms.set(scales, zeros);
   }
+  // The tile of 16 rows that a unit has; the last one stands for those behind it.
+  static __device__ __forceinline__ i64 tile_of(const packed_params& p, const cta_tile& own,
+                                                const warp_place& place, int unit) {
+    const int last_tile = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
+    return smaller(own.first_tile + place.tile(unit % tiles), last_tile);
+  }
+  // The scales of rows beside those of their groups.
+  static __device__ __forceinline__ void load_row_scales(float2 (&scales)[units],
+                                                         const packed_params& p,
+                                                         const cta_tile& own,
+                                                         const warp_place& place) {
+#pragma unroll
+    for (int unit = 0; unit < units; ++unit) {
+      const u16* const of_tile = static_cast<const u16*>(p.scales[unit / tiles]) +
+                                 tile_of(p, own, place, unit) * p.groups * packed_rows;
+      scales[unit] = *reinterpret_cast<const float2*>(of_tile + place.lane / 4 * 4);
+    }
+  }
   // The terms of whole rows.
   static __device__ __forceinline__ void load_row_terms(row_terms (&terms)[units],
                                                         const packed_params& p, const cta_tile& own,
                                                         const warp_place& place) {
-    const int last_tile = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
 #pragma unroll
     for (int unit = 0; unit < units; ++unit) {
       const int operand = unit / tiles;
-      const i64 at =
-          static_cast<i64>(smaller(own.first_tile + place.tile(unit % tiles), last_tile)) *
-              packed_rows +
-          place.lane / 4 * 2;
+      const i64 at = tile_of(p, own, place, unit) * packed_rows + place.lane / 4 * 2;
       const scale* const scales = static_cast<const scale*>(p.scales[operand]) + at;
       u32 zeros = 0;
       if constexpr (format.zeros) zeros = *reinterpret_cast<const u16*>(p.zeros[operand] + at);
@@ -203,15 +217,17 @@ class packed_sm90_kernel {
     }
   }
 
-  // The operand of a k16 step. Registers 0 and 2 are of the first row, 1 and 3 of the second.
-  static __device__ __forceinline__ void expand(u32 (&a)[4], const step_codes& word,
+  // The operand of k16 step 0 or 1 of a batch. Registers 0 and 2 are of the first row, 1 and 3 of
+  // the second.
+  static __device__ __forceinline__ void expand(u32 (&a)[4], const step_codes& word, int step,
                                                 const row_terms& terms) {
     a[0] = codes::template pair<0>(word, terms.offsets[0]);
     a[1] = codes::template pair<1>(word, terms.offsets[1]);
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
     a[3] = codes::template pair<3>(word, terms.offsets[1]);
     if constexpr (scales_operands) {
-      const u32 first = codes::twice(terms.scales, 0), second = codes::twice(terms.scales, 1);
+      const u32 first = codes::twice(terms.scales, 0, step),
+                second = codes::twice(terms.scales, 1, step);
       a[0] = multiply_pairs<T>(a[0], first);
       a[1] = multiply_pairs<T>(a[1], second);
       a[2] = multiply_pairs<T>(a[2], first);
@@ -270,8 +286,8 @@ class packed_sm90_kernel {
           constexpr int part_steps = 4 / parts;  // k16 steps of a part
           const u32* const own = words[unit][step / part_steps].word;
           u32 first[4], second[4];
-          expand(first, step_codes::of(own, step % part_steps), terms[unit]);
-          expand(second, step_codes::of(own, step % part_steps + 1), terms[unit]);
+          expand(first, step_codes::of(own, step % part_steps), 0, terms[unit]);
+          expand(second, step_codes::of(own, step % part_steps + 1), 1, terms[unit]);
           const u64 at = wgmma_advance(tokens, step / 4 * config.tokens * 128 + step % 4 * 32);
           wgmma_fence();
           float(&into)[values] = separate_sums ? part[unit] : sum[unit];
@@ -302,7 +318,9 @@ class packed_sm90_kernel {
                                                  const cta_tile& own, stage_pipeline pipe,
                                                  const warp_place& place) {
     row_terms terms[units];
+    float2 row_scales[units];
     if constexpr (by_row) load_row_terms(terms, p, own, place);
+    if constexpr (format.scales_rows()) load_row_scales(row_scales, p, own, place);
     u32 previous = 0;
     pipe.advance(place.k_group);
 #pragma unroll 1
@@ -321,6 +339,13 @@ class packed_sm90_kernel {
       }
     }
     wgmma_wait<0>();
+    if constexpr (format.scales_rows()) {
+#pragma unroll
+      for (int i = 0; i < units * values; ++i) {
+        const float2& rows = row_scales[i / values];
+        sum[i / values][i % values] *= (i % 4 < 2 ? rows.x : rows.y) * codes::unit;
+      }
+    }
     if constexpr (by_row) {
       for_each_unit([&](auto unit) {
         accumulators zero = {};

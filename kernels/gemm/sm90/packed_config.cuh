@@ -36,7 +36,7 @@ struct sm90_packed_config {
   /// of two round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
-           (form.code == packed_code::mxfp4 || tokens > 64 ||
+           (form.code == packed_code::mxfp4 || form.scales_rows() || tokens > 64 ||
             2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
   }
   /// Scales of a stage, of each row; none where a whole row has one.
@@ -91,7 +91,7 @@ struct sm90_packed_config {
   /// Registers of a thread: accumulators, two batches of operands, a stage's codes.
   constexpr int registers(int operands, packed_form form) const {
     const int sets = form.group == 0 || scales_operands(operands, form) ? 1 : 2;
-    const int of_terms = form.scale_bytes() == 4 ? 6 : 4;
+    const int of_terms = (form.scale_bytes() == 4 ? 6 : 4) + (form.scales_rows() ? 2 : 0);
     return 4 * sets * vectors(operands) +
            units(operands) * (16 + 4 * stage_parts(form) + of_terms) + 36;
   }

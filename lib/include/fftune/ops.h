@@ -32,50 +32,53 @@
 
 /* ffn: gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T
  *
- *   m                1 to 2147483647                    tokens (any number)
- *   d                1 to 2147483647                    embedding size
- *   h                1 to 2147483647                    intermediate size
- *   act              silu, gelu, gelu-tanh, relu, none  activation of the gate
- *   save             none, preact                       pass fwd: written for a backward pass: gate
- *                                                       and up before the activation
- *   save             preact, input                      pass bwd: kept by the forward pass: gate
- *                                                       and up before the activation, or its input
- *                                                       alone, from which they are computed again
- *   bias             none, down, both                   pass fwd: biases of every row: down adds
- *                                                       b_down to y; both also adds b_up to the
- *                                                       activation's input (gate=no)
- *   y-scale          no, yes                            pass fwd: whether columns of y are
- *                                                       multiplied by a factor each, before a
- *                                                       residual is added
- *   residual         no, yes                            pass fwd: whether y is added to a residual
- *                                                       of its size
- *   gate             yes, no                            pass fwd: whether the activation's result
- *                                                       gates another product, or is hidden itself
- *   scales           tensor, block                      pass fwd: granularity of fp8 scales: a
- *                                                       whole tensor, or blocks of 128 elements (in
- *                                                       a weight 128 x 128)
- *   batch-invariant  no, yes                            pass fwd: whether the bits of a row are the
- *                                                       same whatever other rows there are
- *   accumulate       no, yes                            pass bwd: whether the gradients of the
- *                                                       weights are added to others, which may be
- *                                                       the same buffers
- *   norm             none, rms, add-rms                 pass fwd: the root mean square norm of x in
- *                                                       front of the products; add-rms: of x and a
- *                                                       residual, whose sum is written too
- *   convention       llama, gemma, t5                   pass fwd: where the norm rounds, and
- *                                                       whether w_norm is kept as its distance from
- *                                                       1
- *   eps              a number from 0 to 1               pass fwd: added to the norm's mean square
- *   weights          dense, int4, mxfp4, fp8, int8      pass fwd: format of the weights: those of
- *                                                       x, or packed: integers of 4 bits with
- *                                                       scales, e2m1 with e8m0 scales of 32 (OCP
- *                                                       MX), or e4m3 or integers of 8 bits with f32
- *                                                       scales
- *   group            128, 64, 32, row                   pass fwd: weights=int4, fp8 or int8:
- *                                                       elements of a row of the weight that share
- *                                                       a scale
- *   zeros            no, yes                            pass fwd: weights=int4: whether each group
- *                                                       has a zero point, instead of 8
+ *   m                1 to 2147483647                       tokens (any number)
+ *   d                1 to 2147483647                       embedding size
+ *   h                1 to 2147483647                       intermediate size
+ *   act              silu, gelu, gelu-tanh, relu, none     activation of the gate
+ *   save             none, preact                          pass fwd: written for a backward pass:
+ *                                                          gate and up before the activation
+ *   save             preact, input                         pass bwd: kept by the forward pass: gate
+ *                                                          and up before the activation, or its
+ *                                                          input alone, from which they are
+ *                                                          computed again
+ *   bias             none, down, both                      pass fwd: biases of every row: down adds
+ *                                                          b_down to y; both also adds b_up to the
+ *                                                          activation's input (gate=no)
+ *   y-scale          no, yes                               pass fwd: whether columns of y are
+ *                                                          multiplied by a factor each, before a
+ *                                                          residual is added
+ *   residual         no, yes                               pass fwd: whether y is added to a
+ *                                                          residual of its size
+ *   gate             yes, no                               pass fwd: whether the activation's
+ *                                                          result gates another product, or is
+ *                                                          hidden itself
+ *   scales           tensor, block                         pass fwd: granularity of fp8 scales: a
+ *                                                          whole tensor, or blocks of 128 elements
+ *                                                          (in a weight 128 x 128)
+ *   batch-invariant  no, yes                               pass fwd: whether the bits of a row are
+ *                                                          the same whatever other rows there are
+ *   accumulate       no, yes                               pass bwd: whether the gradients of the
+ *                                                          weights are added to others, which may
+ *                                                          be the same buffers
+ *   norm             none, rms, add-rms                    pass fwd: the root mean square norm of x
+ *                                                          in front of the products; add-rms: of x
+ *                                                          and a residual, whose sum is written too
+ *   convention       llama, gemma, t5                      pass fwd: where the norm rounds, and
+ *                                                          whether w_norm is kept as its distance
+ *                                                          from 1
+ *   eps              a number from 0 to 1                  pass fwd: added to the norm's mean
+ *                                                          square
+ *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
+ *                                                          of x, or packed: integers of 4 bits with
+ *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
+ *                                                          MX), e4m3 or integers of 8 bits with f32
+ *                                                          scales, or e2m1 with e4m3 scales of 16
+ *   group            128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                          elements of a row of the weight that
+ *                                                          share a scale
+ *   zeros            no, yes                               pass fwd: weights=int4: whether each
+ *                                                          group has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -135,6 +138,13 @@
  *   4  w_gate_scale  input  f32  [ceil(h / 16), ceil(d / 128), 16]
  *   5  w_up_scale    input  f32  [ceil(h / 16), ceil(d / 128), 16]
  *   6  w_down_scale  input  f32  [ceil(d / 16), ceil(h / 128), 16]
+ * with weights=nvfp4: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_up          input  u8  [ceil(h / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_down        input  u8  [ceil(d / 16) * ceil(h / 64) + 1, 512]
+ *   4  w_gate_scale  input  u8  [ceil(h / 16), ceil(d / 32) + 2, 32]
+ *   5  w_up_scale    input  u8  [ceil(h / 16), ceil(d / 32) + 2, 32]
+ *   6  w_down_scale  input  u8  [ceil(d / 16), ceil(h / 32) + 2, 32]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -157,30 +167,33 @@
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
- *   m                1 to 2147483647                tokens (any number)
- *   k                1 to 2147483647                input features
- *   n                1 to 2147483647                output features
- *   bias             no, yes                        whether y has a bias, and the backward pass its
- *                                                   gradient
- *   y-scale          no, yes                        pass fwd: whether columns of y are multiplied
- *                                                   by a factor each, before a residual is added
- *   residual         no, yes                        pass fwd: whether y is added to a residual of
- *                                                   its size
- *   output           same, f32                      pass fwd: element type of y: that of x and w,
- *                                                   or f32
- *   batch-invariant  no, yes                        pass fwd: whether the bits of a row are the
- *                                                   same whatever other rows there are
- *   accumulate       no, yes                        pass bwd: whether the gradients of w and bias
- *                                                   are added to others, which may be the same
- *                                                   buffers
- *   weights          dense, int4, mxfp4, fp8, int8  pass fwd: format of the weights: those of x, or
- *                                                   packed: integers of 4 bits with scales, e2m1
- *                                                   with e8m0 scales of 32 (OCP MX), or e4m3 or
- *                                                   integers of 8 bits with f32 scales
- *   group            128, 64, 32, row               pass fwd: weights=int4, fp8 or int8: elements
- *                                                   of a row of the weight that share a scale
- *   zeros            no, yes                        pass fwd: weights=int4: whether each group has
- *                                                   a zero point, instead of 8
+ *   m                1 to 2147483647                       tokens (any number)
+ *   k                1 to 2147483647                       input features
+ *   n                1 to 2147483647                       output features
+ *   bias             no, yes                               whether y has a bias, and the backward
+ *                                                          pass its gradient
+ *   y-scale          no, yes                               pass fwd: whether columns of y are
+ *                                                          multiplied by a factor each, before a
+ *                                                          residual is added
+ *   residual         no, yes                               pass fwd: whether y is added to a
+ *                                                          residual of its size
+ *   output           same, f32                             pass fwd: element type of y: that of x
+ *                                                          and w, or f32
+ *   batch-invariant  no, yes                               pass fwd: whether the bits of a row are
+ *                                                          the same whatever other rows there are
+ *   accumulate       no, yes                               pass bwd: whether the gradients of w and
+ *                                                          bias are added to others, which may be
+ *                                                          the same buffers
+ *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
+ *                                                          of x, or packed: integers of 4 bits with
+ *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
+ *                                                          MX), e4m3 or integers of 8 bits with f32
+ *                                                          scales, or e2m1 with e4m3 scales of 16
+ *   group            128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                          elements of a row of the weight that
+ *                                                          share a scale
+ *   zeros            no, yes                               pass fwd: weights=int4: whether each
+ *                                                          group has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -204,6 +217,9 @@
  * with weights=int8: x, w, w_scale, y
  *   1  w        input  u8   [2 * ceil(n / 16) * ceil(k / 64) + 1, 512]
  *   2  w_scale  input  f32  [ceil(n / 16), ceil(k / 128), 16]
+ * with weights=nvfp4: x, w, w_scale, y
+ *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
+ *   2  w_scale  input  u8  [ceil(n / 16), ceil(k / 32) + 2, 32]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -544,55 +560,60 @@
 
 /* moe-ffn: mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)
  *
- *   m                1 to 2147483647                tokens (any number)
- *   d                1 to 2147483647                embedding size
- *   h                1 to 2147483647                intermediate size of an expert
- *   top-k            1 to 32                        experts that a token chooses
- *   experts          1 to 1024                      experts to choose from
- *   shared           1 to 8, rare                   experts that every token goes through with
- *                                                   weight 1, the last ones of the stacked weights;
- *                                                   left out: none
- *   act                                             silu, gelu, gelu-tanh, relu, none, swiglu-oai:
- *                                                   activation of the gate; swiglu-oai limits gate
- *                                                   and up and adds 1 to up
- *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
- *                                                   or file:IDS, a text file of ids: how often
- *                                                   experts are chosen: of test data, and to choose
- *                                                   a preset by
- *   save             none, preact                   pass fwd: written for a backward pass: gate and
- *                                                   up before the activation, in the order of the
- *                                                   experts
- *   save             preact, input                  pass bwd: kept by the forward pass: gate and up
- *                                                   before the activation, in the order of the
- *                                                   experts, or its input alone, from which they
- *                                                   are computed again
- *   weigh            after, before                  factor of the weights of a token's choices: its
- *                                                   experts' outputs, or its row before them
- *   gate-up          separate, halves, interleaved  where the weights of gate and up are: separate;
- *                                                   or packed in w_gate_up, whose rows are those of
- *                                                   gate and then those of up, or one of each in
- *                                                   turn
- *   bias             none, all                      whether gate, up and an expert's output have
- *                                                   biases
- *   residual         no, yes                        pass fwd: whether y is added to a residual of
- *                                                   its size
- *   scales           tensor, token, block           pass fwd: granularity of fp8 scales: a whole
- *                                                   tensor, of an expert; a token, and a row of a
- *                                                   weight; or blocks of 128 elements (in a weight
- *                                                   128 x 128)
- *   batch-invariant  no, yes                        pass fwd: whether the bits of a row are the
- *                                                   same whatever other rows there are
- *   accumulate       no, yes                        pass bwd: whether the gradients of the weights
- *                                                   and biases are added to others, which may be
- *                                                   the same buffers
- *   weights          dense, int4, mxfp4, fp8, int8  pass fwd: format of the weights: those of x, or
- *                                                   packed: integers of 4 bits with scales, e2m1
- *                                                   with e8m0 scales of 32 (OCP MX), or e4m3 or
- *                                                   integers of 8 bits with f32 scales
- *   group            128, 64, 32, row               pass fwd: weights=int4, fp8 or int8: elements
- *                                                   of a row of the weight that share a scale
- *   zeros            no, yes                        pass fwd: weights=int4: whether each group has
- *                                                   a zero point, instead of 8
+ *   m                1 to 2147483647                       tokens (any number)
+ *   d                1 to 2147483647                       embedding size
+ *   h                1 to 2147483647                       intermediate size of an expert
+ *   top-k            1 to 32                               experts that a token chooses
+ *   experts          1 to 1024                             experts to choose from
+ *   shared           1 to 8, rare                          experts that every token goes through
+ *                                                          with weight 1, the last ones of the
+ *                                                          stacked weights; left out: none
+ *   act                                                    silu, gelu, gelu-tanh, relu, none,
+ *                                                          swiglu-oai: activation of the gate;
+ *                                                          swiglu-oai limits gate and up and adds 1
+ *                                                          to up
+ *   routing                                                uniform, or zipf:SKEW with a skew from 0
+ *                                                          to 4, or file:IDS, a text file of ids:
+ *                                                          how often experts are chosen: of test
+ *                                                          data, and to choose a preset by
+ *   save             none, preact                          pass fwd: written for a backward pass:
+ *                                                          gate and up before the activation, in
+ *                                                          the order of the experts
+ *   save             preact, input                         pass bwd: kept by the forward pass: gate
+ *                                                          and up before the activation, in the
+ *                                                          order of the experts, or its input
+ *                                                          alone, from which they are computed
+ *                                                          again
+ *   weigh            after, before                         factor of the weights of a token's
+ *                                                          choices: its experts' outputs, or its
+ *                                                          row before them
+ *   gate-up          separate, halves, interleaved         where the weights of gate and up are:
+ *                                                          separate; or packed in w_gate_up, whose
+ *                                                          rows are those of gate and then those of
+ *                                                          up, or one of each in turn
+ *   bias             none, all                             whether gate, up and an expert's output
+ *                                                          have biases
+ *   residual         no, yes                               pass fwd: whether y is added to a
+ *                                                          residual of its size
+ *   scales           tensor, token, block                  pass fwd: granularity of fp8 scales: a
+ *                                                          whole tensor, of an expert; a token, and
+ *                                                          a row of a weight; or blocks of 128
+ *                                                          elements (in a weight 128 x 128)
+ *   batch-invariant  no, yes                               pass fwd: whether the bits of a row are
+ *                                                          the same whatever other rows there are
+ *   accumulate       no, yes                               pass bwd: whether the gradients of the
+ *                                                          weights and biases are added to others,
+ *                                                          which may be the same buffers
+ *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
+ *                                                          of x, or packed: integers of 4 bits with
+ *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
+ *                                                          MX), e4m3 or integers of 8 bits with f32
+ *                                                          scales, or e2m1 with e4m3 scales of 16
+ *   group            128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                          elements of a row of the weight that
+ *                                                          share a scale
+ *   zeros            no, yes                               pass fwd: weights=int4: whether each
+ *                                                          group has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -659,6 +680,14 @@
  *   6  w_gate_scale  input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
  *   7  w_up_scale    input  f32  [ceil(experts * h / 16), ceil(d / 128), 16]
  *   8  w_down_scale  input  f32  [ceil(d * experts / 16), ceil(h / 128), 16]
+ * with weights=nvfp4: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   4  w_up          input  u8  [ceil(experts * h / 16) * ceil(d / 64) + 1, 512]
+ *   5  w_down        input  u8  [ceil(d * experts / 16) * ceil(h / 64) + 1, 512]
+ *   6  w_gate_scale  input  u8  [ceil(experts * h / 16), ceil(d / 32) + 2, 32]
+ *   7  w_up_scale    input  u8  [ceil(experts * h / 16), ceil(d / 32) + 2, 32]
+ *   8  w_down_scale  input  u8  [ceil(d * experts / 16), ceil(h / 32) + 2, 32]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy         input   T    [m, d]
@@ -754,12 +783,12 @@
  *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
  *                                                      next one, a multiple of dim; dim if left out
  *   weights                                            separate, packed, grouped, int4, mxfp4, fp8,
- *                                                      int8: one weight (and bias) each of q, k and
- *                                                      v, or all rows in one; grouped: of each head
- *                                                      of k the rows of its heads of q, then its
- *                                                      own, then those of v; int4, mxfp4, fp8,
- *                                                      int8: all rows in one packed weight of that
- *                                                      format
+ *                                                      int8, nvfp4: one weight (and bias) each of
+ *                                                      q, k and v, or all rows in one; grouped: of
+ *                                                      each head of k the rows of its heads of q,
+ *                                                      then its own, then those of v; int4, mxfp4,
+ *                                                      fp8, int8 or nvfp4: all rows in one packed
+ *                                                      weight of that format
  *   bias             no, yes                           whether q, k and v have a bias
  *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
  *                                                      with weights of their own; rows: all heads
@@ -827,6 +856,9 @@
  * with weights=int8: x, w, w_scale, q, k, v
  *   1  w        input  u8   [2 * ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
  *   2  w_scale  input  f32  [ceil(3 * dim * heads / 16), ceil(d / 128), 16]
+ * with weights=nvfp4: x, w, w_scale, q, k, v
+ *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
+ *   2  w_scale  input  u8  [ceil(3 * dim * heads / 16), ceil(d / 32) + 2, 32]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -850,51 +882,53 @@
 
 /* attention: attention: out = softmax(scale * q k^T + mask) v, without scores in memory
  *
- *   s               1 to 16777216               queries of a sequence; in layout thd of all
- *                                               sequences together (any number)
- *   b               1 to 65536                  sequences
- *   heads           1 to 1024                   heads of q
- *   dim             1 to 512                    features of a head, an even number
- *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
- *                                               together, with pages the most of a sequence; s if
- *                                               left out
- *   kv-heads        1 to 1024, rare             heads of k and v, which divide those of q; heads if
- *                                               left out
- *   window          1 to 16777216, rare         keys to the left that a query sees, itself
- *                                               included; all if left out
- *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                               two; one that is not in memory is zeros; contiguous
- *                                               if left out
- *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
- *                                               out. With fewer and lengths=yes, test data have
- *                                               shorter sequences
- *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
- *                                               a part of a packed row; heads * dim if left out
- *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out
- *   v-row           1 to 17179869184, rare      the same of v; kv-heads * dim if left out
- *   kv-head         1 to 17179869184, rare      elements from a head of k, and of v, to the next
- *                                               one, a multiple of dim; dim if left out
- *   mask            none, causal, bool, packed  keys that a query may see: all, those up to its
- *                                               position, or by a mask of bytes or of bits
- *   layout          bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
- *                                               sequences
- *   mask-heads      one, each                   masks of a sequence: one, or each head's own
- *   mask-data                                   random, documents, causal-documents, upper, all,
- *                                               none: distribution of the mask in tests and
- *                                               measurements
- *   bias            no, yes                     whether a matrix is added to the scores
- *   bias-heads      each, one                   biases of a sequence: each head's own, or one
- *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
- *   lengths         no, yes                     whether each sequence has its own number of keys,
- *                                               of kv at most
- *   sinks           no, yes                     whether each head has a logit that joins the
- *                                               softmax without a value
- *   lse             no, yes                     pass fwd: whether the log of the sum of
- *                                               exponentials is written for a backward pass
- *   deterministic   no, yes                     pass bwd: whether every run gives the same bits
- *   softcap         a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
- *                                               they stay
- *   scale           a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
+ *   s                1 to 16777216               queries of a sequence; in layout thd of all
+ *                                                sequences together (any number)
+ *   b                1 to 65536                  sequences
+ *   heads            1 to 1024                   heads of q
+ *   dim              1 to 512                    features of a head, an even number
+ *   kv               1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
+ *                                                together, with pages the most of a sequence; s if
+ *                                                left out
+ *   kv-heads         1 to 1024, rare             heads of k and v, which divide those of q; heads
+ *                                                if left out
+ *   window           1 to 16777216, rare         keys to the left that a query sees, itself
+ *                                                included; all if left out
+ *   page             1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
+ *                                                two; one that is not in memory is zeros;
+ *                                                contiguous if left out
+ *   pages            1 to 16777216, rare         pages in memory; what the sequences take if left
+ *                                                out. With fewer and lengths=yes, test data have
+ *                                                shorter sequences
+ *   q-row            1 to 17179869184, rare      elements from a token's q to the next token's, for
+ *                                                a part of a packed row; heads * dim if left out
+ *   k-row            1 to 17179869184, rare      the same of k; kv-heads * dim if left out
+ *   v-row            1 to 17179869184, rare      the same of v; kv-heads * dim if left out
+ *   kv-head          1 to 17179869184, rare      elements from a head of k, and of v, to the next
+ *                                                one, a multiple of dim; dim if left out
+ *   mask             none, causal, bool, packed  keys that a query may see: all, those up to its
+ *                                                position, or by a mask of bytes or of bits
+ *   layout           bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
+ *                                                sequences
+ *   mask-heads       one, each                   masks of a sequence: one, or each head's own
+ *   mask-data                                    random, documents, causal-documents, upper, all,
+ *                                                none: distribution of the mask in tests and
+ *                                                measurements
+ *   bias             no, yes                     whether a matrix is added to the scores
+ *   bias-heads       each, one                   biases of a sequence: each head's own, or one
+ *   bias-sequences   one, each                   biases: one for all sequences, or each one's own
+ *   lengths          no, yes                     whether each sequence has its own number of keys,
+ *                                                of kv at most
+ *   sinks            no, yes                     whether each head has a logit that joins the
+ *                                                softmax without a value
+ *   lse              no, yes                     pass fwd: whether the log of the sum of
+ *                                                exponentials is written for a backward pass
+ *   batch-invariant  no, yes                     pass fwd: whether the bits of a row are the same
+ *                                                whatever other rows there are
+ *   deterministic    no, yes                     pass bwd: whether every run gives the same bits
+ *   softcap          a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
+ *                                                they stay
+ *   scale            a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  q    input   T  [b, s, heads, dim]
@@ -1083,127 +1117,153 @@
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts
  *
- *   batch           1 to 65536                        sequences (any number)
- *   d               1 to 2147483647                   features of a token
- *   h               1 to 2147483647                   intermediate size of the feed-forward
- *                                                     network, or of an expert
- *   heads           1 to 1024                         heads of q
- *   dim             1 to 512                          features of a head
- *   cache           1 to 16777216                     keys that the cache has room for, of a
- *                                                     sequence
- *   kv-heads        1 to 1024, rare                   heads of k, and of v; heads if left out
- *   s               1 to 16777216, rare               new tokens of each sequence; 1 if left out
- *   layers          1 to 256, rare                    number of layers, each with its own weights
- *                                                     and caches
- *   experts         1 to 1024, rare                   experts to choose from, with ffn=moe
- *   top-k           1 to 32, rare                     experts that a token chooses
- *   shared          1 to 8, rare                      experts that every token goes through; left
- *                                                     out: none
- *   shared-h        1 to 16777216, rare               intermediate size of a network with weights
- *                                                     of its own beside the experts, for every
- *                                                     token; left out: none
- *   groups          1 to 32, rare                     groups of experts: a token uses the best
- *                                                     ones; left out: none
- *   top-groups      1 to 32, rare                     groups that a token uses; all if left out
- *   window          1 to 1073741824, rare             keys of a query at most, the nearest; all if
- *                                                     left out
- *   rotary          1 to 512, rare                    features of a head to rotate; all if left out
- *   page            1 to 256, rare                    keys of a page of the caches, 16 to 256, a
- *                                                     power of two; one that is not in memory is
- *                                                     zeros; contiguous if left out
- *   pages           1 to 67108864, rare               pages of a layer's cache; what the sequences
- *                                                     take if left out
- *   positions       1 to 1073741824, rare             rows of the table of angles; 4096 if left out
- *   act                                               silu, gelu, gelu-tanh, relu, none,
- *                                                     swiglu-oai: activation of the feed-forward
- *                                                     network
- *   norm            rms, layer                        normalisation of rows: by the root mean
- *                                                     square, or layer normalisation with biases
- *   post-norms      no, yes, only                     whether what attention and the feed-forward
- *                                                     network give is normalised before it is
- *                                                     added; only: and what they take is not
- *   residual-scale  no, yes                           whether a vector multiplies what is added to
- *                                                     the residual; experts have route-scale
- *   block           serial, parallel, parallel-norms  whether the feed-forward network follows
- *                                                     attention; or stands beside it, and takes the
- *                                                     same normalised x, or x by a norm of its own
- *   ffn             gated, plain, moe                 the feed-forward network: with a gate, plain
- *                                                     without, or a mixture of experts with gates
- *   score           softmax, sigmoid                  function of a router's logit that gives an
- *                                                     expert's score
- *   order           before, after                     whether the router's softmax is over all
- *                                                     experts, before the choice, or over the
- *                                                     chosen ones after it
- *   renormalise     no, yes                           whether the weights of a token's experts add
- *                                                     up to 1
- *   group-score     max, top2                         score of a group of experts: its best expert,
- *                                                     or the sum of its best two
- *   choice-bias     no, yes                           whether a bias is added to the experts'
- *                                                     scores for the choice alone
- *   logits          same, f32                         element type of the router's logits: that of
- *                                                     x, or f32
- *   router-bias     no, yes                           whether the router's product has a bias
- *   route-scale     a number from 1e-06 to 1000000    a factor of the weights of a token's experts
- *   shared-gate     no, yes                           whether the network of shared-h is weighted
- *                                                     by the sigmoid of a product of its own
- *   gate-up         separate, halves, interleaved     the experts' weights of gate and up:
- *                                                     separate; or packed in w_gate_up, whose rows
- *                                                     are those of gate and then those of up, or
- *                                                     one of each in turn
- *   routing                                           uniform, or zipf:SKEW with a skew from 0 to
- *                                                     4, or file:IDS, a text file of ids: how often
- *                                                     experts are chosen: of test data, and to
- *                                                     choose a preset by
- *   convention      llama, gemma, t5                  where the norms round, and whether weights
- *                                                     are kept as their distance from 1
- *   eps             a number from 0 to 1              added to the norms' mean square
- *   qkv-bias        no, yes                           whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped         the weights of q, k and v: separate; or
- *                                                     packed in w_qkv, whose rows are those of q,
- *                                                     of k and of v, or (grouped) of each head of k
- *                                                     those of its heads of q, its own and those of
- *                                                     v
- *   qk-norm         no, yes, rows, layer              whether heads of q and k are normalised, with
- *                                                     weights of their own; rows: all heads of q,
- *                                                     and of k, together; layer: heads by layer
- *                                                     normalisation
- *   qk-norm-order   before, after                     whether heads are normalised before RoPE or
- *                                                     after it
- *   sinks           no, yes                           whether each head has a logit that joins
- *                                                     attention's softmax without a value
- *   out-bias        no, yes                           whether the output product has a bias
- *   ffn-bias        no, yes                           whether the feed-forward network has biases
- *   rotation        halves, interleaved, none         RoPE of q and k: pairs rotary/2 apart,
- *                                                     neighbours, or none
- *   softcap         a number from 0 to 1000000        soft cap c of attention's scores, c tanh(x /
- *                                                     c); 0: none
- *   scale           a number from 0 to 1000000        scale of attention's scores; 0: 1 / sqrt(dim)
- *   lengths         full, ragged                      keys of the sequences in tests and
- *                                                     measurements: as many as the cache has room
- *                                                     for, or fewer
- *   angles          base, table, llama3, yarn         a table is given, or the rule by which
- *                                                     frequencies are computed
- *   base            a number from 1 to 1000000000000  base of the computed frequencies
- *   factor          a number from 0.001 to 1000000    factor by which the rule stretches positions
- *   context         a number from 1 to 1000000000     positions that the model was trained with
- *   low             a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
- *                                                     that is interpolated
- *   high            a number from 0.001 to 1000000    llama3: context/high is the longest
- *                                                     wavelength that is left alone
- *   beta-fast       a number from 0.001 to 1000000    yarn: rotations in the context from which a
- *                                                     pair is left alone
- *   beta-slow       a number from 0.001 to 1000000    yarn: rotations in the context up to which a
- *                                                     pair is stretched
- *   rope-scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the
- *                                                     rule's own
- *   weights         dense, int4, mxfp4, fp8, int8     pass fwd: format of the weights of qkv, which
- *                                                     are one w_qkv, of the output product and the
- *                                                     gated network: those of x, or packed in that
- *                                                     format
- *   group           128, 64, 32, row                  pass fwd: weights=int4, fp8 or int8: elements
- *                                                     of a row of the weight that share a scale
- *   zeros           no, yes                           pass fwd: weights=int4: whether each group
- *                                                     has a zero point, instead of 8
+ *   batch           1 to 65536                            sequences (any number)
+ *   d               1 to 2147483647                       features of a token
+ *   h               1 to 2147483647                       intermediate size of the feed-forward
+ *                                                         network, or of an expert
+ *   heads           1 to 1024                             heads of q
+ *   dim             1 to 512                              features of a head
+ *   cache           1 to 16777216                         keys that the cache has room for, of a
+ *                                                         sequence
+ *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
+ *   s               1 to 16777216, rare                   new tokens of each sequence; 1 if left
+ *                                                         out
+ *   layers          1 to 256, rare                        number of layers, each with its own
+ *                                                         weights and caches
+ *   experts         1 to 1024, rare                       experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                         experts that a token chooses
+ *   shared          1 to 8, rare                          experts that every token goes through;
+ *                                                         left out: none
+ *   shared-h        1 to 16777216, rare                   intermediate size of a network with
+ *                                                         weights of its own beside the experts,
+ *                                                         for every token; left out: none
+ *   groups          1 to 32, rare                         groups of experts: a token uses the best
+ *                                                         ones; left out: none
+ *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare                 keys of a query at most, the nearest; all
+ *                                                         if left out
+ *   rotary          1 to 512, rare                        features of a head to rotate; all if left
+ *                                                         out
+ *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
+ *                                                         heads, kv-heads, h and shared-h are the
+ *                                                         slice's; one GPU has all if left out
+ *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
+ *                                                         a power of two; one that is not in memory
+ *                                                         is zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
+ *                                                         sequences take if left out
+ *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
+ *                                                         next one, a multiple of dim; dim if left
+ *                                                         out
+ *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
+ *                                                         out
+ *   act                                                   silu, gelu, gelu-tanh, relu, none,
+ *                                                         swiglu-oai: activation of the
+ *                                                         feed-forward network
+ *   norm            rms, layer                            normalisation of rows: by the root mean
+ *                                                         square, or layer normalisation with
+ *                                                         biases
+ *   post-norms      no, yes, only                         whether what attention and the
+ *                                                         feed-forward network give is normalised
+ *                                                         before it is added; only: and what they
+ *                                                         take is not
+ *   residual-scale  no, yes                               whether a vector multiplies what is added
+ *                                                         to the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms      whether the feed-forward network follows
+ *                                                         attention; or stands beside it, and takes
+ *                                                         the same normalised x, or x by a norm of
+ *                                                         its own
+ *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
+ *                                                         plain without, or a mixture of experts
+ *                                                         with gates
+ *   score           softmax, sigmoid                      function of a router's logit that gives
+ *                                                         an expert's score
+ *   order           before, after                         whether the router's softmax is over all
+ *                                                         experts, before the choice, or over the
+ *                                                         chosen ones after it
+ *   renormalise     no, yes                               whether the weights of a token's experts
+ *                                                         add up to 1
+ *   group-score     max, top2                             score of a group of experts: its best
+ *                                                         expert, or the sum of its best two
+ *   choice-bias     no, yes                               whether a bias is added to the experts'
+ *                                                         scores for the choice alone
+ *   logits          same, f32                             element type of the router's logits: that
+ *                                                         of x, or f32
+ *   router-bias     no, yes                               whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000        a factor of the weights of a token's
+ *                                                         experts
+ *   shared-gate     no, yes                               whether the network of shared-h is
+ *                                                         weighted by the sigmoid of a product of
+ *                                                         its own
+ *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
+ *                                                         separate; or packed in w_gate_up, whose
+ *                                                         rows are those of gate and then those of
+ *                                                         up, or one of each in turn
+ *   routing                                               uniform, or zipf:SKEW with a skew from 0
+ *                                                         to 4, or file:IDS, a text file of ids:
+ *                                                         how often experts are chosen: of test
+ *                                                         data, and to choose a preset by
+ *   convention      llama, gemma, t5                      where the norms round, and whether
+ *                                                         weights are kept as their distance from 1
+ *   eps             a number from 0 to 1                  added to the norms' mean square
+ *   qkv-bias        no, yes                               whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate; or
+ *                                                         packed in w_qkv, whose rows are those of
+ *                                                         q, of k and of v, or (grouped) of each
+ *                                                         head of k those of its heads of q, its
+ *                                                         own and those of v
+ *   qk-norm         no, yes, rows, layer                  whether heads of q and k are normalised,
+ *                                                         with weights of their own; rows: all
+ *                                                         heads of q, and of k, together; layer:
+ *                                                         heads by layer normalisation
+ *   qk-norm-order   before, after                         whether heads are normalised before RoPE
+ *                                                         or after it
+ *   sinks           no, yes                               whether each head has a logit that joins
+ *                                                         attention's softmax without a value
+ *   out-bias        no, yes                               whether the output product has a bias
+ *   ffn-bias        no, yes                               whether the feed-forward network has
+ *                                                         biases
+ *   rotation        halves, interleaved, none             RoPE of q and k: pairs rotary/2 apart,
+ *                                                         neighbours, or none
+ *   softcap         a number from 0 to 1000000            soft cap c of attention's scores, c
+ *                                                         tanh(x / c); 0: none
+ *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
+ *                                                         sqrt(dim)
+ *   link            loopback, peers                       with ranks, peers: a group's memory is
+ *                                                         given; loopback: one rank plays all,
+ *                                                         whose summands are equal
+ *   lengths         full, ragged                          keys of the sequences in tests and
+ *                                                         measurements: as many as the cache has
+ *                                                         room for, or fewer
+ *   angles          base, table, llama3, yarn             a table is given, or the rule by which
+ *                                                         frequencies are computed
+ *   base            a number from 1 to 1000000000000      base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000        factor by which the rule stretches
+ *                                                         positions
+ *   context         a number from 1 to 1000000000         positions that the model was trained with
+ *   low             a number from 0.001 to 1000000        llama3: context/low is the longest
+ *                                                         wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000        llama3: context/high is the longest
+ *                                                         wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000        yarn: rotations in the context from which
+ *                                                         a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000        yarn: rotations in the context up to
+ *                                                         which a pair is stretched
+ *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
+ *                                                         rule's own
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights of qkv,
+ *                                                         which are one w_qkv, of the output
+ *                                                         product and the gated network or the
+ *                                                         experts: those of x, or packed in that
+ *                                                         format
+ *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   zeros           no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
+ *   attn-weights    same, dense                           with packed weights: whether those of q,
+ *                                                         k and v and of the output product are
+ *                                                         packed too, or dense, as gpt-oss has them
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1261,6 +1321,10 @@
  *   23  layers.1.w_gate     input    T  [h, d]
  *   24  layers.1.w_up       input    T  [h, d]
  *   25  layers.1.w_down     input    T  [d, h]
+ * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
+ *   5   attn_norm_bias  input  T  [d]
+ *   13  ffn_norm_bias   input  T  [d]
  * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
@@ -1269,6 +1333,9 @@
  *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   10  attn_post_norm  input  T  [d]
  *   14  ffn_post_norm   input  T  [d]
+ * with residual-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  residual_scale  input  f32  [d]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1318,6 +1385,8 @@
  *
  *   m         1 to 2147483647             sequences (any number)
  *   vocab     1 to 524288                 ids to choose from
+ *   best      1 to 64, rare               ids with the largest logits, whose log-probabilities are
+ *                                         written; none if left out
  *   choose    argmax, sample, filtered    the best id; a sample by temperature; or filtered: a
  *                                         sample of the ids that top-k, top-p and min-p keep
  *   softcap   a number from 0 to 1000000  soft cap c of the logits, c tanh(x / c); 0: none
@@ -1327,6 +1396,9 @@
  *   0  logits  input   T    [m, vocab]
  *   1  ids     output  i32  [m]
  *   2  logit   output  f32  [m]
+ * with best: logits, ids, logit, best_ids, best_logprobs
+ *   3  best_ids       output  i32  [m, best]
+ *   4  best_logprobs  output  f32  [m, best]
  * with choose=sample: logits, temperature, seeds, steps, ids, logit
  *   1  temperature  input  f32  [m]
  *   2  seeds        input  i64  [m]
@@ -1343,23 +1415,35 @@
 
 /* head: head of a language model: norm, logits of the vocabulary, and the next ids
  *
- *   m           1 to 2147483647                 tokens (any number)
- *   d           1 to 65536                      features of a token
- *   vocab       1 to 524288                     ids to choose from
- *   choose      argmax, sample, filtered, none  the best id; a sample by temperature; or filtered:
- *                                               a sample of the ids that top-k, top-p and min-p
- *                                               keep; none: the logits are the result
- *   softcap     a number from 0 to 1000000      soft cap c of the logits, c tanh(x / c); 0: none
- *   logprobs    no, yes                         whether the log-probability of the chosen id is
- *                                               written
- *   norm        rms, layer, none                the norm of x: by the root mean square, layer
- *                                               normalisation, or none
- *   logits      same, f32                       element type of the logits, to which they are
- *                                               rounded before ids are chosen: that of x, or f32
- *   convention  llama, gemma, t5                where norm=rms rounds, and whether its weights are
- *                                               kept as their distance from 1
- *   eps         a number from 0 to 1            added to the norm's mean square
- *   bias        no, yes                         whether the product has a bias
+ *   m           1 to 2147483647                       tokens (any number)
+ *   d           1 to 65536                            features of a token
+ *   vocab       1 to 524288                           ids to choose from
+ *   best        1 to 64, rare                         ids with the largest logits, whose
+ *                                                     log-probabilities are written; none if left
+ *                                                     out
+ *   choose      argmax, sample, filtered, none        the best id; a sample by temperature; or
+ *                                                     filtered: a sample of the ids that top-k,
+ *                                                     top-p and min-p keep; none: the logits are
+ *                                                     the result
+ *   softcap     a number from 0 to 1000000            soft cap c of the logits, c tanh(x / c); 0:
+ *                                                     none
+ *   logprobs    no, yes                               whether the log-probability of the chosen id
+ *                                                     is written
+ *   norm        rms, layer, none                      the norm of x: by the root mean square, layer
+ *                                                     normalisation, or none
+ *   logits      same, f32                             element type of the logits, to which they are
+ *                                                     rounded before ids are chosen: that of x, or
+ *                                                     f32
+ *   convention  llama, gemma, t5                      where norm=rms rounds, and whether its
+ *                                                     weights are kept as their distance from 1
+ *   eps         a number from 0 to 1                  added to the norm's mean square
+ *   bias        no, yes                               whether the product has a bias
+ *   weights     dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the product's weight:
+ *                                                     that of x, or packed in that format
+ *   group       128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8: elements
+ *                                                     of a row of the weight that share a scale
+ *   zeros       no, yes                               pass fwd: weights=int4: whether each group
+ *                                                     has a zero point, instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x       input   T    [m, d]
@@ -1367,6 +1451,9 @@
  *   2  w       input   T    [vocab, d]
  *   3  ids     output  i32  [m]
  *   4  logit   output  f32  [m]
+ * with best: x, w_norm, w, ids, logit, best_ids, best_logprobs
+ *   5  best_ids       output  i32  [m, best]
+ *   6  best_logprobs  output  f32  [m, best]
  * with choose=sample: x, w_norm, w, temperature, seeds, steps, ids, logit
  *   3  temperature  input  f32  [m]
  *   4  seeds        input  i64  [m]
@@ -1386,20 +1473,37 @@
  *   2  b_norm  input  T  [d]
  * with norm=none: x, w, ids, logit
  * with bias=yes: x, w_norm, w, bias, ids, logit
- *   3  bias  input  T  [vocab] */
+ *   3  bias  input  T  [vocab]
+ * with weights=int4: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8  [ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  T   [ceil(vocab / 16), ceil(d / 128), 16]
+ * with weights=mxfp4: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8  [ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  u8  [ceil(vocab / 16), ceil(d / 32), 16]
+ * with weights=fp8: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8   [2 * ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  f32  [ceil(vocab / 16), ceil(d / 128), 16]
+ * with weights=int8: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8   [2 * ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  f32  [ceil(vocab / 16), ceil(d / 128), 16]
+ * with weights=nvfp4: x, w_norm, w, w_scale, ids, logit
+ *   2  w        input  u8  [ceil(vocab / 16) * ceil(d / 64) + 1, 512]
+ *   3  w_scale  input  u8  [ceil(vocab / 16), ceil(d / 32) + 2, 32] */
 
 /* pack-weight: codes of 4 or 8 bits with scales, in the order in which kernels read them, and
  *   back
  *
- *   n          1 to 2147483647         output features (any number)
- *   k          1 to 2147483647         input features
- *   direction  pack, unpack            pack: to the order of kernels; unpack: back
- *   weights    int4, mxfp4, fp8, int8  format of the weights: integers of 4 bits, e2m1 with e8m0
- *                                      scales, or e4m3 or integers of 8 bits with f32 scales
- *   group      128, 64, 32, row        weights=int4, fp8 or int8: elements of a row of the weight
- *                                      that share a scale
- *   zeros      no, yes                 weights=int4: whether each group has a zero point, instead
- *                                      of 8
+ *   n          1 to 2147483647                output features (any number)
+ *   k          1 to 2147483647                input features
+ *   direction  pack, unpack                   pack: to the order of kernels; unpack: back
+ *   weights    int4, mxfp4, fp8, int8, nvfp4  format of the weights: integers of 4 bits, e2m1 with
+ *                                             e8m0 scales, e4m3 or integers of 8 bits with f32
+ *                                             scales, or e2m1 with e4m3 scales and an f32 scale of
+ *                                             each row
+ *   group      128, 64, 32, row               weights=int4, fp8 or int8: elements of a row of the
+ *                                             weight that share a scale
+ *   zeros      no, yes                        weights=int4: whether each group has a zero point,
+ *                                             instead of 8
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16, fp16 on the CPU
  *   0  codes    input   u8  [n, ceil(k / 2)]
@@ -1424,6 +1528,10 @@
  *   1  scale    input   f32  [n, ceil(k / 128)]
  *   2  w        output  u8   [2 * ceil(n / 16) * ceil(k / 64) + 1, 512]
  *   3  w_scale  output  f32  [ceil(n / 16), ceil(k / 128), 16]
+ * with weights=nvfp4: codes, scale, row_scale, w, w_scale
+ *   1  scale      input   u8   [n, ceil(k / 16)]
+ *   2  row_scale  input   f32  [n]
+ *   4  w_scale    output  u8   [ceil(n / 16), ceil(k / 32) + 2, 32]
  * with group=64: codes, scale, w, w_scale
  *   1  scale    input   T  [n, ceil(k / 64)]
  *   3  w_scale  output  T  [ceil(n / 16), ceil(k / 64), 16]
@@ -1452,6 +1560,9 @@
  *                                                             that is added to a token's loss
  *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
  *                                                             c); 0: none
+ *   slice-of         a number from 0 to 1073741824            ids of the vocabulary that these are
+ *                                                             a slice of, for tensor parallelism;
+ *                                                             0: they are all of it
  *   logprobs         no, yes                                  pass fwd: whether the log-probability
  *                                                             of each label is written
  *   entropy          no, yes                                  pass fwd: whether the entropy of each
@@ -1505,6 +1616,9 @@
  *                                                             that is added to a token's loss
  *   softcap          a number from 0 to 1000000               soft cap c of the logits, c tanh(x /
  *                                                             c); 0: none
+ *   slice-of         a number from 0 to 1073741824            ids of the vocabulary that these are
+ *                                                             a slice of, for tensor parallelism;
+ *                                                             0: they are all of it
  *   logprobs         no, yes                                  pass fwd: whether the log-probability
  *                                                             of each label is written
  *   entropy          no, yes                                  pass fwd: whether the entropy of each
@@ -1577,148 +1691,180 @@
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
- *   batch           1 to 65536                         sequences (any number)
- *   d               1 to 2147483647                    features of a token
- *   h               1 to 2147483647                    intermediate size of the feed-forward
- *                                                      network, or of an expert
- *   heads           1 to 1024                          heads of q
- *   dim             1 to 512                           features of a head
- *   cache           1 to 16777216                      keys that the cache has room for, of a
- *                                                      sequence
- *   kv-heads        1 to 1024, rare                    heads of k, and of v; heads if left out
- *   layers          1 to 256, rare                     number of layers, each with its own weights
- *                                                      and caches
- *   experts         1 to 1024, rare                    experts to choose from, with ffn=moe
- *   top-k           1 to 32, rare                      experts that a token chooses
- *   shared          1 to 8, rare                       experts that every token goes through; left
- *                                                      out: none
- *   shared-h        1 to 16777216, rare                intermediate size of a network with weights
- *                                                      of its own beside the experts, for every
- *                                                      token; left out: none
- *   groups          1 to 32, rare                      groups of experts: a token uses the best
- *                                                      ones; left out: none
- *   top-groups      1 to 32, rare                      groups that a token uses; all if left out
- *   window          1 to 1073741824, rare              keys of a query at most, the nearest; all if
- *                                                      left out
- *   rotary          1 to 512, rare                     features of a head to rotate; all if left
- *                                                      out
- *   page            1 to 256, rare                     keys of a page of the caches, 16 to 256, a
- *                                                      power of two; one that is not in memory is
- *                                                      zeros; contiguous if left out
- *   pages           1 to 67108864, rare                pages of a layer's cache; what the sequences
- *                                                      take if left out
- *   positions       1 to 1073741824, rare              rows of the table of angles; 4096 if left
- *                                                      out
- *   vocab           1 to 524288                        ids to choose from
- *   stops           1 to 1024, rare                    ids that end a sequence; none if left out
- *   room            1 to 16777216, rare                ids of a sequence that `out` has room for;
- *                                                      the cache's keys if left out
- *   act                                                silu, gelu, gelu-tanh, relu, none,
- *                                                      swiglu-oai: activation of the feed-forward
- *                                                      network
- *   norm            rms, layer                         normalisation of rows: by the root mean
- *                                                      square, or layer normalisation with biases
- *   post-norms      no, yes, only                      whether what attention and the feed-forward
- *                                                      network give is normalised before it is
- *                                                      added; only: and what they take is not
- *   residual-scale  no, yes                            whether a vector multiplies what is added to
- *                                                      the residual; experts have route-scale
- *   block           serial, parallel, parallel-norms   whether the feed-forward network follows
- *                                                      attention; or stands beside it, and takes
- *                                                      the same normalised x, or x by a norm of its
- *                                                      own
- *   ffn             gated, plain, moe                  the feed-forward network: with a gate, plain
- *                                                      without, or a mixture of experts with gates
- *   score           softmax, sigmoid                   function of a router's logit that gives an
- *                                                      expert's score
- *   order           before, after                      whether the router's softmax is over all
- *                                                      experts, before the choice, or over the
- *                                                      chosen ones after it
- *   renormalise     no, yes                            whether the weights of a token's experts add
- *                                                      up to 1
- *   group-score     max, top2                          score of a group of experts: its best
- *                                                      expert, or the sum of its best two
- *   choice-bias     no, yes                            whether a bias is added to the experts'
- *                                                      scores for the choice alone
- *   logits          same, f32                          element type of the router's logits: that of
- *                                                      x, or f32
- *   router-bias     no, yes                            whether the router's product has a bias
- *   route-scale     a number from 1e-06 to 1000000     a factor of the weights of a token's experts
- *   shared-gate     no, yes                            whether the network of shared-h is weighted
- *                                                      by the sigmoid of a product of its own
- *   gate-up         separate, halves, interleaved      the experts' weights of gate and up:
- *                                                      separate; or packed in w_gate_up, whose rows
- *                                                      are those of gate and then those of up, or
- *                                                      one of each in turn
- *   routing                                            uniform, or zipf:SKEW with a skew from 0 to
- *                                                      4, or file:IDS, a text file of ids: how
- *                                                      often experts are chosen: of test data, and
- *                                                      to choose a preset by
- *   convention      llama, gemma, t5                   where the norms round, and whether weights
- *                                                      are kept as their distance from 1
- *   eps             a number from 0 to 1               added to the norms' mean square
- *   qkv-bias        no, yes                            whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped          the weights of q, k and v: separate; or
- *                                                      packed in w_qkv, whose rows are those of q,
- *                                                      of k and of v, or (grouped) of each head of
- *                                                      k those of its heads of q, its own and those
- *                                                      of v
- *   qk-norm         no, yes, rows, layer               whether heads of q and k are normalised,
- *                                                      with weights of their own; rows: all heads
- *                                                      of q, and of k, together; layer: heads by
- *                                                      layer normalisation
- *   qk-norm-order   before, after                      whether heads are normalised before RoPE or
- *                                                      after it
- *   sinks           no, yes                            whether each head has a logit that joins
- *                                                      attention's softmax without a value
- *   out-bias        no, yes                            whether the output product has a bias
- *   ffn-bias        no, yes                            whether the feed-forward network has biases
- *   rotation        halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
- *                                                      neighbours, or none
- *   softcap         a number from 0 to 1000000         soft cap c of attention's scores, c tanh(x /
- *                                                      c); 0: none
- *   scale           a number from 0 to 1000000         scale of attention's scores; 0: 1 /
- *                                                      sqrt(dim)
- *   lengths         full, ragged                       keys of the sequences in tests and
- *                                                      measurements: as many as the cache has room
- *                                                      for, or fewer
- *   angles          base, table, llama3, yarn          a table is given, or the rule by which
- *                                                      frequencies are computed
- *   base            a number from 1 to 1000000000000   base of the computed frequencies
- *   factor          a number from 0.001 to 1000000     factor by which the rule stretches positions
- *   context         a number from 1 to 1000000000      positions that the model was trained with
- *   low             a number from 0.001 to 1000000     llama3: context/low is the longest
- *                                                      wavelength that is interpolated
- *   high            a number from 0.001 to 1000000     llama3: context/high is the longest
- *                                                      wavelength that is left alone
- *   beta-fast       a number from 0.001 to 1000000     yarn: rotations in the context from which a
- *                                                      pair is left alone
- *   beta-slow       a number from 0.001 to 1000000     yarn: rotations in the context up to which a
- *                                                      pair is stretched
- *   rope-scale      a number from 0 to 1000000         factor of all sines and cosines; 0: the
- *                                                      rule's own
- *   weights         dense, int4, mxfp4, fp8, int8      pass fwd: format of the weights of qkv,
- *                                                      which are one w_qkv, of the output product
- *                                                      and the gated network: those of x, or packed
- *                                                      in that format
- *   group           128, 64, 32, row                   pass fwd: weights=int4, fp8 or int8:
- *                                                      elements of a row of the weight that share a
- *                                                      scale
- *   zeros           no, yes                            pass fwd: weights=int4: whether each group
- *                                                      has a zero point, instead of 8
- *   choose          argmax, sample, filtered           the best id; a sample by temperature; or
- *                                                      filtered: a sample of the ids that top-k,
- *                                                      top-p and min-p keep
- *   logit-softcap   a number from 0 to 1000000         soft cap c of the logits, c tanh(x / c); 0:
- *                                                      none
- *   logprobs        no, yes                            whether the log-probability of the chosen id
- *                                                      is written
- *   head-logits     same, f32                          element type of the logits, to which they
- *                                                      are rounded before ids are chosen: that of
- *                                                      x, or f32
- *   head-bias       no, yes                            whether the product has a bias
- *   embed-scale     a number from -1000000 to 1000000  a factor of the embedding
- *   pad             a number from 0 to 2147483647      the id of a sequence that has ended
+ *   batch           1 to 65536                            sequences (any number)
+ *   d               1 to 2147483647                       features of a token
+ *   h               1 to 2147483647                       intermediate size of the feed-forward
+ *                                                         network, or of an expert
+ *   heads           1 to 1024                             heads of q
+ *   dim             1 to 512                              features of a head
+ *   cache           1 to 16777216                         keys that the cache has room for, of a
+ *                                                         sequence
+ *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
+ *   layers          1 to 256, rare                        number of layers, each with its own
+ *                                                         weights and caches
+ *   experts         1 to 1024, rare                       experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                         experts that a token chooses
+ *   shared          1 to 8, rare                          experts that every token goes through;
+ *                                                         left out: none
+ *   shared-h        1 to 16777216, rare                   intermediate size of a network with
+ *                                                         weights of its own beside the experts,
+ *                                                         for every token; left out: none
+ *   groups          1 to 32, rare                         groups of experts: a token uses the best
+ *                                                         ones; left out: none
+ *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare                 keys of a query at most, the nearest; all
+ *                                                         if left out
+ *   rotary          1 to 512, rare                        features of a head to rotate; all if left
+ *                                                         out
+ *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
+ *                                                         heads, kv-heads, h and shared-h are the
+ *                                                         slice's; one GPU has all if left out
+ *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
+ *                                                         a power of two; one that is not in memory
+ *                                                         is zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
+ *                                                         sequences take if left out
+ *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
+ *                                                         next one, a multiple of dim; dim if left
+ *                                                         out
+ *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
+ *                                                         out
+ *   vocab           1 to 524288                           ids to choose from
+ *   best            1 to 64, rare                         ids with the largest logits, whose
+ *                                                         log-probabilities are written; none if
+ *                                                         left out
+ *   stops           1 to 1024, rare                       ids that end a sequence; none if left out
+ *   room            1 to 16777216, rare                   ids of a sequence that `out` has room
+ *                                                         for; the cache's keys if left out
+ *   act                                                   silu, gelu, gelu-tanh, relu, none,
+ *                                                         swiglu-oai: activation of the
+ *                                                         feed-forward network
+ *   norm            rms, layer                            normalisation of rows: by the root mean
+ *                                                         square, or layer normalisation with
+ *                                                         biases
+ *   post-norms      no, yes, only                         whether what attention and the
+ *                                                         feed-forward network give is normalised
+ *                                                         before it is added; only: and what they
+ *                                                         take is not
+ *   residual-scale  no, yes                               whether a vector multiplies what is added
+ *                                                         to the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms      whether the feed-forward network follows
+ *                                                         attention; or stands beside it, and takes
+ *                                                         the same normalised x, or x by a norm of
+ *                                                         its own
+ *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
+ *                                                         plain without, or a mixture of experts
+ *                                                         with gates
+ *   score           softmax, sigmoid                      function of a router's logit that gives
+ *                                                         an expert's score
+ *   order           before, after                         whether the router's softmax is over all
+ *                                                         experts, before the choice, or over the
+ *                                                         chosen ones after it
+ *   renormalise     no, yes                               whether the weights of a token's experts
+ *                                                         add up to 1
+ *   group-score     max, top2                             score of a group of experts: its best
+ *                                                         expert, or the sum of its best two
+ *   choice-bias     no, yes                               whether a bias is added to the experts'
+ *                                                         scores for the choice alone
+ *   logits          same, f32                             element type of the router's logits: that
+ *                                                         of x, or f32
+ *   router-bias     no, yes                               whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000        a factor of the weights of a token's
+ *                                                         experts
+ *   shared-gate     no, yes                               whether the network of shared-h is
+ *                                                         weighted by the sigmoid of a product of
+ *                                                         its own
+ *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
+ *                                                         separate; or packed in w_gate_up, whose
+ *                                                         rows are those of gate and then those of
+ *                                                         up, or one of each in turn
+ *   routing                                               uniform, or zipf:SKEW with a skew from 0
+ *                                                         to 4, or file:IDS, a text file of ids:
+ *                                                         how often experts are chosen: of test
+ *                                                         data, and to choose a preset by
+ *   convention      llama, gemma, t5                      where the norms round, and whether
+ *                                                         weights are kept as their distance from 1
+ *   eps             a number from 0 to 1                  added to the norms' mean square
+ *   qkv-bias        no, yes                               whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate; or
+ *                                                         packed in w_qkv, whose rows are those of
+ *                                                         q, of k and of v, or (grouped) of each
+ *                                                         head of k those of its heads of q, its
+ *                                                         own and those of v
+ *   qk-norm         no, yes, rows, layer                  whether heads of q and k are normalised,
+ *                                                         with weights of their own; rows: all
+ *                                                         heads of q, and of k, together; layer:
+ *                                                         heads by layer normalisation
+ *   qk-norm-order   before, after                         whether heads are normalised before RoPE
+ *                                                         or after it
+ *   sinks           no, yes                               whether each head has a logit that joins
+ *                                                         attention's softmax without a value
+ *   out-bias        no, yes                               whether the output product has a bias
+ *   ffn-bias        no, yes                               whether the feed-forward network has
+ *                                                         biases
+ *   rotation        halves, interleaved, none             RoPE of q and k: pairs rotary/2 apart,
+ *                                                         neighbours, or none
+ *   softcap         a number from 0 to 1000000            soft cap c of attention's scores, c
+ *                                                         tanh(x / c); 0: none
+ *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
+ *                                                         sqrt(dim)
+ *   link            loopback, peers                       with ranks, peers: a group's memory is
+ *                                                         given; loopback: one rank plays all,
+ *                                                         whose summands are equal
+ *   lengths         full, ragged                          keys of the sequences in tests and
+ *                                                         measurements: as many as the cache has
+ *                                                         room for, or fewer
+ *   angles          base, table, llama3, yarn             a table is given, or the rule by which
+ *                                                         frequencies are computed
+ *   base            a number from 1 to 1000000000000      base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000        factor by which the rule stretches
+ *                                                         positions
+ *   context         a number from 1 to 1000000000         positions that the model was trained with
+ *   low             a number from 0.001 to 1000000        llama3: context/low is the longest
+ *                                                         wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000        llama3: context/high is the longest
+ *                                                         wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000        yarn: rotations in the context from which
+ *                                                         a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000        yarn: rotations in the context up to
+ *                                                         which a pair is stretched
+ *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
+ *                                                         rule's own
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights of qkv,
+ *                                                         which are one w_qkv, of the output
+ *                                                         product and the gated network or the
+ *                                                         experts: those of x, or packed in that
+ *                                                         format
+ *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   zeros           no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
+ *   attn-weights    same, dense                           with packed weights: whether those of q,
+ *                                                         k and v and of the output product are
+ *                                                         packed too, or dense, as gpt-oss has them
+ *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
+ *                                                         filtered: a sample of the ids that top-k,
+ *                                                         top-p and min-p keep
+ *   logit-softcap   a number from 0 to 1000000            soft cap c of the logits, c tanh(x / c);
+ *                                                         0: none
+ *   logprobs        no, yes                               whether the log-probability of the chosen
+ *                                                         id is written
+ *   head-logits     same, f32                             element type of the logits, to which they
+ *                                                         are rounded before ids are chosen: that
+ *                                                         of x, or f32
+ *   head-bias       no, yes                               whether the product has a bias
+ *   head-weights    dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the product's weight:
+ *                                                         that of x, or packed in that format
+ *   head-group      128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   head-zeros      no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
+ *   head            whole, sliced                         with ranks, whether each has all rows of
+ *                                                         the head or, sliced, its part of them
+ *   embed-scale     a number from -1000000 to 1000000     a factor of the embedding
+ *   pad             a number from 0 to 2147483647         the id of a sequence that has ended
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   ids         updated  i32  [batch]
@@ -1777,6 +1923,11 @@
  *   26  layers.1.w_gate     input    T  [h, d]
  *   27  layers.1.w_up       input    T  [h, d]
  *   28  layers.1.w_down     input    T  [d, h]
+ * with best: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit,
+ *   best_ids, best_logprobs
+ *   22  best_ids       output  i32  [batch, best]
+ *   23  best_logprobs  output  f32  [batch, best]
  * with stops: ids, lengths, steps, ended, out, limits, stop, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  *   6  stop  input  i32  [stops]
@@ -1897,5 +2048,22 @@
  *   1  residual  input  T  [m, d]
  * with link=peers: x, group, y
  *   1  group  input  i64  [18] */
+
+/* all-argmax: the best of the ids that the ranks of a group chose, each from its slice of the
+ *   vocabulary
+ *
+ *   m      1 to 65536       tokens (any number)
+ *   vocab  1 to 134217728   ids of a rank's slice
+ *   ranks  1 to 8           ranks of the group
+ *   link   loopback, peers  peers: a group's memory is given; loopback: one rank plays all, whose
+ *                           ids and logits are equal
+ *
+ * Pass fwd: dtype f32 on CUDA; f32 on the CPU
+ *   0  ids         input   i32  [m]
+ *   1  logit       input   T    [m]
+ *   2  best_ids    output  i32  [m]
+ *   3  best_logit  output  T    [m]
+ * with link=peers: ids, logit, group, best_ids, best_logit
+ *   2  group  input  i64  [18] */
 
 #endif

@@ -12,23 +12,30 @@ from ..distributed import Group
 # PyTorch's functional collectives, compilers may merge equal calls: all ranks do.
 declare("all_reduce", "all-reduce", "x, residual?, memory=group, ranks", "y",
         fixed={"norm": "none", "link": "peers"})
+declare("all_argmax", "all-argmax", "ids, logit, memory=group, vocab, ranks", "best_ids, best_logit",
+        fixed={"link": "peers"})
 declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, eps, convention=norm",
         "y, sum?residual", fixed={"link": "peers"})
 
 
+def memory_of(op: str, group: Group, x: Tensor, elements: int) -> Tensor:
+    """The group's, once it is known that so many elements of x's type fit there."""
+    if not isinstance(group, Group):
+        raise Error(f"{op}: group is {named(group)}: give a fftune.distributed.Group")
+    if elements * x.element_size() > group.max_bytes:
+        raise Error(f"{op}: {elements * x.element_size()} bytes are more than the group's "
+                    f"max_bytes, {group.max_bytes}: make it with more")
+    return group.memory.to("meta") if x.is_meta else group.memory
+
+
 def _memory_of(group: Group, x: Tensor, *others: Tensor | None) -> Tensor:
-    """The group's, once it is known that x fits there."""
     if not isinstance(x, Tensor):
         raise Error(f"all-reduce: x is {named(x)}: give a tensor [..., d]")
-    if not isinstance(group, Group):
-        raise Error(f"all-reduce: group is {named(group)}: give a fftune.distributed.Group")
+    memory = memory_of("all-reduce", group, x, x.numel())
     if wants_gradient(x, *others):
         raise Error("all-reduce: it has no gradient: call it under torch.no_grad() or "
                     "torch.inference_mode(), or use torch.distributed.nn")
-    if x.numel() * x.element_size() > group.max_bytes:
-        raise Error(f"all-reduce: {x.numel() * x.element_size()} bytes are more than the group's "
-                    f"max_bytes, {group.max_bytes}: make it with more")
-    return group.memory.to("meta") if x.is_meta else group.memory
+    return memory
 
 
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Tensor:
@@ -63,3 +70,22 @@ def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | No
     memory = _memory_of(group, x, residual, w)
     y, total = call(OPS.all_reduce_norm, x, residual, w, memory, group.ranks, eps, convention)
     return y if residual is None else (y, total)
+
+
+def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group) -> tuple[Tensor, Tensor]:
+    """The best of the ids that the ranks of a group chose, each from its slice of the vocabulary.
+
+    Args:
+        ids: int32 [batch], this rank's choice within its slice.
+        logit: float32 [batch], the logit of each.
+        vocab: Number of ids of a rank's slice, the same on all ranks.
+        group: A `fftune.distributed.Group`.
+
+    Returns:
+        (ids, logit): ids of the whole vocabulary, ``rank * vocab + ids``, and their logits. Of equal
+        logits the lowest rank's is the best.
+    """
+    if not isinstance(logit, Tensor):
+        raise Error(f"all-argmax: logit is {named(logit)}: give a tensor [batch]")
+    memory = memory_of("all-argmax", group, logit, 2 * logit.numel())
+    return call(OPS.all_argmax, ids, logit, memory, vocab, group.ranks)

@@ -15,17 +15,19 @@ _EXTRAS = "logprobs:bool, entropies=entropy:bool"
 _RESULTS = "loss, lse, logprob?logprobs, entropy?entropies"
 _MEAN, _NONE = {"reduction": "mean"}, {"reduction": "none"}
 
-for _end, _labels, _fixed in (("", _LABELS, _MEAN), ("_rows", _ROW_LABELS, _NONE)):
+for _end, _labels, _fixed, _slice in (("", _LABELS, _MEAN, ""), ("_rows", _ROW_LABELS, _NONE, ""),
+                                      ("_slice", "labels", _NONE, ", slice_of")):
+    _rules = _RULES + _slice
     declare(f"cross_entropy{_end}", "cross-entropy",
-            f"logits, {_labels}, {_RULES}, {_EXTRAS}", _RESULTS, fixed=_fixed,
-            gradient=f"cross_entropy{_end}_backward")
+            f"logits, {_labels}, {_rules}, {_EXTRAS}", _RESULTS, fixed=_fixed,
+            gradient="" if _slice else f"cross_entropy{_end}_backward")
     declare(f"cross_entropy{_end}_backward", "cross-entropy",
-            f"dloss, logits, {_labels}, lse, {_RULES}", "dlogits", back=True, fixed=_fixed)
+            f"dloss, logits, {_labels}, lse, {_rules}", "dlogits", back=True, fixed=_fixed)
 
-    _given = f"x, w, bias?, {_labels}, {_RULES}, workspace"
-    _back = f"dloss, x, w, bias?, {_labels}, lse, {_RULES}, workspace"
+    _given = f"x, w, bias?, {_labels}, {_rules}, workspace"
+    _back = f"dloss, x, w, bias?, {_labels}, lse, {_rules}, workspace"
     declare(f"linear_cross_entropy{_end}", "linear-cross-entropy", f"{_given}, {_EXTRAS}", _RESULTS,
-            fixed=_fixed, casts=True, keeps=("class_weights", "items"))
+            fixed=_fixed, casts=not _slice, keeps=() if _slice else ("class_weights", "items"))
     declare(f"linear_cross_entropy{_end}_backward", "linear-cross-entropy", _back,
             "dx, dw, dbias?bias", back=True, fixed=_fixed)
     declare(f"linear_cross_entropy{_end}_frozen_backward", "linear-cross-entropy", _back, "dx",
@@ -125,6 +127,99 @@ _differentiate_scaled("linear_cross_entropy_gradients")
 _differentiate_scaled("linear_cross_entropy_gradients_frozen")
 
 
+def _ids_of(given: tuple) -> int:
+    """Of logits, or of hidden states, weights and bias."""
+    return given[1].shape[0] if len(given) > 1 else given[0].shape[-1]
+
+
+class _OfSlices(torch.autograd.Function):
+    """Losses of rows from the slices of the vocabulary that the ranks of a group have, and the results
+    lse, logprob and entropy. `given` are a slice's logits, or hidden states, weights and bias."""
+
+    @staticmethod
+    def forward(ctx, name, labels, vocab_slice, group, smoothing, z_loss, softcap, workspace, *given):
+        whole = vocab_slice[1]
+        rules = -100, smoothing, z_loss, softcap, float(whole), *workspace
+        loss, lse, logprob, entropy = call(getattr(OPS, f"{name}_slice"), *given, labels, -100, smoothing, 0.0,
+                                           *rules[3:], True, True)
+        ids = _ids_of(given)
+        here = (labels >= 0) & (labels < ids)
+        # The term of smoothing without the log-sum-exp, which all slices together have once.
+        smooth = loss + (1 - smoothing) * logprob - smoothing * ids / whole * lse if smoothing else loss
+        own = torch.stack((lse, logprob, here.float(), smooth, entropy))
+        count = torch.distributed.get_world_size(group)
+        parts = own.new_empty(count, *own.shape)
+        torch.distributed.all_gather(list(parts), own, group=group)
+        each_lse, each_logprob, each_here, each_smooth, each_entropy = parts.unbind(1)
+        counts = labels != -100
+        zero = lse.new_zeros(())
+        lse = torch.where(counts, each_lse.logsumexp(0), zero)
+        # Slices of -infinity alone have no share, and the difference of two of these is none.
+        share = (each_lse - lse).exp()
+        logprob = torch.where(each_here > 0, each_logprob + (each_lse - lse), zero).sum(0)
+        entropy = lse - torch.where(share > 0, share * (each_lse - each_entropy), zero).sum(0)
+        loss = -(1 - smoothing) * logprob + z_loss * lse * lse
+        if smoothing:
+            loss = loss + smoothing * lse + each_smooth.sum(0)
+        results = [torch.where(counts, t, zero) for t in (loss, lse, logprob, entropy)]
+        ctx.name, ctx.group, ctx.rules = name, group, rules
+        ctx.save_for_backward(*given, labels, results[1])
+        ctx.mark_non_differentiable(*results[1:])
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dloss, *_):
+        nothing = (None,) * 8
+        *given, labels, lse = ctx.saved_tensors
+        if dloss is None:
+            return *nothing, *(None for _ in given)
+        needs = ctx.needs_input_grad[8:]
+        frozen = len(given) > 1 and not needs[1] and not needs[2]
+        op = getattr(OPS, f"{ctx.name}_slice{'_frozen' if frozen else ''}_backward")
+        made = call(op, dloss.float().contiguous(), *given, labels, lse, *ctx.rules)
+        made = [made] if isinstance(made, Tensor) else list(made)
+        if len(given) > 1 and needs[0]:  # each slice has its part of the gradient of x
+            torch.distributed.all_reduce(made[0], group=ctx.group)
+        made += [None] * (len(given) - len(made))
+        return *nothing, *(g if need else None for g, need in zip(made, needs))
+
+
+def _of_slices(name: str, label: str, given: tuple, labels: Tensor, vocab_slice, group, reduction, items,
+               class_weights, ignore_index, smoothing, z_loss, softcap, workspace=()):
+    """The results of the op for a vocabulary whose slices the ranks of a group have."""
+    ids = _ids_of(given)
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        raise Error(f"{label}: vocab_slice without processes: call torch.distributed.init_process_group")
+    whole_numbers = isinstance(vocab_slice, (tuple, list)) and len(vocab_slice) == 2 and all(
+        isinstance(n, int) and not isinstance(n, bool) for n in vocab_slice)
+    if not whole_numbers or not 0 <= vocab_slice[0] <= vocab_slice[1] - ids:
+        raise Error(f"{label}: vocab_slice is {vocab_slice!r} and the slice has {ids} ids: give its first "
+                    "id, and the number of ids of the vocabulary")
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        raise Error(f"{label}: labels is {named(labels)}: give a tensor of int64")
+    first, whole = vocab_slice
+    if class_weights is not None and (smoothing or z_loss):
+        raise Error(f"{label}: vocab_slice with class_weights, and label_smoothing or z_loss: leave one out")
+    ignored = labels == ignore_index
+    inside = (labels >= first) & (labels < first + ids)
+    of_slice = torch.where(inside, labels - first, ids).masked_fill(ignored, -100)
+    device = given[0].device.type
+    if len(given) > 1 and torch.is_autocast_enabled(device):
+        given = tuple(None if t is None else t.to(torch.get_autocast_dtype(device)) for t in given)
+    loss, *more = _OfSlices.apply(name, of_slice, tuple(vocab_slice), group, float(smoothing),
+                                  float(z_loss), float(softcap), workspace, *given)
+    known = (labels >= 0) & (labels < whole)
+    if class_weights is not None:
+        loss = loss * class_weights[labels.masked_fill(~known, 0)]
+    loss = loss * torch.where(known | ignored, 1.0, torch.nan)
+    if reduction == "none":
+        return loss, *more
+    divisor = _items(label, items, labels, class_weights, ignore_index, reduction)
+    return loss.sum() / divisor, *more
+
+
 def _items(label: str, items, labels, class_weights, ignore_index, reduction) -> Tensor:
     """The divisor of the sum of the losses, as a tensor of one number."""
     if not isinstance(labels, Tensor):
@@ -174,7 +269,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
                   items: Tensor | float | None = None, class_weights: Tensor | None = None,
                   ignore_index: int | float = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
                   softcap: float = 0.0, lse: bool = False, logprobs: bool = False,
-                  entropy: bool = False) -> Tensor | tuple[Tensor, ...]:
+                  entropy: bool = False, vocab_slice: tuple[int, int] | None = None,
+                  group: "torch.distributed.ProcessGroup | None" = None) -> Tensor | tuple[Tensor, ...]:
     """Cross-entropy of logits and labels, as ``torch.nn.functional.cross_entropy``, in float32.
 
     Args:
@@ -192,6 +288,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
         lse: Also return the log-sum-exp of each row.
         logprobs: Also return the log-probability of each row's label.
         entropy: Also return the entropy of each row's distribution.
+        vocab_slice: The logits are those of a slice of the vocabulary, and the ranks of `group` have the
+            other slices: (first id of the slice, ids of the vocabulary). All ranks have the same labels
+            and get the same loss; each computes the gradient of its own logits.
+        group: A process group of torch.distributed; all processes by default.
 
     Returns:
         The loss, float32, a scalar or [...]; with `lse`, `logprobs` or `entropy` a tuple of the loss and
@@ -201,7 +301,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
     _expect_rules("cross-entropy", reduction, items, ignore_index, lse=lse, logprobs=logprobs,
                   entropy=entropy)
     rules = ignore_index, label_smoothing, z_loss, softcap, logprobs, entropy
-    if reduction == "none":
+    if vocab_slice is not None:
+        results = _of_slices("cross_entropy", "cross-entropy", (logits,), labels, vocab_slice, group,
+                             reduction, items, class_weights, *rules[:4])
+    elif reduction == "none":
         results = call(OPS.cross_entropy_rows, logits, labels, class_weights, *rules)
     else:
         divisor = _items("cross-entropy", items, labels, class_weights, ignore_index, reduction)
@@ -215,7 +318,9 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
                          label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0,
                          lse: bool = False, logprobs: bool = False, entropy: bool = False,
                          workspace: float = 512, recompute: bool = False,
-                         skip_ignored: bool = False, into: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
+                         skip_ignored: bool = False, into: Tensor | None = None,
+                         vocab_slice: tuple[int, int] | None = None,
+                         group: "torch.distributed.ProcessGroup | None" = None) -> Tensor | tuple[Tensor, ...]:
     """`cross_entropy` of the logits ``x wᵀ + bias``, without all logits in memory.
 
     Rows are computed in chunks. Logits are rounded to x's element type, as those of a linear layer are.
@@ -236,6 +341,8 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         skip_ignored: Leave out rows whose label is `ignore_index`. The host waits for their number.
         into: A tensor like w, of w's element type or float32, that the backward pass adds the gradient of
             w to, in place. w itself then gets none from here: float32 keeps what many small batches add.
+        vocab_slice, group: As in `cross_entropy`; w and bias are those of the slice. All ranks have the same
+            x. The backward pass computes the logits again, and sums the gradient of x over the ranks.
 
     Returns:
         As `cross_entropy`.
@@ -254,7 +361,10 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         x = x.reshape(-1, x.shape[-1]).index_select(0, index)
     w = _accumulated(label, w, into)
     rules = ignore_index, label_smoothing, z_loss, softcap, workspace, logprobs, entropy
-    if reduction == "none":
+    if vocab_slice is not None:
+        results = _of_slices("linear_cross_entropy", label, (x, w, bias), labels, vocab_slice, group,
+                             reduction, items, class_weights, *rules[:4], (workspace,))
+    elif reduction == "none":
         results = call(OPS.linear_cross_entropy_rows, x, w, bias, labels, class_weights, *rules)
     else:
         divisor = _items(label, items, labels, class_weights, ignore_index, reduction)

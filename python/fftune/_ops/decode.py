@@ -9,7 +9,9 @@ from .._custom import OPS, call, define, fake
 from .._layer_form import FLOAT32, parse, with_constants
 from .._library import Error
 from .._run import Form, ready, run
-from .head import _draw
+from ..distributed import Group
+from .all_reduce import memory_of
+from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
 from .layer import given_layers, has_layout
@@ -20,7 +22,7 @@ _HEAD = ("final_norm", "final_norm_bias", "w_head", "head_bias", "temperature", 
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
-          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "weights", "caches")},
+          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "weights", "caches")},
           # Inputs of the layers and the head: _values() checks them one by one.
           "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
@@ -31,15 +33,18 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
 _OWN = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
 
 
-def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, *own):
+def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, memory,
+            *own):
     layers, head = own[:-len(_HEAD)], dict(zip(_HEAD, own[-len(_HEAD):]))
     batch, (vocab, d) = ids.shape[0], embedding.shape
     for name, tensor in zip((*_STATE, "limits"), (ids, lengths, steps, ended, limits)):
         expect("decode", name, tensor, (batch,), torch.int32)
     expect("decode", "out", out, (batch, out.shape[1]), torch.int32)
     dtype = embedding.dtype
-    for name, shape in (("w_head", (vocab, d)), ("final_norm", (d,)), ("final_norm_bias", (d,)),
-                        ("head_bias", (vocab,))):
+    sliced = memory is not None and head["w_head"].shape[0] != vocab
+    rows = vocab // parse(options[0]).get("ranks") if sliced else vocab
+    for name, shape in (("w_head", (rows, d)), ("final_norm", (d,)), ("final_norm_bias", (d,)),
+                        ("head_bias", (rows,))):
         expect("decode", name, head[name], shape, dtype)
     for name, kind in (("temperature", torch.float32), ("seeds", torch.int64),
                        ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)):
@@ -47,17 +52,18 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     if not batch:
         return None
     # The plan makes the inputs of the layers.
-    rows = torch.empty(batch, 1, dtype=torch.int32, device="meta")
+    places = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
-    sizes = _values_of_layers(options, x, rows if rotates else None, angles, rows, rows[:, 0], pages,
-                              *layers)
+    sizes = _values_of_layers((options[0], None), x, places if rotates else None, angles, places,
+                              places[:, 0], pages, memory, *layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
         "vocab": vocab, "stops": None if stop is None else stop.shape[0], "room": out.shape[1],
         "choose": choose, "head-bias": "no" if head["head_bias"] is None else "yes",
-        **dict(zip(_OWN, options[1:]))}
+        **({"head": "sliced"} if sliced else {}),
+        "best": options[-1] or None, **dict(zip(_OWN, options[1:]))}
 
 
 _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
@@ -68,10 +74,11 @@ _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
         "Tensor? pages, Tensor[] weights, Tensor(f!)[] caches, Tensor final_norm, "
         "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
-        "float logit_softcap, int pad, bool logprobs) -> (Tensor, Tensor, Tensor)", "decode", _KINDS)
+        "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor)", "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
-      embed_scale, logit_softcap, pad, logprobs):
+      embed_scale, logit_softcap, pad, logprobs, best, memory=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -98,22 +105,31 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
         own += caches[2 * at:2 * at + 2]
         own += map(tensors.get, parsed.behind)
     others = [None if t is None else ready(t) for t in (
-        limits, stop, embedding, angles, pages)]
+        limits, stop, embedding, angles, pages)] + [memory]
     head = [None if t is None else ready(t) for t in (
         final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p)]
     chosen = torch.empty(batch, dtype=torch.int32, device=device)
     logit = torch.empty(batch, dtype=torch.float32, device=device)
     logprob = torch.empty(batch if logprobs else 0, dtype=torch.float32, device=device)
-    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no"),
-        (ids, lengths, steps, ended, out, *others, *own, *head),
-        (chosen, logit, logprob) if logprobs else (chosen, logit))
-    return chosen, logit, logprob
+    of_best = batch if best else 0
+    best_ids = torch.empty(of_best, best, dtype=torch.int32, device=device)
+    best_logprobs = torch.empty(of_best, best, dtype=torch.float32, device=device)
+    results = chosen, logit, logprob, best_ids, best_logprobs
+    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no", best),
+        (ids, lengths, steps, ended, out, *others, *own, *head), _given(logprobs, best, results))
+    return results
+
+
+_PLACE_OF_LOGPROBS = 24  # behind ids
 
 
 @fake("decode")
-def _(ids, *others):
+def _(ids, *others, memory=None):
     numbers = ids.new_empty(ids.shape, dtype=torch.float32)
-    return ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if others[-1] else 0)
+    logprobs, best = others[_PLACE_OF_LOGPROBS:_PLACE_OF_LOGPROBS + 2]
+    shape = (*ids.shape, best) if best else (0, 0)
+    return (ids.new_empty(ids.shape), numbers, numbers.new_empty(ids.shape if logprobs else 0),
+            ids.new_empty(shape), numbers.new_empty(shape))
 
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
@@ -125,8 +141,8 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
            temperature: Tensor | float | None = None, seeds: Tensor | int | None = None,
            top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
            min_p: Tensor | float | None = None, embed_scale: float = 1.0,
-           logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False,
-           options: Mapping | None = None) -> tuple[Tensor, ...]:
+           logit_softcap: float = 0.0, pad: int = 0, logprobs: bool = False, best: int = 0,
+           options: Mapping | None = None, group: Group | None = None) -> tuple[Tensor, ...]:
     """One token of a language model per sequence: embedding, layers, head and the next id, in one plan.
 
     The state of the sequences advances on the device, so n tokens are n calls, or n replays of a CUDA graph
@@ -154,12 +170,15 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         logit_softcap: `softcap` of `sample`.
         pad: Id of sequences that have ended.
         logprobs: Also return log-probabilities.
+        best: Also return the best ids and their log-probabilities, as in `sample`.
         options: The other arguments of `layer` by name: act, convention, eps and so on. convention and
             eps are those of `final_norm` too.
+        group: As in `layer`: its ranks have slices of the layers. Each has the whole embedding, and the
+            whole head or, to choose the best id, its rows of w_head, [vocab / ranks, d].
 
     Returns:
         (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
-        [batch].
+        [batch]; with `best` also the best ids, int32 [batch, best], and their log-probabilities.
     """
     expect_given("decode", ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
                  embedding=embedding, final_norm=final_norm, w_head=w_head)
@@ -167,7 +186,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
                    limits=limits, stop=stop, embedding=embedding, angles=angles, pages=pages,
                    final_norm=final_norm, final_norm_bias=final_norm_bias, w_head=w_head,
                    head_bias=head_bias)
-    expect_values("decode", positive={}, words={}, counts=dict(pad=pad),
+    expect_values("decode", positive={}, words={}, counts=dict(pad=pad, best=best),
                   flags=dict(logprobs=logprobs), numbers=dict(
         embed_scale=embed_scale, logit_softcap=logit_softcap))
     for name, tensor, dimensions in (("ids", ids, 1), ("out", out, 2), ("embedding", embedding, 2)):
@@ -175,8 +194,10 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
             raise Error(f"decode: {name} is {list(tensor.shape)}: give {_KINDS[name].shape}")
     if options is not None and not isinstance(options, Mapping):
         raise Error("decode: options are no mapping: give the layers' by name")
+    memory = None if group is None else memory_of("decode", group, embedding, ids.shape[0] * embedding.shape[1])
     try:
         form, flat, flat_caches = given_layers(embedding, weights, caches, heads, kv_heads, angles,
+                                               ranks=0 if group is None else group.ranks,
                                                **(options or {}))
     except TypeError as error:
         raise Error(f"decode: options are not those of layer: {error}") from None
@@ -185,8 +206,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         top_k, top_p, min_p)
     if limits is None:
         limits = torch.full_like(ids, 2**31 - 1)
-    chosen, logit, logprob = call(
+    return _given(logprobs, best, call(
         OPS.decode, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, flat,
         flat_caches, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k,
-        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs)
-    return (chosen, logit, logprob) if logprobs else (chosen, logit)
+        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, best, memory))

@@ -87,7 +87,10 @@ def _(ctx, dy):
     x, residual, w_norm, *weights = ctx.saved_tensors
     total = x if residual is None else x + residual
     normed = call(OPS.rmsnorm, total, w_norm, ctx.eps, ctx.convention)
-    d_normed, *d_weights = call(OPS.ffn_backward, dy, normed, None, None, *weights, ctx.act)
+    if any(ctx.needs_input_grad[3:6]) or ctx.act == "none":
+        d_normed, *d_weights = call(OPS.ffn_backward, dy, normed, None, None, *weights, ctx.act)
+    else:
+        d_normed, d_weights = _input_gradient(dy, normed, None, None, *weights, ctx.act), [None] * 3
     dx, d_norm = call(OPS.rmsnorm_backward, d_normed, total, w_norm, dy, None, ctx.eps,
                       ctx.convention)
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None

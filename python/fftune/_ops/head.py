@@ -6,15 +6,23 @@ from .._checks import named
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
+from .packed import FORMATS, PackedWeight, group_word, has_zeros, parts_of, suffix
 
 _DRAW = "temperature:floats?, seeds:i64?, steps:ints?, top_k:ints?, top_p:floats?, min_p:floats?"
 
-declare("sample", "sample", f"logits, {_DRAW}, softcap, logprobs:bool",
-        "ids, logit, logprob?logprobs", by_row=True)
+_RESULTS = "ids, logit, logprob?logprobs, best_ids?best, best_logprobs?best"
+
+declare("sample", "sample", f"logits, {_DRAW}, softcap, logprobs:bool, best", _RESULTS, by_row=True)
 declare("head", "head", f"x, w_norm?, b_norm?, w, bias?, {_DRAW}, eps, convention, softcap, logits, "
-        "logprobs:bool", "ids, logit, logprob?logprobs")
+        "logprobs:bool, best", _RESULTS)
 declare("head_logits", "head", "x, w_norm?, b_norm?, w, bias?, eps, convention, logits", "y=logits",
         fixed={"choose": "none"})
+for _format in FORMATS:
+    _weight = f"w_norm?, b_norm?, w, scale=w_scale, {'zero=w_zero?, ' if has_zeros(_format) else ''}bias?"
+    declare(f"head_packed{suffix(_format)}", "head", f"x, {_weight}, {_DRAW}, vocab, group, eps, convention, "
+            "softcap, logits, logprobs:bool, best", _RESULTS, fixed={"weights": _format}, label="head")
+    declare(f"head_logits_packed{suffix(_format)}", "head", f"x, {_weight}, vocab, group, eps, convention, "
+            "logits", "y=logits", fixed={"choose": "none", "weights": _format}, label="head")
 
 
 def _per_row(label: str, name: str, value, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -48,11 +56,17 @@ def _draw(label: str, rows: Tensor, temperature, seeds, steps, top_k, top_p, min
             _per_row(label, "min_p", 0.0 if min_p is None else min_p, rows, torch.float32))
 
 
+def _given(logprobs: bool, best: int, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results that were asked for."""
+    ids, logit, logprob, *of_best = results
+    return (ids, logit, *((logprob,) if logprobs else ()), *(of_best if best else ()))
+
+
 def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
            seeds: Tensor | int | None = None, steps: Tensor | int | None = None,
            top_k: Tensor | int | None = None, top_p: Tensor | float | None = None,
-           min_p: Tensor | float | None = None, softcap: float = 0.0, logprobs: bool = False
-           ) -> tuple[Tensor, ...]:
+           min_p: Tensor | float | None = None, softcap: float = 0.0, logprobs: bool = False,
+           best: int = 0) -> tuple[Tensor, ...]:
     """Next id of each row of logits: the best, or a sample of ``softmax(logits / temperature)``.
 
     The same logits, seeds and steps give the same ids in every run and on every device. A sequence has
@@ -73,15 +87,16 @@ def sample(logits: Tensor, temperature: Tensor | float | None = None, *,
             (`min-p <https://arxiv.org/abs/2407.01082>`_).
         softcap: If not 0, logits become ``softcap · tanh(logits / softcap)``.
         logprobs: Also return log-probabilities.
+        best: Also return as many ids with the largest logits, at most 64, and their log-probabilities.
 
     Returns:
         (ids, logit), int32 and float32 [...]; with `logprobs` also the log-probability of the id by
-        ``log_softmax(logits)``, float32 [...].
+        ``log_softmax(logits)``, float32 [...]; with `best` also the best ids in descending order,
+        int32 [..., best], and their log-probabilities, float32 [..., best].
     """
-    ids, logit, logprob = call(
+    return _given(logprobs, best, call(
         OPS.sample, logits, *_draw("sample", logits, temperature, seeds, steps, top_k, top_p, min_p),
-        softcap, logprobs)
-    return (ids, logit, logprob) if logprobs else (ids, logit)
+        softcap, logprobs, best))
 
 
 def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor | None = None,
@@ -89,29 +104,30 @@ def head(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor 
          temperature: Tensor | float | None = None, seeds: Tensor | int | None = None,
          steps: Tensor | int | None = None, top_k: Tensor | int | None = None,
          top_p: Tensor | float | None = None, min_p: Tensor | float | None = None,
-         softcap: float = 0.0, logits: str = "same", logprobs: bool = False) -> tuple[Tensor, ...]:
+         softcap: float = 0.0, logits: str = "same", logprobs: bool = False, best: int = 0
+         ) -> tuple[Tensor, ...]:
     """Next ids of hidden states: final norm, logits ``norm(x) wᵀ + bias``, and their choice by `sample`.
 
-    For up to 16 tokens without top_k, top_p and min_p no logits are written to memory.
+    For up to 16 tokens without top_k, top_p, min_p and best no logits are written to memory.
 
     Args:
         x: Hidden states, [..., d].
-        w: Weight of the head, [vocab, d].
+        w: Weight of the head, [vocab, d], or a ``PackedWeight``.
         norm: Weight of a final RMSNorm, [d]; with `norm_bias` of a layer normalisation. None: no norm.
         norm_bias: [d].
         bias: [vocab].
         eps, convention: Settings of the norm, as in `rmsnorm`.
-        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs: As in `sample`.
+        temperature, seeds, steps, top_k, top_p, min_p, softcap, logprobs, best: As in `sample`.
         logits: "same" rounds logits to x's element type before the choice, "f32" does not.
 
     Returns:
         As `sample`.
     """
-    ids, logit, logprob = call(
-        OPS.head, x, norm, norm_bias, w, bias,
-        *_draw("head", x, temperature, seeds, steps, top_k, top_p, min_p),
-        *_norm_options(norm, eps, convention), softcap, logits, logprobs)
-    return (ids, logit, logprob) if logprobs else (ids, logit)
+    name, weight, sizes = _weight_of("head", x, w)
+    return _given(logprobs, best, call(
+        getattr(OPS, name), x, norm, norm_bias, *weight, bias,
+        *_draw("head", x, temperature, seeds, steps, top_k, top_p, min_p), *sizes,
+        *_norm_options(norm, eps, convention), softcap, logits, logprobs, best))
 
 
 def head_logits(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: Tensor | None = None,
@@ -126,8 +142,18 @@ def head_logits(x: Tensor, w: Tensor, norm: Tensor | None = None, *, norm_bias: 
     Returns:
         [..., vocab].
     """
-    return call(OPS.head_logits, x, norm, norm_bias, w, bias, *_norm_options(norm, eps, convention),
-                logits)
+    name, weight, sizes = _weight_of("head_logits", x, w)
+    return call(getattr(OPS, name), x, norm, norm_bias, *weight, bias, *sizes,
+                *_norm_options(norm, eps, convention), logits)
+
+
+def _weight_of(name: str, x: Tensor, w: Tensor | PackedWeight) -> tuple[str, tuple, tuple]:
+    """The op, the tensors of the weight, and what a packed one has beside them."""
+    if not isinstance(w, PackedWeight):
+        return name, (w,), ()
+    if isinstance(x, Tensor) and x.dim() and x.shape[-1] != w.k:
+        raise Error(f"head: w is a packed weight [{w.n}, {w.k}]: give one of [vocab, {x.shape[-1]}]")
+    return f"{name}_packed{suffix(w.format)}", parts_of(w), (w.n, group_word("head", w.group, w.format))
 
 
 def _norm_options(norm, eps, convention) -> tuple[float, str]:

@@ -11,6 +11,8 @@ from .._layer_form import (FLOAT32, PACKED, Choice, dtype_of, form_of, parse, sh
                            with_constants)
 from .._library import Error, Plan
 from .._run import Form, ready, run
+from ..distributed import Group
+from .all_reduce import memory_of
 from .packed import PackedWeight, format_of, packed_word
 
 
@@ -20,6 +22,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "angles": Kind(KINDS["f32"], "[positions, rotary]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
+          "memory": Kind(KINDS["i64"], "the memory of a Group"),
           **{name: Kind(KINDS["floats"] | KINDS["u8"], "[...]") for name in ("weights", "own")},
           "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
 
@@ -29,8 +32,8 @@ def _expect_three(x: Tensor) -> None:
         raise Error(f"layer: x is {list(x.shape)}: give [batch, tokens, features]")
 
 
-def _values(options, x, positions, angles, slots, lengths, pages, *own):
-    form = parse(options[0])
+def _values(options, x, positions, angles, slots, lengths, pages, memory, *own):
+    form, kv_head = parse(options[0]), options[1]
     _expect_three(x)
     batch, s, d = x.shape
     before, count = len(form.before), len(form.before + form.behind) + 2
@@ -39,6 +42,8 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
                    if name in form.behind else None for name in ("w_down", "w_shared_down"))
     h = form.get("h", h)
     shapes = shapes_of(form, d, h, shared_h)
+    if (memory is None) != (form.get("ranks") is None):
+        raise Error("layer: the form has ranks without a group's memory, or that is given without ranks")
     first = own[before]
     if pages is None:
         page, count_of_pages, cache = None, None, first.shape[2]
@@ -71,6 +76,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, *own):
         return None
     sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h,
              "cache": cache, "page": page, "pages": count_of_pages,
+             "kv-head": kv_head,
              "layers": layers if layers > 1 else None,
              "positions": angles.shape[0] if rotates else None}
     options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
@@ -103,9 +109,10 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
     rotates = parsed.get("rotation") != "none"
     angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
-    inputs = (x, rows if rotates else None, angles, rows, rows[0], None,
+    memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], None, memory,
               *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
-    Plan(device, _LAYER.problem((form,), inputs))
+    Plan(device, _LAYER.problem((form, None), inputs))
 
 
 def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
@@ -141,16 +148,27 @@ def has_layout(cache: Tensor) -> bool:
     return cache.transpose(1, 2).is_contiguous()
 
 
+def _has_pages(cache: Tensor, first: Tensor) -> bool:
+    """Whether pages [pages, page, heads, features] lie in memory as the op reads them: one row behind
+    the other, with heads as far from each other as those of the first cache."""
+    if cache.dim() != 4 or first.dim() != 4:
+        return False
+    of_pages, row, head, feature = cache.stride()
+    return (feature == 1 and head % cache.shape[3] == 0 and head == first.stride(2)
+            and row == cache.shape[2] * head and of_pages == cache.shape[1] * row)
+
+
 @define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
-        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form) -> Tensor", "layer", _KINDS)
-def _(x, positions, angles, slots, lengths, pages, weights, caches, form):
+        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? memory=None) -> Tensor",
+        "layer", _KINDS)
+def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
         raise Error(f"layer: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
                     "of each layer")
     for cache in caches:
-        lies = cache.is_contiguous() if pages is not None else has_layout(cache)
+        lies = _has_pages(cache, caches[0]) if pages is not None else has_layout(cache)
         if not lies or cache.is_cuda and cache.data_ptr() & 15:
             order = "pages, page" if pages is not None else "batch, cache"
             raise Error(f"layer: a cache does not lie in memory as [{order}, heads, features], "
@@ -168,7 +186,10 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form):
         own += map(tensors.get, parsed.behind)
     positions, angles = (None if t is None else ready(t) for t in (positions, angles))
     table = None if pages is None else ready(pages)
-    run(_LAYER, (form,), (x, positions, angles, ready(slots), ready(lengths), table, *own), (y,))
+    gap = pages is not None and caches[0].stride(2) != caches[0].shape[3]
+    kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
+    run(_LAYER, (form, kv_head),
+        (x, positions, angles, ready(slots), ready(lengths), table, memory, *own), (y,))
     return y
 
 
@@ -182,7 +203,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
-                 wide_logits=False) -> tuple[str, list[Tensor], list[Tensor]]:
+                 wide_logits=False, ranks=0) -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -226,7 +247,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h)
+                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, ranks=ranks)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -245,7 +266,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           renormalise: bool = False, packing: str = "halves", groups: int = 0, top_groups: int = 0,
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
-          norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False) -> Tensor:
+          norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False,
+          group: Group | None = None) -> Tensor:
     """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
     A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
@@ -281,8 +303,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         x: Hidden states of the new tokens, [batch, tokens, d].
         weights: One mapping from names to tensors per layer.
         caches: One (keys, values) per layer, written in place: [batch, kv_heads, cache, dim] in memory
-            order [batch, cache, kv_heads, dim]; with `pages` contiguous
-            [pages, page_size, kv_heads, dim], page_size a power of two from 16 to 256.
+            order [batch, cache, kv_heads, dim]; with `pages` [pages, page_size, kv_heads, dim],
+            page_size a power of two from 16 to 256. There, keys and values of a head may be neighbours
+            in one tensor: ``kv.split(dim, -1)``.
         lengths: int32 [batch], the number of keys of each sequence, the new tokens included, which are
             its last.
         heads, kv_heads: Numbers of heads of q, and of k and v; kv_heads is heads by default.
@@ -305,6 +328,10 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         norm_last: Norms of q and k are applied after RoPE.
         multiplier: Factor of what is added to the residual.
         wide_logits: Compute router logits as if x and w_router were float32.
+        group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
+            some of the features between up and down. heads and kv_heads are the slice's. The outputs
+            of attention and of the MLP are summed over the ranks within the plan. x, and all weights
+            that are not sliced, are the same on all ranks; one rank has b_o and b_down, the others zeros.
 
     Returns:
         [batch, tokens, d].
@@ -313,13 +340,14 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
                    positions=positions, angles=angles)
     _expect_three(x)
+    memory = None if group is None else memory_of("layer", group, x, x.numel())
     form, flat, flat_caches = given_layers(
         x, weights, caches, heads, kv_heads, angles, act=act, convention=convention, eps=eps,
         softcap=softcap, scale=scale, rope_scale=rope_scale, top_k=top_k, score=score, order=order,
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits)
+        wide_logits=wide_logits, ranks=0 if group is None else group.ranks)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s
@@ -333,4 +361,4 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         elif slots is None:
             starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
             slots = places + starts * caches[0][0].shape[2]
-    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form)
+    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form, memory)

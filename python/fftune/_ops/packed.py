@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from .._checks import named
-from .._codes import codes_of_pairs
+from .._codes import ONLY_GROUP, codes_of_pairs
 from .._custom import OPS, call, gradient, rows
 from .._declare import declare
 from .._library import Error
 
-FORMATS = ("int4", "mxfp4", "fp8", "int8")
+FORMATS = ("int4", "mxfp4", "fp8", "int8", "nvfp4")
 _GROUPS = {128: "128", 64: "64", 32: "32", 0: "row"}
 
 
@@ -23,8 +23,13 @@ def has_zeros(format: str) -> bool:
     return format == "int4"
 
 
+def scales_rows(format: str) -> bool:
+    """Whether rows have scales beside those of groups."""
+    return format == "nvfp4"
+
+
 def _pack_name(format: str, word: str) -> str:
-    return f"weight{suffix(format)}" + ("" if format == "mxfp4" else f"_{word}")
+    return f"weight{suffix(format)}" + ("" if format in ONLY_GROUP else f"_{word}")
 
 
 def _declare_format(format: str) -> None:
@@ -40,13 +45,14 @@ def _declare_format(format: str) -> None:
             f"down_scale=w_down_scale, {zeros}bias=b_down?, residual?, h, group, act", "y",
             fixed=fixed, label="ffn", by_row=True)
     # The shapes of the results depend on the group: an op for each.
-    for word in ("128",) if format == "mxfp4" else _GROUPS.values():
+    rows, plain_rows = ("row_scale, ", ", plain_rows=unpacked_row_scale") if scales_rows(format) else ("", "")
+    for word in ("128",) if format in ONLY_GROUP else _GROUPS.values():
         name, of_group = _pack_name(format, word), {**fixed, "group": word}
         declare(f"pack_{name}", "pack-weight",
-                f"codes, scale, {'zero?, ' if zero else ''}k", f"w, w_scale{out_zero}",
+                f"codes, scale, {rows}{'zero?, ' if zero else ''}k", f"w, w_scale{out_zero}",
                 label="pack-weight", fixed={**of_group, "direction": "pack"})
         declare(f"unpack_{name}", "pack-weight", f"w, scale=w_scale, {zero}n, k",
-                f"codes=unpacked, plain=unpacked_scale{plain_zero}", label="pack-weight",
+                f"codes=unpacked, plain=unpacked_scale{plain_zero}{plain_rows}", label="pack-weight",
                 fixed={**of_group, "direction": "unpack"})
 
 
@@ -58,9 +64,9 @@ def group_word(label: str, group: int, format: str = "int4") -> str:
     """The library's word for a group of that many elements of k; 0: a whole row."""
     if not isinstance(format, str) or format not in FORMATS:
         raise Error(f"{label}: format is {named(format)}: give one of {', '.join(FORMATS)}")
-    if format == "mxfp4":
-        if type(group) is not int or group != 32:
-            raise Error(f"{label}: group is {named(group)}: mxfp4 has groups of 32 alone")
+    if format in ONLY_GROUP:
+        if type(group) is not int or group != ONLY_GROUP[format]:
+            raise Error(f"{label}: group is {named(group)}: {format} has groups of {ONLY_GROUP[format]} alone")
         return "128"  # the option's default, which stands for those of the format
     if type(group) is not int or group not in _GROUPS:
         raise Error(f"{label}: group is {named(group)}: give 128, 64, 32, or 0 for a whole row")
@@ -68,7 +74,7 @@ def group_word(label: str, group: int, format: str = "int4") -> str:
 
 
 def _group_of(word: str, format: str) -> int:
-    return 32 if format == "mxfp4" else next(g for g, own in _GROUPS.items() if own == word)
+    return ONLY_GROUP.get(format) or next(g for g, own in _GROUPS.items() if own == word)
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -86,8 +92,11 @@ def values_of(codes: Tensor, k: int, format: str) -> Tensor:
     return torch.tensor((*E2M1, *(-value for value in E2M1)), device=codes.device)[codes.long()]
 
 
-def scales_of(scale: Tensor, format: str) -> Tensor:
+def scales_of(scale: Tensor | tuple[Tensor, Tensor], format: str) -> Tensor:
     """Scales as float32."""
+    if scales_rows(format):
+        scale, rows = scale
+        return scale.float() * rows[:, None]
     if format != "mxfp4":
         return scale.float()
     return torch.where(scale == 255, torch.nan, torch.exp2(scale.float() - 127))
@@ -101,6 +110,7 @@ class PackedWeight(NamedTuple):
     - int4: ``(q - zero) * scale``, or ``(q - 8) * scale`` if `zero` is None. Scales have the tokens' type.
     - mxfp4: ``e2m1 * 2 ** (scale - 127)``, with uint8 scales and groups of 32.
     - fp8: ``e4m3 * scale``, int8: ``q * scale``, with float32 scales.
+    - nvfp4: ``e2m1 * scale * row_scale``, with e4m3 scales, groups of 16 and a float32 scale of each row.
 
     There is one scale, and one zero point, per row and `group` elements of k; ``group=0`` stands for one per
     row.
@@ -114,7 +124,7 @@ class PackedWeight(NamedTuple):
     group: int
     format: str = "int4"
 
-    def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def unpack(self) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Tensor | None]:
         """(codes, scale, zero): the arguments of `pack_weight`, exactly."""
         return unpack_weight(self)
 
@@ -130,8 +140,8 @@ class PackedWeight(NamedTuple):
         return (values * scales_of(scale, self.format)[:, groups]).to(dtype)
 
 
-def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: int | None = None,
-                group: int = 128, format: str = "int4") -> PackedWeight:
+def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tensor | None = None, *,
+                k: int | None = None, group: int = 128, format: str = "int4") -> PackedWeight:
     """Packs a weight of 4 or 8 bits into the layout that kernels read.
 
     The packing is exact: ``PackedWeight.unpack()`` returns the same codes, scales and zero points.
@@ -140,11 +150,13 @@ def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: 
         codes: uint8 [n, ⌈k / 2⌉]. A byte has two neighbouring elements of a row, the first in its low
             four bits. fp8 and int8: uint8 [n, k], or float8_e4m3fn or int8 of that shape.
         scale: [n, ⌈k / group⌉], or [n, 1] with ``group=0``: of the tokens' type for int4, uint8 for mxfp4,
-            float32 for fp8 and int8.
+            float32 for fp8 and int8. nvfp4: a pair of float8_e4m3fn [n, ⌈k / 16⌉] and float32 [n], or one
+            number for all rows.
         zero: Zero points of int4, uint8 with the shape of scale. None: the zero point is 8.
         k: Elements of a row; by default as many as the codes of a row.
-        group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. 32 for mxfp4.
-        format: "int4", "mxfp4", "fp8" or "int8".
+        group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. 32 for mxfp4,
+            16 for nvfp4.
+        format: "int4", "mxfp4", "fp8", "int8" or "nvfp4".
 
     Returns:
         A ``PackedWeight``.
@@ -164,17 +176,35 @@ def pack_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, k: 
     if not has_zeros(format):
         if zero is not None:
             raise Error(f"pack-weight: zero is {named(zero)}: {format} has no zero points")
+        if scales_rows(format):
+            scale = _nvfp4_scales(scale, codes.shape[0])
+            return PackedWeight(*call(op, codes, *scale, k), None, codes.shape[0], k, group, format)
         return PackedWeight(*call(op, codes, scale, k), None, codes.shape[0], k, group, format)
     w, w_scale, w_zero = call(op, codes, scale, zero, k)
     return PackedWeight(w, w_scale, None if zero is None else w_zero, codes.shape[0], k, group)
 
 
-def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
+def _nvfp4_scales(scale, n: int) -> tuple[Tensor, Tensor]:
+    """Bytes [n, groups] and float32 [n]."""
+    if not isinstance(scale, tuple) or len(scale) != 2 or not all(isinstance(s, Tensor) for s in scale):
+        raise Error(f"pack-weight: scale is {named(scale)}: nvfp4 has a pair, scales of groups and of rows")
+    groups, rows = scale
+    if groups.dtype == torch.float8_e4m3fn:
+        groups = groups.view(torch.uint8)
+    if groups.dtype == torch.uint8 and bool(((groups & 127) == 127).any()):
+        raise Error("pack-weight: scales have NaN: no scale of nvfp4 is NaN")
+    return groups, rows.expand(n).contiguous() if rows.numel() == 1 else rows
+
+
+def unpack_weight(packed: PackedWeight) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Tensor | None]:
     """(codes, scale, zero): the arguments of `pack_weight`, exactly."""
     if not isinstance(packed, PackedWeight):
         raise Error(f"pack-weight: packed is {named(packed)}: give what pack_weight gave")
     w, scale, zero, n, k, group, format = packed
     op = getattr(OPS, f"unpack_{_pack_name(format, group_word('pack-weight', group, format))}")
+    if scales_rows(format):
+        codes, groups, rows = call(op, w, scale, n, k)
+        return codes, (groups.view(torch.float8_e4m3fn), rows), None
     if not has_zeros(format):
         return (*call(op, w, scale, n, k), None)
     codes, plain, plain_zero = call(op, w, scale, zero, n, k)

@@ -20,6 +20,7 @@ from .losses import patch_loss
 from .masks import patch_masks
 from .memory import MODES
 from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
+from .mxfp4 import patch_mxfp4_experts, restore_mxfp4_experts
 from .norms import patch_norm
 from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
@@ -81,7 +82,7 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
     for recognise in (patch_norm, patch_gated_mlp, patch_packed_mlp, patch_plain_mlp, patch_experts,
-                      patch_router, patch_layer, patch_block, patch_inline_mlp):
+                      patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
             if not has_codes(module):
                 try_to(report, name, lambda: recognise(module, known, options))
@@ -116,6 +117,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     expect_module("unpatch", model)
     for module in model.modules():
         restore_experts(module)
+        restore_mxfp4_experts(module)
         restore_layers(module)
         restore(module)
     for module in model.modules():

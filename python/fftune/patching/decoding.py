@@ -203,7 +203,7 @@ class _State:
             loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
             whole.angles_of(caches[0].shape[2]), None, weights, caches, norm.weight,
             getattr(norm, "bias", None), product.weight, product.bias, *draw,
-            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False)
+            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False, 0)
 
     def advance(self) -> None:
         call(OPS.decode, *self.arguments)
@@ -382,19 +382,21 @@ def patch_greedy(model: nn.Module) -> str:
     head_of(model)
     model.__dict__["generate"] = types.MethodType(_generate, model)
     return ("greedy and sampled steps by decode, or by layer and head, with a static cache and no "
-            "logits processors but temperature, top_k, top_p and min_p")
+            "logits processors but temperature, top_k, top_p and min_p; drafts are verified by layer")
 
 
 @undoable
 def _generate(self, *arguments, **options):
-    if options.get("custom_generate") is None and _has_plain_steps(self, arguments, options):
-        options["custom_generate"] = _plain_steps
+    if options.get("custom_generate") is None:
+        steps = _steps_of(self, arguments, options)
+        if steps is not None:
+            options["custom_generate"] = steps
     return type(self).generate(self, *arguments, **options)
 
 
-def _has_plain_steps(model: nn.Module, arguments: tuple, options: dict) -> bool:
-    """Whether this call of generate() is a greedy search or sampling, in one process, with nobody to
-    stream to. Speculative decoding is neither."""
+def _steps_of(model: nn.Module, arguments: tuple, options: dict):
+    """A function for the steps of this call of generate() if it is a greedy search, sampling or
+    speculative decoding, in one process, with nobody to stream to; else None."""
     from transformers.generation.configuration_utils import GenerationMode
 
     signature = inspect.signature(type(model).generate)
@@ -402,13 +404,61 @@ def _has_plain_steps(model: nn.Module, arguments: tuple, options: dict) -> bool:
     try:
         given = signature.bind(model, *arguments, **options).arguments
         config, _ = model._prepare_generation_config(given.get("generation_config"), **others)
-        mode = config.get_generation_mode(given.get("assistant_model"))
+        assistant = given.get("assistant_model")
+        mode = config.get_generation_mode(assistant)
     except Exception:  # generate() raises it itself
-        return False
+        return None
     # generate() hands none of these to a function in the place of its own.
-    left_out = [given.get("streamer"), given.get("synced_gpus"), options.get("tokenizer")]
-    return (mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE) and not any(v is not None for v in left_out)
-            and not (torch.distributed.is_available() and torch.distributed.is_initialized()))
+    left_out = [given.get("streamer"), given.get("synced_gpus"), options.get("tokenizer"),
+                options.get("assistant_tokenizer")]
+    if any(v is not None for v in left_out) or (
+            torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    if mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        return _plain_steps
+    # Other drafts are made of the model's own layers.
+    drafts = assistant is not None or config.prompt_lookup_num_tokens is not None
+    own = any(getattr(config, name, None) for name in ("assistant_early_exit", "use_mtp"))
+    if mode == GenerationMode.ASSISTED_GENERATION and drafts and not own:
+        return _verifying_steps(assistant)
+    return None
+
+
+def _verifying_steps(assistant: nn.Module | None):
+    """As transformers' _assisted_decoding(), but the model has a static cache, so the op `layer`
+    verifies the few tokens of a draft."""
+    def steps(self, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+        cache = _cache_of_drafts(self, generation_config, model_kwargs)
+        if cache is not None:
+            model_kwargs["past_key_values"] = cache
+        return type(self)._assisted_decoding(
+            self, input_ids, logits_processor, stopping_criteria, generation_config,
+            assistant_model=assistant, **model_kwargs)
+
+    return steps
+
+
+def _cache_of_drafts(model: nn.Module, config, options: dict):
+    """A static cache that takes tokens back, in the place of an empty one of generate(). None if a layer
+    would keep the last keys alone."""
+    from transformers import StaticCache
+
+    class TakesBack(StaticCache):  # assisted generation refuses StaticCache itself
+        def activate_past_recording(self) -> None:
+            pass
+
+        def crop(self, tokens: int) -> None:
+            for layer in self.layers:
+                if layer.is_initialized:  # older releases give what is left
+                    layer.cumulative_length.add_(tokens) if tokens <= 0 else \
+                        layer.cumulative_length.fill_(tokens)
+
+    given = options.get("past_key_values")
+    if type(given).__name__ != "DynamicCache" or getattr(given, "_is_user_defined", False) \
+            or int(given.get_seq_length()):
+        return None
+    cache = TakesBack(config=model.config.get_text_config(), max_cache_len=config.max_length + 1)
+    return cache if all(type(layer).__name__ == "StaticLayer" for layer in cache.layers) else None
 
 
 def _plain_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, generation_config,

@@ -16,12 +16,12 @@ MODES = ("fast", "balanced", "small")
 _outer_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())
 
 
-class _Again(torch.autograd.graph.saved_tensors_hooks):
-    """Within it autograd saves nothing for `normed` and views of it: norm(x) is computed in their place,
-    once for all that were saved."""
+class _Again:
+    """Stands for `normed` and views of it where autograd saves them: norm(x) is computed in their place,
+    once for all that were saved. It belongs to no cycle of references, so that x is freed with the last
+    of them, and not when the garbage is collected."""
 
     def __init__(self, norm: nn.Module, x: Tensor, normed: Tensor):
-        super().__init__(self._pack, self._unpack)
         self.norm, self.x = norm, x.detach()
         self.address, self.numel, self.dtype = normed.data_ptr(), normed.numel(), normed.dtype
         self.versions = self._versions()
@@ -31,16 +31,12 @@ class _Again(torch.autograd.graph.saved_tensors_hooks):
     def _versions(self) -> tuple[int, int]:
         return self.x._version, self.norm.weight._version
 
-    def _pack(self, saved: Tensor):
+    def pack(self, saved: Tensor):
         if saved.data_ptr() != self.address or saved.numel() != self.numel \
                 or saved.dtype != self.dtype or not saved.is_contiguous():
             return saved
         self.saved += 1
         return self, saved.shape
-
-    @staticmethod
-    def _unpack(packed) -> Tensor:
-        return packed if isinstance(packed, Tensor) else packed[0].again().view(packed[1])
 
     def again(self) -> Tensor:
         if self._versions() != self.versions:
@@ -56,10 +52,14 @@ class _Again(torch.autograd.graph.saved_tensors_hooks):
         return value
 
 
+def _unpack(packed) -> Tensor:
+    return packed if isinstance(packed, Tensor) else packed[0].again().view(packed[1])
+
+
 def norm_again(wanted: bool, norm: nn.Module, x: Tensor, normed: Tensor) -> AbstractContextManager:
     """The context of what reads normed = norm(x), of a module that patch_norm() replaced. Hooks of
     others, such as those of gradient checkpointing, are left alone."""
     if not wanted or not normed.requires_grad or torch.compiler.is_compiling() \
             or not is_patched(norm, norm_forward) or watched(norm) or _outer_hooks(True) is not None:
         return nullcontext()
-    return _Again(norm, x, normed)
+    return torch.autograd.graph.saved_tensors_hooks(_Again(norm, x, normed).pack, _unpack)

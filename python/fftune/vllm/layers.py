@@ -1,11 +1,10 @@
-"""Whole decoder layers in batches of pure decoding, and on request in those with prompts.
+"""Whole decoder layers in batches of pure decoding, and in those with prompts.
 
-`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. Where every request of a batch has
-one new token, its layers run by fftune's ops: qkv into vLLM's pages, attention over them, linear with
-the residual, and the network with its norm and residual. The op `layer` runs all of
-them at once where it computes them. Batches with prompts run by the ops if FFTUNE_VLLM names
-`prompts`. All other calls are vLLM's. Under vLLM's
-capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+`__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
+into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
+residual. Where every request of a batch has one new token, the op `layer` runs all of them at once if
+it computes them. Batches with prompts are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other
+calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
 vLLM's all-reduce.
@@ -13,6 +12,7 @@ vLLM's all-reduce.
 import copy
 import functools
 import itertools
+import threading
 import weakref
 from dataclasses import dataclass, field, replace
 
@@ -20,21 +20,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import _run as running
 from .. import ops
+from .._library import Plan
+from .._run import BATCH_INVARIANT
 from .logs import log, one_line
 from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
 from .trial import difference, is_capturing
 
 
+# Whether vLLM runs batches with prompts until the kernels of their sizes are compiled. With batch
+# invariance it runs none.
+COMPILES_BESIDE = not BATCH_INVARIANT
+_compilers = threading.Semaphore(4)
+
+
 @dataclass
 class _State:
     """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` has the
-    kinds of batches whose results agreed with vLLM's own."""
+    kinds of batches whose results agreed with vLLM's own; `problems` those of one batch with prompts,
+    each with its device; `plans` whether plans of so many rows and sequences were made."""
 
     model: Model | None = None
     reason: str = ""
     tested: set[str] = field(default_factory=set)
     pages: dict[str, tuple[Tensor, Pages]] = field(default_factory=dict)  # of layers, by vLLM's caches
+    problems: list[tuple[int, dict]] = field(default_factory=list)
+    plans: dict[tuple[int, int], bool] = field(default_factory=dict)
 
 
 _states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
@@ -67,10 +79,10 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, prompts: bo
     if batch is None or batch.offsets is not None and not prompts:
         return original(model, *arguments, **named)
     context = _context()
-    if batch.kind not in state.tested:
-        # A stream that is being captured cannot be waited for.
-        if not is_capturing(batch.slots):
-            _test(original, state, model, context, batch)
+    # A stream that is being captured cannot be waited for.
+    if batch.kind not in state.tested and not is_capturing(batch.slots):
+        _test(original, state, model, context, batch)
+    if batch.kind not in state.tested or batch.offsets is not None and not _has_plans(state, batch):
         return original(model, *arguments, **named)
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
@@ -108,7 +120,7 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
         for cache in caches:
             cache[0].normal_(generator=generator)
         arguments = trial.ids, trial.positions.long(), None, trial.embeddings
-        for run in (lambda: _run(state, model, trial), lambda: original(model, *arguments)):
+        for run in (lambda: _recorded(state, model, trial), lambda: original(model, *arguments)):
             vars(context).update(kept)
             context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
             context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
@@ -132,6 +144,22 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
     if batch.kind in state.tested:
         log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "
             f"batches {batch.kind}")
+
+
+def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
+    """_run(), which tells the problems of a batch with prompts."""
+    found = {}
+
+    def listen(device: int, problem: dict) -> None:
+        found[str(problem)] = device, problem
+
+    running._listeners.append(listen)
+    try:
+        return _run(state, model, batch)
+    finally:
+        running._listeners.remove(listen)
+        if batch.offsets is not None:
+            state.problems = list(found.values())
 
 
 def _made_up(batch: "_Batch", block: int) -> "_Batch":
@@ -191,6 +219,7 @@ class _Batch:
     table: Tensor      # [sequences, blocks of a sequence], of vLLM
     metadata: object   # of vLLM
     offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
+    behind: int = 0  # rows of no sequence, the last ones
 
     @property
     def kind(self) -> str:
@@ -239,12 +268,12 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
 def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
     rows = batch.rows
-    if batch.offsets is not None and all(layer.mixture is None for layer in state.model.layers):
+    if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
     own = [_pages_of(state, layer) for layer in state.model.layers]
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
-    whole = batch.offsets is None and _is_one_op(state.model, own)
+    whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
     added, x = of_layers(state.model, own, batch, x, slots, table)
     y = _norm(added, x, module.norm)[0][:rows]
@@ -255,24 +284,59 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     return padded
 
 
-def _rounded(batch: _Batch) -> _Batch:
-    """The batch with more rows, which write nothing and belong to no sequence: the number of tokens of
-    a batch with prompts is hardly ever the same twice, and each number of rows is a plan of its own."""
-    step = max(64, (1 << batch.rows.bit_length()) // 32)
-    more = -batch.rows % step
+def _sizes(batch: _Batch) -> tuple[int, int]:
+    """Rows and sequences of a batch with prompts, rounded up."""
+    rows, sequences = batch.rows, batch.table.shape[0]
+    return (rows + -rows % max(64, (1 << rows.bit_length()) // 32),
+            sequences + -sequences % max(1, (1 << sequences.bit_length()) // 8))
 
-    def longer(tensor: Tensor | None, value: int = 0) -> Tensor | None:
+
+def _has_plans(state: _State, batch: _Batch) -> bool:
+    """Whether the plans of a batch with prompts were made. If not, a thread makes them: a kernel takes
+    seconds to compile, and vLLM can run the batch."""
+    if not COMPILES_BESIDE:
+        return True
+    sizes = _sizes(batch)
+    if sizes not in state.plans:
+        state.plans[sizes] = False
+        threading.Thread(target=_make_plans, args=(state.problems, state.plans, sizes),
+                         daemon=True).start()
+    return state.plans[sizes]
+
+
+def _make_plans(problems: list[tuple[int, dict]], plans: dict, sizes: tuple[int, int]) -> None:
+    rows, sequences = sizes
+    with _compilers:
+        try:
+            for device, problem in problems:
+                own = {"s": rows, "b": sequences} if problem["op"] == "attention" else {"m": rows}
+                Plan(device, problem | own)
+        except Exception as error:  # the batch will meet it, too
+            log(f"plans of {rows} tokens were not made: {one_line(error)}")
+    plans[sizes] = True
+
+
+def _rounded(batch: _Batch) -> _Batch:
+    """The batch with more rows, which write nothing and belong to no sequence, and more sequences, which
+    are empty: the numbers of a batch with prompts are hardly ever the same twice, and each has a plan
+    of its own."""
+    rows, sequences = _sizes(batch)
+    rows, sequences = rows - batch.rows, sequences - batch.table.shape[0]
+
+    def longer(tensor: Tensor | None, more: int, value: int = 0) -> Tensor | None:
         return None if tensor is None else F.pad(
             tensor, (0, 0) * (tensor.dim() - 1) + (0, more), value=value)
 
-    return replace(batch, rows=batch.rows + more, ids=longer(batch.ids),
-                   embeddings=longer(batch.embeddings), positions=longer(batch.positions),
-                   slots=longer(batch.slots, -1))
+    return replace(batch, rows=batch.rows + rows, behind=rows, ids=longer(batch.ids, rows),
+                   embeddings=longer(batch.embeddings, rows), positions=longer(batch.positions, rows),
+                   slots=longer(batch.slots, rows, -1), lengths=longer(batch.lengths, sequences),
+                   table=longer(batch.table, sequences),
+                   offsets=longer(batch.offsets, sequences, batch.rows))
 
 
-def _is_one_op(model: Model, pages: list[Pages]) -> bool:
-    """Whether the op `layer` computes the layers, with these caches: without gaps between heads."""
-    return model.is_one_op and all(own.apart for own in pages)
+def _is_one_op(model: Model) -> bool:
+    """Whether the op `layer` computes the layers. It is not batch-invariant."""
+    return model.is_one_op and not BATCH_INVARIANT
 
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
@@ -301,6 +365,8 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             y = ops.attention(q[:, None], *own.pages, **of_batch).flatten(1)
         else:
             y = ops.attention(q, *own.pages, offsets=batch.offsets, causal=True, **of_batch).flatten(1)
+            if batch.behind and layer.mixture is not None:
+                y[-batch.behind:] = 0  # nothing was written, and routers need numbers
         if model.reduce is None:
             x, added = ops.linear(y, layer.w_o, layer.b_o, x), None
         else:

@@ -99,16 +99,16 @@ def _packed(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None]:
     group = k if config.group_size == -1 else config.group_size
     if group not in (k, 32, 64, 128) or k % group:
         raise Unfit(f"groups of {group} for {k} inputs")
-    w_q, w_s, w_zp, index = kernel._get_weight_params(layer)
+    w_q, w_s, w_zp, *index = kernel._get_weight_params(layer)  # 0.33 has no order of columns
     codes = codes_of_words(_rows_of_outputs(w_q), k, 1)
     scale, zero, order = _rows_of_outputs(w_s), None, None
     if tuple(codes.shape) != (n, k) or tuple(scale.shape) != (n, k // group):
         raise Unfit("groups that are cut by tensor parallelism")
     if config.zero_points:
         zero = codes_of_words(_rows_of_outputs(w_zp), n, 0).contiguous()
-    if config.has_g_idx:
-        order = torch.argsort(index.data.long(), stable=True)
-        groups = index.data.long()[order].view(-1, group)
+    if index and config.has_g_idx:
+        order = torch.argsort(index[0].data.long(), stable=True)
+        groups = index[0].data.long()[order].view(-1, group)
         if bool((groups != torch.arange(k // group, device=groups.device)[:, None]).any()):
             raise Unfit("groups of act-order that are cut by tensor parallelism")
         codes = codes[:, order]

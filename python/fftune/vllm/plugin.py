@@ -74,8 +74,9 @@ def _decide() -> Decision:
         return _nothing(f"it was not measured in vLLM {vllm.__version__} on this device: "
                         "FFTUNE_VLLM=1 turns fftune's kernels on")
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
-        if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts:
-            return Decision(tuple(part for part in wanted.parts if part not in ("layers", "prompts")),
+        if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts \
+                and "prompts" not in wanted.parts:
+            return Decision(tuple(part for part in wanted.parts if part != "layers"),
                             f"layers stay vLLM's: {name} is set, and batches with prompts run by "
                             "vLLM's kernels, which give other bits")
     return wanted

@@ -1,0 +1,156 @@
+"""Decoding steps of all layers of a model, split among the GPUs of one host: one plan for each rank,
+whose sums over ranks are kernels of it.
+
+    python bench/layer_ranks.py                       Llama-3.1-8B, two ranks, batch 1, 16, 64
+    python bench/layer_ranks.py --model qwen3-8b --batch 1 --keys 512 --token
+
+    python bench/layer_ranks.py --run "--batch 1" --run "--model llama-3.1-70b --layers 1 --tokens 8192"
+
+bf16, CUDA graphs, microseconds: the median of the replays, the larger of the ranks. `--token` is a whole
+token with embedding and head; each rank has a part of its rows. `--whole` has all layers on each GPU, for
+comparison. `--check` first compares two layers' slices with the whole layers on one GPU. Several `--run`
+have the arguments of a measurement each.
+"""
+import argparse
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from all_reduce import replay_time
+
+# d, h, heads, kv_heads, dim, layers, vocab, norms of heads
+MODELS = {"llama-3.1-8b": (4096, 14336, 32, 8, 128, 32, 128256, False),
+          "qwen3-8b": (4096, 12288, 32, 8, 128, 36, 151936, True),
+          "llama-3.1-70b": (8192, 28672, 64, 8, 128, 80, 128256, False)}
+
+
+def make_weights(model: tuple, ranks: int, norm_heads: bool) -> dict[str, torch.Tensor]:
+    d, h, heads, kv_heads, dim, *_ = model
+
+    def random(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
+
+    ones = torch.ones(d, device="cuda", dtype=torch.bfloat16)
+    weights = {"attn_norm": ones, "w_q": random(heads * dim // ranks, d),
+               "w_k": random(kv_heads * dim // ranks, d), "w_v": random(kv_heads * dim // ranks, d),
+               "w_o": random(d, heads * dim // ranks), "ffn_norm": ones,
+               "w_gate": random(h // ranks, d), "w_up": random(h // ranks, d),
+               "w_down": random(d, h // ranks)}
+    if norm_heads:
+        weights |= {name: ones[:dim].clone() for name in ("q_norm", "k_norm")}
+    return weights
+
+
+def make_caches(batch: int, keys: int, kv_heads: int, dim: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(batch, keys, kv_heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+                 for _ in "kv")
+
+
+def check(model: tuple, rank: int, ranks: int, group) -> None:
+    """Two layers' slices against the whole layers, for a few numbers of tokens."""
+    import fftune
+    d, h, heads, kv_heads, dim, _, _, norm_heads = model
+    torch.manual_seed(3)  # the same on all ranks
+    weights = [make_weights(model, 1, norm_heads) for _ in range(2)]
+    own = [fftune.distributed.slice_layer(w, rank, ranks, heads, kv_heads) for w in weights]
+    angles = torch.rand(256, dim // 2, device="cuda").repeat(1, 2)
+    for batch, s in ((1, 1), (16, 1), (1, 100)):
+        caches = [make_caches(batch, 256, kv_heads, dim) for _ in weights]
+        own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2) for c in pair)
+                      for pair in caches]
+        lengths = torch.full((batch,), 200, dtype=torch.int32, device="cuda")
+        x = torch.randn(batch, s, d, device="cuda", dtype=torch.bfloat16)
+        whole = fftune.ops.layer(x, weights, caches, lengths, heads, kv_heads, angles=angles)
+        part = fftune.ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks,
+                                angles=angles, group=group)
+        torch.cuda.synchronize()
+        group.check()
+        error = (part.float() - whole.float()).norm() / whole.float().norm()
+        same = [torch.empty_like(part) for _ in range(ranks)]
+        dist.all_gather(same, part)
+        assert all(torch.equal(other, part) for other in same), "ranks have other bits"
+        assert error < 1e-2, f"batch {batch}, {s} tokens: error {error}"
+        if rank == 0:
+            print(f"check batch {batch} tokens {s} error {error:.5f}", flush=True)
+
+
+def measure(given: argparse.Namespace, rank: int, group) -> None:
+    import fftune
+    model = MODELS[given.model]
+    ranks = group.ranks
+    if given.check:
+        check(model, rank, ranks, group)
+    d, h, heads, kv_heads, dim, layers, vocab, norm_heads = model
+    layers = given.layers or layers
+    if given.whole:
+        ranks, group = 1, None
+    torch.manual_seed(rank)
+    weights = [make_weights(model, ranks, norm_heads) for _ in range(layers)]
+    angles = torch.rand(given.keys + 8, dim // 2, device="cuda").repeat(1, 2)
+    torch.manual_seed(5)
+    for batch in map(int, given.batch.split(",")):
+        s = given.tokens
+        caches = [make_caches(batch, given.keys, kv_heads // ranks, dim) for _ in range(layers)]
+        lengths = torch.full((batch,), given.keys, dtype=torch.int32, device="cuda")
+        if given.token:
+            embedding = torch.randn(vocab, d, device="cuda", dtype=torch.bfloat16)
+            head = torch.randn(vocab // ranks, d, device="cuda", dtype=torch.bfloat16) / d**0.5
+            norm = torch.ones(d, device="cuda", dtype=torch.bfloat16)
+            ids, steps, ended = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(3))
+            out = torch.zeros(batch, 8, dtype=torch.int32, device="cuda")
+            limits = torch.full((batch,), 1 << 30, dtype=torch.int32, device="cuda")
+
+            def call():
+                # Each call has the same keys: without this the sequence would end with the cache.
+                lengths.fill_(given.keys - 1)
+                ended.zero_()
+                fftune.ops.decode(ids, lengths, steps, ended, out, embedding, weights, caches, norm, head,
+                                  heads // ranks, kv_heads // ranks, limits=limits, angles=angles,
+                                  group=group)
+        else:
+            x = torch.randn(batch, s, d, device="cuda", dtype=torch.bfloat16)
+
+            def call():
+                fftune.ops.layer(x, weights, caches, lengths, heads // ranks, kv_heads // ranks,
+                                 angles=angles, group=group)
+        time = replay_time(call, given.replays)
+        if group is not None:
+            group.check()
+        if rank == 0:
+            print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
+                  f"{' token' if given.token else ''} {time:.1f} us", flush=True)
+
+
+def run(rank: int, store: str, runs: list) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=runs[0].ranks)
+    import fftune
+
+    group = fftune.distributed.init_group(max_bytes=1 << 27, timeout=runs[0].timeout)
+    for given in runs:
+        measure(given, rank, group)
+    group.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(MODELS))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch", default="1,16,64", help="numbers of sequences")
+    parser.add_argument("--tokens", type=int, default=1, help="new tokens of a sequence")
+    parser.add_argument("--keys", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=0, help="all of the model if left out")
+    parser.add_argument("--replays", type=int, default=20)
+    parser.add_argument("--timeout", type=float, default=20)
+    parser.add_argument("--token", action="store_true", help="a whole token, with embedding and head")
+    parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--run", action="append", default=[], help="the arguments of one measurement")
+    arguments = parser.parse_args()
+    all_runs = [parser.parse_args(line.split()) for line in arguments.run] or [arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, (os.path.join(folder, "store"), all_runs), nprocs=arguments.ranks)

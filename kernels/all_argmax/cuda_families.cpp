@@ -1,0 +1,60 @@
+// The host side of all_argmax.cu.
+#include <fmt/format.h>
+
+#include "device/group_layout.hpp"
+#include "kernels/all_argmax/all_argmax.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/stage_family.hpp"
+
+namespace fftune::all_argmax {
+namespace {
+
+constexpr const char* file = "all_argmax/all_argmax.cu";
+
+std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) {
+  if (form_of(problem).m * 8 > static_cast<std::int64_t>(most_packet_message))
+    return fmt::format("m={} rows are more than go as packets, {}", problem.size("m"),
+                       most_packet_message / 8);
+  return std::nullopt;
+}
+
+Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const all_reduce::Form form = form_of(problem);
+  const TensorPlaces places(all_argmax_op().tensors(problem));
+  const std::string expression = fmt::format("all_argmax<{}>", form.ranks);
+  Program program;
+  KernelLaunch& launch = append_kernel(program, file, expression, {1}, 256, {});
+  launch.programmatic = facts.compute_capability >= 90;
+  ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
+  all_reduce::set_group(
+      parameters, program, form, places.at("group"),
+      {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  set(offsetof(all_reduce_params, x), TensorArgument{places.at("logit")});
+  set(offsetof(all_reduce_params, residual), TensorArgument{places.at("ids")});
+  set(offsetof(all_reduce_params, y), TensorArgument{places.at("best_logit")});
+  set(offsetof(all_reduce_params, sum), TensorArgument{places.at("best_ids")});
+  set(offsetof(all_reduce_params, rows), form.m);
+  set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(problem.size("vocab")));
+  set(offsetof(all_reduce_params, tag),
+      static_cast<std::int32_t>(all_reduce::tag_of(problem, expression)));
+  launch.parameters = std::move(parameters);
+  return program;
+}
+
+}  // namespace
+
+std::vector<const Family*> cuda_families() {
+  static const StageFamily family({.name = "all_argmax_packets",
+                                   .summary = "one block, packets that hold data and epoch",
+                                   .pass = "fwd",
+                                   .sources = {file},
+                                   .is_fallback = true,
+                                   .refusal = refusal,
+                                   .program = program});
+  return {&family};
+}
+
+}  // namespace fftune::all_argmax

@@ -1,0 +1,164 @@
+// A whole token in one launch: the embedding, the layers, the head and the state of the sequences
+// (layer/persistent.cu).
+#include "core/dtype.hpp"  // its names come before those of device headers
+
+#include "kernels/layer/persistent.cuh"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/head/head.hpp"
+#include "kernels/layer/layer.hpp"
+#include "kernels/sample/sample.hpp"
+#include "registry/part_family.hpp"
+
+namespace fftune::decoding {
+namespace {
+
+const OpPart& part_named(const std::vector<OpPart>& parts, std::string_view name) {
+  return parts.front().name == name ? parts.front() : parts.back();
+}
+
+class PersistentToken final : public Family {
+ public:
+  explicit PersistentToken(const Family& layers) : layers_(layers) {}
+
+  std::string_view name() const override { return layers_.name(); }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override {
+    std::vector<std::string> stages{stage_embed};
+    for (const std::string& stage : layers_.stages()) stages.push_back("layer." + stage);
+    for (const char* stage : {"head.norm.forward", "head.product.product", "head.choose.choose"})
+      stages.emplace_back(stage);
+    stages.emplace_back(stage_advance);
+    return stages;
+  }
+  std::vector<std::string> sources() const override { return layers_.sources(); }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = layers_.refusal(layers_of(problem), facts)) return reason;
+    if (problem.has("choose", "filtered"))
+      return "what a filter keeps depends on all logits, which the kernel does not have";
+    if (problem.sizes.contains("best"))
+      return "the best ids are found among all logits, which the kernel does not have";
+    if (problem.size("vocab") < facts.multiprocessors)
+      return fmt::format("vocab={} ids for {} SMs: every block needs a part", problem.size("vocab"),
+                         facts.multiprocessors);
+    return std::nullopt;
+  }
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    return layers_.space(layers_of(problem), facts);
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return layers_.default_config(layers_of(problem), facts);
+  }
+  // The head's bytes come at the rate of the layers'.
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
+    const double bytes = 2 * static_cast<double>(problem.size("vocab") * problem.size("d"));
+    const auto layers = layers_.estimate(layers_of(problem), facts, config);
+    return layers ? std::optional(*layers + bytes / bandwidth) : std::nullopt;
+  }
+  // Timed with one sequence: 895 us for a token of Llama-3.2-1B on an H100, and 928 by the parts.
+  bool is_preferred(const Problem& problem, const DeviceFacts& facts) const override {
+    return problem.size("batch") == 1 && layers_.is_preferred(layers_of(problem), facts);
+  }
+  bool covers_repetition() const override { return true; }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const auto repetition = decode_op().repetition(problem);
+    const Problem one = repetition ? repetition->one : problem;
+    const OpPart layer = part_named(decode_op().parts(one), "layer");
+    const auto tensors = decode_op().tensors(one);
+    std::vector<std::size_t> own;  // the tensors of a layer among those of `one`
+    for (const TensorSpec& tensor : layer.op->tensors(layer.problem))
+      own.push_back(tensor_index(tensors, layer.tensor(tensor.name)));
+    std::vector<std::vector<std::size_t>> places{own};
+    if (repetition) {
+      places.assign(repetition->places.size(), own);
+      for (std::size_t i = 0; i < places.size(); ++i)
+        for (std::size_t& place : places[i]) place = repetition->places[i][place];
+    }
+    return layer::persistent_program(layer.problem, places, token_of(problem), facts, config);
+  }
+
+ private:
+  static Problem layers_of(const Problem& problem) {
+    return part_named(decode_op().parts(problem), "layer").problem;
+  }
+
+  static layer::WholeToken token_of(const Problem& problem) {
+    const Sequences of = sequences_of(problem);
+    const Problem head = part_named(decode_op().parts(problem), "head").problem;
+    const OpPart* const choose = head::find_part(head::parts_of(head), "choose");
+    const sample::Form form = sample::form_of(choose->problem);
+    const TensorPlaces places(decode_op().tensors(problem));
+    layer::WholeToken token;
+    token.set_form = [=](persistent_config& config) {
+      config.vocab = static_cast<int>(of.vocab);
+      config.draws = form.draws;
+      config.sums = form.logprobs;
+      config.head_bias = head.has("bias", "yes");
+      config.rounds_head = !head.has("logits", "f32");
+      config.caps_head = form.softcap > 0;
+    };
+    constexpr std::size_t at = sizeof(persistent_common);
+    using Token = persistent_token;
+    const auto set = [&](auto& fields, std::size_t offset, const char* name) {
+      if (const std::size_t place = places.at(name); place != absent)
+        fields.emplace_back(offset, TensorArgument{place});
+    };
+    set(token.state, offsetof(persistent_common, lengths), "lengths");
+    set(token.state, at + offsetof(Token, ended), "ended");
+    set(token.embedding, at + offsetof(Token, ids), "ids");
+    set(token.embedding, at + offsetof(Token, embedding), "embedding");
+    token.embedding.emplace_back(at + offsetof(Token, embed_scale), of.scale);
+    const std::pair<std::size_t, const char*> of_head[] = {
+        {offsetof(Token, final_norm), "final_norm"}, {offsetof(Token, head), "w_head"},
+        {offsetof(Token, head_bias), "b_head"},      {offsetof(Token, temperature), "temperature"},
+        {offsetof(Token, seeds), "seeds"},           {offsetof(Token, steps), "steps"},
+        {offsetof(Token, next_ids), "ids"},          {offsetof(Token, next_lengths), "lengths"},
+        {offsetof(Token, next_ended), "ended"},      {offsetof(Token, out), "out"},
+        {offsetof(Token, limits), "limits"},         {offsetof(Token, stop), "stop"},
+        {offsetof(Token, chosen), "chosen"},         {offsetof(Token, logit), "logit"},
+        {offsetof(Token, logprob), "logprob"}};
+    for (const auto& [offset, name] : of_head) set(token.head, at + offset, name);
+    token.head.emplace_back(at + offsetof(Token, softcap), form.softcap);
+    token.head.emplace_back(at + offsetof(Token, stops), static_cast<std::int32_t>(of.stops));
+    token.head.emplace_back(at + offsetof(Token, room), static_cast<std::int32_t>(of.room));
+    token.head.emplace_back(at + offsetof(Token, pad), of.pad);
+    return token;
+  }
+
+  const Family& layers_;
+  std::string summary_ = "a whole token in one launch: " + std::string(layers_.summary());
+};
+
+}  // namespace
+
+std::vector<const Family*> persistent_tokens() {
+  static const auto families = [] {
+    std::vector<std::unique_ptr<const PersistentToken>> all;
+    for (const Family* layers : layer::persistent_layers())
+      all.push_back(std::make_unique<PersistentToken>(*layers));
+    return all;
+  }();
+  std::vector<const Family*> list;
+  for (const auto& family : families) list.push_back(family.get());
+  return list;
+}
+
+}  // namespace fftune::decoding

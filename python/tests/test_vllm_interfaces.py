@@ -1,0 +1,82 @@
+"""The names of vLLM that the plugin touches are in the versions that it supports.
+
+vllm_interfaces.json has what they are in vLLM's sources; vllm_interfaces.py wrote it."""
+import importlib
+import inspect
+import json
+
+import pytest
+
+import vllm_interfaces
+
+RECORD = json.loads(vllm_interfaces.RECORD.read_text())
+# Names that the plugin asks for with a default, or a version's form of which it knows.
+ABSENT = {"0.24": set(), "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade"}}
+
+
+def recorded(version, module):
+    return RECORD[version][module.removeprefix("vllm.").replace(".", "/")]
+
+
+def of_class(version, name):
+    found, = (classes[name] for classes in RECORD[version].values() if name in classes)
+    return found
+
+
+def test_versions(vllm):
+    plugin = importlib.import_module("fftune.vllm.plugin")
+    assert sorted(RECORD) == [f"{major}.{minor}" for major, minor in plugin.VERSIONS]
+
+
+@pytest.mark.parametrize("version", RECORD)
+def test_all_names_are_there(version):
+    assert {module: {cls: set(names.split()) for cls, names in classes.items()}
+            for module, classes in vllm_interfaces.TOUCHED.items()} == {
+        module: {cls: set(names) for cls, names in classes.items()}
+        for module, classes in RECORD[version].items()}
+    absent = {f"{cls}.{name}" for classes in RECORD[version].values()
+              for cls, names in classes.items() for name, value in names.items() if value is None}
+    assert absent == ABSENT[version]
+
+
+@pytest.mark.parametrize("version", RECORD)
+def test_modules_and_classes(vllm, version):
+    plugin = importlib.import_module("fftune.vllm.plugin")
+    structure = importlib.import_module("fftune.vllm.structure")
+    for module in plugin._ORACLES:
+        assert recorded(version, module)[""] == {"backend_to_kernel_cls": "(backend)"}
+    kernels = importlib.import_module("fftune.vllm.linears")._CLASSES
+    for module, cls in zip(plugin._KERNELS, kernels):
+        own = recorded(version, module)[cls]
+        assert own["process_weights_after_loading"] == "(self, layer)"
+        assert own["apply_weights"] == "(self, layer, x, bias=)"
+    for module, cls in plugin._MODELS.items():
+        call = recorded(version, module)[cls]["forward"]
+        assert call.startswith("(self, input_ids, positions, intermediate_tensors"), cls
+        assert "inputs_embeds=" in call
+        for name in structure._CLASSES[cls]:
+            home, own = name.split(".")
+            assert own in recorded(version, f"{structure._MODELS}{home}")
+    home, own = structure._MIXTURE.split(".")
+    assert own in recorded(version, f"{structure._MODELS}{home}")
+    for name in structure._ROTARY:
+        assert of_class(version, name)["cos_sin_cache"] == "attribute"
+
+
+@pytest.mark.parametrize("version", RECORD)
+def test_experts_take_the_same_arguments(vllm, version):
+    experts = importlib.import_module("fftune.vllm.experts")
+    own = experts.experts_class(type("TritonExperts", (), {}))
+    assert of_class(version, "TritonExperts")["apply"] == \
+        f"({', '.join(inspect.signature(own.apply).parameters)})"
+
+
+@pytest.mark.parametrize("version", RECORD)
+def test_functions(version):
+    assert recorded(version, "vllm.forward_context")[""] == {
+        "get_forward_context": "()", "is_forward_context_available": "()"}
+    assert recorded(version, "vllm.logger")[""] == {"init_logger": "(name)"}
+    assert recorded(version, "vllm.distributed.communication_op")[""] == {
+        "tensor_model_parallel_all_reduce": "(input_)"}
+    assert recorded(version, "vllm.platforms.interface")["Platform"] == {
+        "is_cuda": "(self)", "get_device_capability": "(cls, device_id=)"}

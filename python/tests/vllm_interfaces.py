@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""The names of vLLM that the plugin touches, as vLLM's sources have them.
+
+usage: vllm_interfaces.py VERSION FOLDER
+
+FOLDER is the package `vllm` of that version, such as an unpacked wheel's; it is read, not imported.
+Writes what each name is into vllm_interfaces.json, which test_vllm_interfaces.py compares with the
+plugin: the parameters of a function, the type of a field, or "attribute".
+"""
+import ast
+import json
+import sys
+from pathlib import Path
+
+RECORD = Path(__file__).with_suffix(".json")
+_MODELS = "model_executor/models"
+_LAYERS = "model_executor/layers"
+_MIXED = "model_executor/kernels/linear/mixed_precision"
+# By module: the names of the module under "", and those of its classes, with their bases'. Not here:
+# the weights of linear layers, which their quant_method makes, and the model's vllm_config, which the
+# decorator support_torch_compile sets.
+TOUCHED = {
+    "forward_context": {"": "get_forward_context is_forward_context_available",
+                        "ForwardContext": "attn_metadata slot_mapping cudagraph_runtime_mode"},
+    "logger": {"": "init_logger"},
+    "distributed/communication_op": {"": "tensor_model_parallel_all_reduce"},
+    "platforms/interface": {"Platform": "is_cuda get_device_capability"},
+    "v1/attention/backends/flash_attn": {
+        "FlashAttentionMetadata": "num_actual_tokens max_query_len query_start_loc max_seq_len seq_lens "
+                                  "block_table slot_mapping scheduler_metadata use_cascade causal",
+        "FlashAttentionImpl": "scale alibi_slopes logits_soft_cap sinks"},
+    f"{_LAYERS}/attention/attention": {
+        "Attention": "layer_name attn_type impl num_heads num_kv_heads head_size kv_cache "
+                     "kv_cache_dtype kv_sharing_target_layer_name sliding_window"},
+    f"{_LAYERS}/linear": {
+        "QKVParallelLinear": "bias quant_method skip_bias_add",
+        "MergedColumnParallelLinear": "bias quant_method skip_bias_add",
+        "RowParallelLinear": "bias quant_method skip_bias_add tp_rank tp_size reduce_results "
+                             "input_is_parallel",
+        "UnquantizedLinearMethod": ""},
+    f"{_LAYERS}/layernorm": {"RMSNorm": "weight variance_epsilon variance_size_override has_weight"},
+    f"{_LAYERS}/activation": {"SiluAndMul": ""},
+    f"{_LAYERS}/rotary_embedding/base": {"RotaryEmbedding": "cos_sin_cache rotary_dim is_neox_style"},
+    f"{_LAYERS}/rotary_embedding/llama3_rope": {"Llama3RotaryEmbedding": "cos_sin_cache"},
+    f"{_LAYERS}/rotary_embedding/yarn_scaling_rope": {"YaRNScalingRotaryEmbedding": "cos_sin_cache"},
+    f"{_LAYERS}/rotary_embedding/linear_scaling_rope": {
+        "LinearScalingRotaryEmbedding": "cos_sin_cache"},
+    f"{_LAYERS}/rotary_embedding/dynamic_ntk_scaling_rope": {
+        "DynamicNTKScalingRotaryEmbedding": "cos_sin_cache"},
+    f"{_LAYERS}/fused_moe/oracle/unquantized": {"": "backend_to_kernel_cls"},
+    f"{_LAYERS}/fused_moe/oracle/fp8": {"": "backend_to_kernel_cls"},
+    f"{_LAYERS}/fused_moe/experts/triton_moe": {"TritonExperts": "apply"},
+    f"{_LAYERS}/fused_moe/modular_kernel": {
+        "FusedMoEExperts": "quant_config quant_dtype block_shape w1_scale w2_scale w1_bias w2_bias"},
+    f"{_LAYERS}/fused_moe/config": {"FusedMoEQuantConfig": "gemm1_clamp_limit"},
+    f"{_MIXED}/machete": {
+        "MacheteLinearKernel": "config process_weights_after_loading apply_weights _get_weight_params"},
+    f"{_MIXED}/marlin": {
+        "MarlinLinearKernel": "config process_weights_after_loading apply_weights _get_weight_params"},
+    f"{_MIXED}/MPLinearKernel": {
+        "MPLinearLayerConfig": "partition_weight_shape weight_type act_type group_size zero_points "
+                               "has_g_idx out_type"},
+    "config/vllm": {"VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
+                                  "model_config parallel_config compilation_config"},
+    "config/model": {"ModelConfig": "dtype max_model_len"},
+    "config/parallel": {
+        "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "
+                          "prefill_context_parallel_size enable_dbo"},
+    "config/compilation": {"CompilationConfig": "cudagraph_mode pass_config",
+                           "CUDAGraphMode": "NONE FULL decode_mode"},
+    f"{_MODELS}/llama": {
+        "LlamaModel": "forward embed_input_ids layers norm start_layer end_layer",
+        "LlamaDecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
+        "LlamaAttention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn",
+        "LlamaMLP": "gate_up_proj down_proj act_fn"},
+    f"{_MODELS}/mistral": {"MistralModel": "forward", "MistralDecoderLayer": "self_attn mlp",
+                           "MistralAttention": "qkv_proj o_proj rotary_emb attn"},
+    f"{_MODELS}/qwen2": {
+        "Qwen2Model": "forward embed_input_ids layers norm start_layer end_layer",
+        "Qwen2DecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
+        "Qwen2Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn",
+        "Qwen2MLP": "gate_up_proj down_proj act_fn"},
+    f"{_MODELS}/qwen3": {
+        "Qwen3Model": "forward", "Qwen3DecoderLayer": "self_attn mlp",
+        "Qwen3Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj q_norm k_norm attn"},
+    f"{_MODELS}/qwen3_moe": {
+        "Qwen3MoeModel": "forward embed_input_ids layers norm start_layer end_layer",
+        "Qwen3MoeDecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
+        "Qwen3MoeAttention": "num_heads num_kv_heads head_dim qkv_proj o_proj q_norm k_norm attn",
+        "Qwen3MoeMLP": "gate_up_proj down_proj act_fn expert_gate",
+        "Qwen3MoeSparseMoeBlock": "forward is_sequence_parallel"},
+}
+
+
+def parameters(function: ast.FunctionDef) -> str:
+    """Their names; those with a default have a "="."""
+    given = function.args
+    places = given.posonlyargs + given.args
+    first = len(places) - len(given.defaults)
+    names = [argument.arg + "=" * (i >= first) for i, argument in enumerate(places)]
+    names += ["*" + given.vararg.arg] if given.vararg else ["*"] * bool(given.kwonlyargs)
+    names += [argument.arg + "=" * (default is not None)
+              for argument, default in zip(given.kwonlyargs, given.kw_defaults)]
+    names += ["**" + given.kwarg.arg] if given.kwarg else []
+    return f"({', '.join(names)})"
+
+
+class Sources:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.modules: dict[str, ast.Module | None] = {}
+
+    def module(self, name: str) -> ast.Module | None:
+        if name not in self.modules:
+            path = self.folder / f"{name}.py"
+            self.modules[name] = ast.parse(path.read_text()) if path.exists() else None
+        return self.modules[name]
+
+    def class_of(self, module: str, name: str):
+        """(module, class), which the module may import from another one of vLLM."""
+        tree = self.module(module)
+        for node in [] if tree is None else ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return module, node
+        for node in [] if tree is None else ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and any((own.asname or own.name) == name
+                                                        for own in node.names):
+                home = module.split("/")[:-node.level] if node.level else []
+                home += (node.module or "").removeprefix("vllm.").split(".")
+                path = "/".join(part for part in home if part)
+                for other in (path, f"{path}/__init__"):
+                    if other != module and self.module(other) is not None:
+                        return self.class_of(other, name)
+        return None
+
+    def member(self, module: str, cls: ast.ClassDef, name: str) -> str | None:
+        for node in cls.body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                is_property = any("property" in ast.unparse(d) for d in node.decorator_list)
+                return "attribute" if is_property else parameters(node)
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
+                return ast.unparse(node.annotation)
+            if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+                return "attribute"
+        for node in ast.walk(cls):
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and any(
+                    f"self.{name}" in ast.unparse(target).strip("()").split(", ")
+                    for target in targets):
+                return "attribute"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_parameter" \
+                    and ast.unparse(node.args[0]) == repr(name):
+                return "attribute"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_buffer" \
+                    and ast.unparse(node.args[0]) == repr(name):
+                return "attribute"
+        for base in cls.bases:
+            found = self.class_of(module, ast.unparse(base).split("[")[0].split(".")[-1])
+            value = found and self.member(*found, name)
+            if value:
+                return value
+        return None
+
+    def record(self) -> dict:
+        found: dict = {}
+        for module, classes in TOUCHED.items():
+            for cls, names in classes.items():
+                own = found.setdefault(module, {})[cls] = {}
+                home = self.class_of(module, cls) if cls else None
+                if cls and home is None:
+                    found[module][cls] = None
+                    continue
+                for name in names.split():
+                    if home:
+                        own[name] = self.member(*home, name)
+                    else:
+                        functions = [node for node in ast.walk(self.module(module) or ast.Module([], []))
+                                     if isinstance(node, ast.FunctionDef) and node.name == name]
+                        own[name] = parameters(functions[0]) if functions else None
+        return found
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
+    _, version, folder = sys.argv
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record[version] = Sources(Path(folder)).record()
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
