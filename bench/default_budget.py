@@ -5,9 +5,10 @@ is from that of an exhaustive search: ten small problems, each with a line.
 usage: default_budget.py [--budget none,2s,5s] [--strategy guided] [--kernels DIR] [--records DIR]
                          [--only-exhaustive] [--best DIR]
 
---budget: a list; each is the --budget of one problem, and "none" gives no budget. --kernels keeps the
-compiled kernels of the exhaustive searches, which --only-exhaustive fills, and --records what they find.
---best: a folder of such records, whose searches are not done again, and others are left out.
+--budget: a list; each is the --budget of one problem, and "none" gives no budget.
+--kernels: a folder for the kernels of the exhaustive searches. --only-exhaustive fills it.
+--records: a folder for what the exhaustive searches find.
+--best: a folder of such records. Their searches are not done again, and others are left out.
 Where the two winners differ by more than 0.5%, bench times both in turns. Needs fftune on the PATH or
 --tool.
 """

@@ -86,9 +86,8 @@ struct Beginnings {
   Recipe parts;                   // of an op made of ops: what records name for its parts
 };
 
-/// What the library runs on this device, from the folder `out` or its own: a search that is short
-/// gives nothing that is slower. A problem without a record in `out` begins with the variants that
-/// it is named with.
+/// The variants that the library runs on this device, from the folder `out` or its own, so that a
+/// short search gives nothing slower; before them those that the problem is named with.
 Beginnings beginnings_of(const SearchedOp& searched, const std::string& out,
                          const DeviceFacts& facts, const Session& session) {
   const Op& op = *searched.op;
