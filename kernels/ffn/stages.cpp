@@ -11,7 +11,6 @@ constexpr GemmStage gate_up_again{stage_gate_up, ffn_op, gate_up_gemm, "bwd"};
 constexpr ExpandStage gate_up_expansion{stage_expand_gate_up, ffn_op, packed_gate_up};
 constexpr ExpandStage down_expansion{stage_expand_down, ffn_op, packed_down};
 constexpr GemmStage expand_gate_up{stage_expand_gate_up, ffn_op, packed_gate_up_gemm};
-constexpr GemmStage expand_up{stage_expand_gate_up, ffn_op, packed_up_gemm};
 constexpr GemmStage expand_down{stage_expand_down, ffn_op, packed_down_gemm};
 /// On the CPU the two products of expanded weights are not neighbours.
 constexpr GemmStage expanded_gate_up{stage_gate_up, ffn_op, gate_up_gemm, "fwd", true};
@@ -119,10 +118,6 @@ GemmProblem packed_gate_up_gemm(const Problem& problem) {
   return reads_packed(gate_up_gemm(problem), packed_gate_up(problem), form_of(problem).normalises);
 }
 
-GemmProblem packed_up_gemm(const Problem& problem) {
-  return reads_packed(up_gemm(problem), packed_gate_up(problem), form_of(problem).normalises);
-}
-
 GemmProblem packed_down_gemm(const Problem& problem) {
   return reads_packed(down_gemm(problem), packed_down(problem), true);
 }
@@ -205,10 +200,8 @@ std::vector<const Family*> forward_families() {
   static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
   static const auto families = families_of(
       {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_sm90_summary},
-       {packed_sm90_engine, {expand_up, up}, "up_packed_sm90", packed_sm90_summary},
        {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_sm90_summary},
        {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
-       {packed_decode_engine, {expand_up, up}, "up_packed", packed_decode_summary},
        {packed_decode_engine, {expand_down, down}, "down_packed", packed_decode_summary},
        {cpu_blas_engine,
         {expanded_gate_up, expanded_up, expanded_down},

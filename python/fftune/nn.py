@@ -461,7 +461,8 @@ class QuantLinear(nn.Module):
         if shape is not None and shape.tolist() != [n, k]:
             raise Error(f"{prefix}weight_shape is {shape.tolist()}, not {[n, k]}")
         groups = k // self.group if self.group else 1
-        width, dtype = {"int4": (-(-k // 8), torch.int32), "mxfp4": (k // 2, torch.uint8), "nvfp4": (k // 2, torch.uint8)}.get(
+        width, dtype = {"int4": (-(-k // 8), torch.int32), "mxfp4": (k // 2, torch.uint8),
+            "nvfp4": (k // 2, torch.uint8)}.get(
             self.format, (k, _ELEMENTS.get(self.format)))
         wanted = {self._saved_names()[0]: (codes, (n, width)), "weight_scale": (scale, (n, groups))}
         if zero_words is not None:
