@@ -68,9 +68,9 @@ std::string contradiction_of(const Problem& problem);
 /// Tensors beside the logits by which the loss and its gradient are defined, and the results of the
 /// forward pass, for `m` tokens.
 std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int64_t vocab);
-std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m, std::int64_t vocab);
+std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m);
 TensorSpec loss_gradient(const Form& form, std::int64_t m);
-TensorSpec log_sum_exp(std::int64_t m, std::int64_t vocab);
+TensorSpec log_sum_exp(std::int64_t m);
 
 /// The definition in float64. Computes loss, lse, logprob and entropy from logits; and from logits,
 /// lse and dloss dlogits, with `dloss` null those of a loss whose gradient is 1.

@@ -1,6 +1,4 @@
 // cross-entropy: its fields and tensors.
-#include <algorithm>
-#include <cmath>
 #include <random>
 #include <span>
 #include <utility>
@@ -42,10 +40,10 @@ class CrossEntropy final : public DescribedOp {
     tensors.push_back({"logits", problem.dtype, {m, vocab}, Role::input, 2});
     for (TensorSpec& tensor : label_tensors(form, m, vocab)) tensors.push_back(std::move(tensor));
     if (problem.pass == "fwd") {
-      for (TensorSpec& tensor : loss_tensors(form, m, vocab)) tensors.push_back(std::move(tensor));
+      for (TensorSpec& tensor : loss_tensors(form, m)) tensors.push_back(std::move(tensor));
       return tensors;
     }
-    tensors.push_back(log_sum_exp(m, vocab));
+    tensors.push_back(log_sum_exp(m));
     tensors.push_back({"dlogits", problem.dtype, {m, vocab}, Role::output, 1});
     return tensors;
   }
@@ -154,11 +152,11 @@ std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int
   return tensors;
 }
 
-std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m, std::int64_t vocab) {
+std::vector<TensorSpec> loss_tensors(const Form& form, std::int64_t m) {
   const bool reduces = form.reduction != Reduction::none;
   std::vector<TensorSpec> tensors{{"loss", DType::f32, {reduces ? 1 : m}, Role::output, 1}};
   tensors.front().sums_tokens = reduces;
-  tensors.push_back(log_sum_exp(m, vocab));
+  tensors.push_back(log_sum_exp(m));
   tensors.back().role = Role::output;
   if (form.logprobs) tensors.push_back({"logprob", DType::f32, {m}, Role::output, 1});
   if (form.entropy) tensors.push_back({"entropy", DType::f32, {m}, Role::output, 1});
@@ -204,11 +202,8 @@ Program program_of(const Problem& problem, const DeviceFacts& facts,
   return program;
 }
 
-TensorSpec log_sum_exp(std::int64_t m, std::int64_t vocab) {
-  // About that of logits of deviation 2 and a bias, so that no power is far above 1: it would have
-  // the rounding of a logit in many bits.
-  const double mean = std::max(8.0, std::log(static_cast<double>(vocab)) + 3);
-  TensorSpec tensor{"lse", DType::f32, {m}, Role::input, 0.5, mean};
+TensorSpec log_sum_exp(std::int64_t m) {
+  TensorSpec tensor{"lse", DType::f32, {m}, Role::input, 0.5, 8};
   tensor.kept = true;
   return tensor;
 }

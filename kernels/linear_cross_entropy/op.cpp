@@ -86,9 +86,9 @@ class LinearCrossEntropy final : public DescribedOp {
     tensors.push_back({"w", dtype, {vocab, d}, Role::input, 2 / std::sqrt(static_cast<double>(d))});
     if (form.bias) tensors.push_back({"bias", dtype, {vocab}, Role::input, 1});
     add(cross_entropy::label_tensors(form.loss, m, vocab));
-    if (form.backward) tensors.push_back(cross_entropy::log_sum_exp(m, vocab));
+    if (form.backward) tensors.push_back(cross_entropy::log_sum_exp(m));
     if (form.accumulates) of_weights("_before", Role::input);
-    if (!form.backward) add(cross_entropy::loss_tensors(form.loss, m, vocab));
+    if (!form.backward) add(cross_entropy::loss_tensors(form.loss, m));
     if (form.gradients) tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
     if (form.d_w()) of_weights("", Role::output);
     tensors.push_back({"logits", dtype, {m, vocab}, Role::intermediate, 1});
