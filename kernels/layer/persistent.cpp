@@ -43,7 +43,7 @@ constexpr std::int64_t most_experts = 256;
 constexpr std::int64_t most_preferred = 2, most_preferred_if_short = 4;
 constexpr std::int64_t most_preferred_inputs = 8192, most_preferred_keys = 2048;
 /// Features between up and down of one token's experts, up to which the kernel has been timed.
-constexpr std::int64_t most_preferred_hidden = 8192;
+constexpr std::int64_t most_preferred_hidden = 40960;
 /// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
@@ -83,10 +83,6 @@ const char* words_of(Network network) {
       return "slices of a group's ranks";
   }
   return "";
-}
-
-std::int64_t kv_heads_of(const Problem& problem) {
-  return size_or(problem, "kv-heads", problem.size("heads"));
 }
 
 const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
@@ -426,19 +422,12 @@ class PersistentLayers final : public Family {
   bool covers_repetition() const override { return true; }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
     if (size_or(problem, "s", 1) > 1) return false;
-    // These have not been timed.
-    if (network_ == Network::shared || network_ == Network::weighted ||
-        problem.sizes.contains("window") || problem.sizes.contains("rotary") ||
-        problem.has("sinks", "yes") || problem.has("out-bias", "yes") ||
-        problem.has("gate-up", "interleaved") || problem.size("heads") > 8 * kv_heads_of(problem))
-      return false;
     const std::int64_t batch = problem.size("batch");
     if (!experts_)
       return batch <= most_preferred || (batch <= most_preferred_if_short &&
                                          batch * problem.size("d") <= most_preferred_inputs &&
                                          batch * problem.size("cache") <= most_preferred_keys);
-    const std::int64_t hidden =
-        problem.size("h") * (problem.size("top-k") + size_or(problem, "shared", 0));
+    const std::int64_t hidden = problem.size("h") * experts_of_token(problem);
     return batch == 1 && hidden <= most_preferred_hidden;
   }
 

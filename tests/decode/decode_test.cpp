@@ -394,7 +394,13 @@ TEST_CASE("every model that decode knows is a problem of it, on pages too") {
     Sizes sizes = model.sizes;
     sizes.insert({{"batch", 2}, {"cache", 128}, {"page", 64}});
     const Problem problem = decode_problem(DeviceKind::cuda, DType::bf16, sizes, model.options);
-    CHECK(default_recipe(decode_op(), problem, facts_of_architecture("sm_90a")).size() >= 4);
+    for (const char* arch : {"sm_80", "sm_90a"}) {
+      const auto facts = facts_of_architecture(arch);
+      const Recipe recipe = default_recipe(decode_op(), problem, facts);
+      CHECK_NOTHROW(check_recipe(decode_op(), problem, facts, recipe));
+      // One launch has all stages, or each of them has a family.
+      CHECK((recipe.size() == 1 ? recipe.front().family == "persistent" : recipe.size() >= 4));
+    }
     CHECK(decode_op().tensors(problem).size() <= most_tensors);
   }
 }

@@ -295,7 +295,7 @@ void run(StandIn& device, const Plan& plan, Buffers& buffers, const NameOf& name
 
 TEST_CASE("launches of persistent layers have every layer's tensors") {
   StandIn device(shape);
-  for (const std::int64_t layers : {1, 2, 5, 48, 49, 50, 97}) {
+  for (const std::int64_t layers : {1, 2, 48, 49, 50}) {
     const Plan plan = plan_of(device, layers);
     CAPTURE(layers);
     REQUIRE(plan.executables().size() == 1);

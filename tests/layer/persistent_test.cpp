@@ -285,7 +285,8 @@ TEST_CASE("one launch for all layers serves one token with experts") {
   };
   CHECK(family_of_first(1, 768) == with_experts);
   CHECK(family_of_first(2, 768) != with_experts);
-  CHECK(family_of_first(1, 1536) != with_experts);
+  CHECK(family_of_first(1, 5120) == with_experts);
+  CHECK(family_of_first(1, 5152) != with_experts);
 }
 
 TEST_CASE(
