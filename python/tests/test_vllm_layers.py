@@ -243,8 +243,10 @@ def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     step(model, metadata, positions)
     assert model.calls == 3
     assert {str(given) for given in ran} == {str(given) for given in made}
+    go.clear()
     step(model, *batch_of(model, (48,) * 5, 0, [48] * 5))
     assert model.calls == 4, "a batch of other sizes"
+    go.set()
 
 
 def test_rows_have_the_same_bits_in_every_batch(prompts, stand_in, monkeypatch):

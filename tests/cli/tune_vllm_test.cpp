@@ -76,6 +76,13 @@ TEST_CASE("a dense model has the ops of a layer, for each size of a graph") {
   REQUIRE(found.ops.size() == 5);
   for (const SearchedOp& each : found.ops)
     CHECK(each.problems.size() == (each.op->name() == "ffn" ? 20 : 10));
+  // Two numbers of tokens have prompts, in which no part of the op layer runs.
+  const auto prompts = problems_of(llama, {.prompts = true});
+  for (const SearchedOp& each : prompts.ops)
+    CHECK(each.problems.size() == (each.op->name() == "ffn" ? 22 : 12));
+  CHECK(has(prompts,
+            "attention/fwd bf16 layout=thd lengths=yes mask=causal b=4 dim=128 heads=32 kv=131072 "
+            "kv-heads=8 page=16 pages=32768 s=4096"));
   CHECK(has(found,
             "attention/fwd bf16 lengths=yes mask=none b=512 dim=128 heads=32 kv=131072 "
             "kv-heads=8 page=16 pages=32768 s=1"));

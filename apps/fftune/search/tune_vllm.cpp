@@ -50,11 +50,16 @@ VllmServing serving_of(const Options& options) {
   if (!options.tokens.empty()) serving.tokens = parse_whole_list(options.tokens, "--m", 1, most);
   serving.every_graph = options.every_graph;
   serving.batch_invariant = options.batch_invariant;
-  serving.experts = serving.layers = false;
+  serving.experts = serving.layers = serving.prompts = false;
   for (const std::string& part : parse_words(options.parts, "--parts")) {
-    check_choice(part, "--parts", {"experts", "layers"});
-    (part == "experts" ? serving.experts : serving.layers) = true;
+    check_choice(part, "--parts", {"experts", "layers", "prompts"});
+    (part == "experts"  ? serving.experts
+     : part == "layers" ? serving.layers
+                        : serving.prompts) = true;
   }
+  if (serving.prompts && !serving.layers)
+    throw Error(ErrorKind::invalid_input,
+                "--parts prompts without layers: prompts are batches of layers, so name both");
   return serving;
 }
 
@@ -105,7 +110,7 @@ void add_tune_vllm(CommandLine& line) {
   command.option("--max-num-seqs N", options->max_num_seqs, "likewise (default: 1024)", group);
   command.option("--m LIST", options->tokens,
                  "tokens of a batch (default: the powers of two among the sizes of vLLM's CUDA "
-                 "graphs, and for experts 1024 and 4096)",
+                 "graphs, and 1024 and 4096 of prompts where these run by fftune)",
                  group);
   command
       .flag("--every-graph", options->every_graph, "all sizes of vLLM's CUDA graphs, up to 51",

@@ -16,8 +16,9 @@ namespace fftune::tool {
 namespace {
 
 constexpr std::int64_t most_graph_tokens = 512;
-/// Batches with prompts have no graph, but their experts run by moe-ffn.
+/// Batches with prompts have no graph. Their prompts are this long.
 constexpr std::int64_t prompt_tokens[] = {1024, 4096};
+constexpr std::int64_t tokens_of_prompt = 1024;
 /// Keys of all sequences that the searched attention has in memory: about as many as vLLM's cache
 /// holds beside a model. max_model_len times the sequences would fit on no device.
 constexpr std::int64_t cached_keys = std::int64_t{1} << 19;
@@ -79,6 +80,9 @@ std::int64_t slice(std::string_view what, std::int64_t whole, std::int64_t devic
 using Sizes = std::map<std::string, std::int64_t>;
 using Options = std::map<std::string, std::string>;
 
+/// Batches of pure decoding, which have graphs, and those with prompts.
+enum class Batches { decoding, prompts, both };
+
 class Problems {
  public:
   Problems(const Catalog& catalog, const VllmServing& serving, DeviceKind kind)
@@ -86,19 +90,23 @@ class Problems {
 
   /// A problem for each number of tokens. `count`: the size that has it.
   void add(const char* op_name, DType dtype, const Sizes& sizes, const Options& options,
-           const char* count = "m", bool with_prompts = false) {
+           const char* count = "m", Batches batches = Batches::decoding) {
     const Op& op = catalog_.op(op_name);
     const auto place = std::find_if(ops_.begin(), ops_.end(),
                                     [&](const SearchedOp& each) { return each.op == &op; });
     auto& problems = place != ops_.end() ? place->problems : ops_.emplace_back(&op).problems;
-    for (const std::int64_t tokens : tokens_(with_prompts)) {
+    for (const std::int64_t tokens : tokens_(batches)) {
       Problem problem{op_name, "fwd", dtype, sizes, options};
       problem.sizes[count] = tokens;
+      if (batches == Batches::prompts)
+        problem.sizes["b"] = std::max<std::int64_t>(tokens / tokens_of_prompt, 1);
       if (serving_.batch_invariant) problem.options["batch-invariant"] = "yes";
-      if (const auto page = sizes.find("page"); page != sizes.end())
+      if (const auto page = sizes.find("page"); page != sizes.end()) {
+        const std::int64_t sequences = problem.sizes.at("b");
         problem.sizes["pages"] =
-            std::min(tokens * ((sizes.at("kv") + page->second - 1) / page->second),
-                     std::max(cached_keys / page->second, tokens));
+            std::min(sequences * ((sizes.at("kv") + page->second - 1) / page->second),
+                     std::max(cached_keys / page->second, sequences));
+      }
       problem = canonical(op, std::move(problem), kind_);
       if (std::find(problems.begin(), problems.end(), problem) == problems.end())
         problems.push_back(std::move(problem));
@@ -107,12 +115,14 @@ class Problems {
   std::vector<SearchedOp> ops() && { return std::move(ops_); }
 
  private:
-  std::vector<std::int64_t> tokens_(bool with_prompts) const {
-    if (!serving_.tokens.empty()) return serving_.tokens;
+  std::vector<std::int64_t> tokens_(Batches batches) const {
+    if (!serving_.tokens.empty() && batches != Batches::prompts) return serving_.tokens;
+    const std::vector<std::int64_t> prompts(std::begin(prompt_tokens), std::end(prompt_tokens));
+    if (batches == Batches::prompts) return prompts;
     auto sizes = graph_sizes(serving_.max_num_seqs);
     if (!serving_.every_graph)
       std::erase_if(sizes, [](std::int64_t size) { return (size & (size - 1)) != 0; });
-    if (with_prompts) sizes.insert(sizes.end(), std::begin(prompt_tokens), std::end(prompt_tokens));
+    if (batches == Batches::both) sizes.insert(sizes.end(), prompts.begin(), prompts.end());
     return sizes;
   }
 
@@ -233,7 +243,7 @@ void add_experts(const Config& config, const Quantisation& quantisation, const E
                 {"h", slice("features of an expert", experts.h, serving.tensor_parallel)},
                 {"experts", experts.count},
                 {"top-k", experts.choices}},
-               options, "m", true);
+               options, "m", Batches::both);
 }
 
 void add_layers(const Config& config, const std::optional<Experts>& experts,
@@ -258,8 +268,10 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
   const bool attention_bias = config.flag("attention_bias");
   const auto yes = [](bool holds) { return holds ? "yes" : "no"; };
   // A sum over devices lies between the product and the residual.
-  problems.add("rmsnorm", DType::bf16, {{"d", d}}, {});
-  if (!one || experts) problems.add("rmsnorm", DType::bf16, {{"d", d}}, {{"residual", "yes"}});
+  const Batches batches = serving.prompts ? Batches::both : Batches::decoding;
+  problems.add("rmsnorm", DType::bf16, {{"d", d}}, {}, "m", batches);
+  if (!one || experts)
+    problems.add("rmsnorm", DType::bf16, {{"d", d}}, {{"residual", "yes"}}, "m", batches);
   const bool qwen3 = architecture == Architecture::qwen3 || architecture == Architecture::qwen3_moe;
   problems.add("qkv", DType::bf16,
                {{"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}},
@@ -268,24 +280,28 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
                 {"norm", yes(qwen3)},
                 {"rotation", "halves"},
                 {"cache", "yes"},
-                {"slots", "i64"}});
+                {"slots", "i64"}},
+               "m", batches);
   const std::int64_t most =
       serving.max_model_len > 0 ? serving.max_model_len : config.whole({"max_position_embeddings"});
   const std::int64_t blocks = (most + serving.block_size - 1) / serving.block_size;
-  problems.add("attention", DType::bf16,
-               {{"s", 1},
-                {"heads", heads},
-                {"kv-heads", kv_heads},
-                {"dim", dim},
-                {"kv", blocks * serving.block_size},
-                {"page", serving.block_size}},
-               {{"lengths", "yes"}}, "b");
+  Sizes attention{{"heads", heads},
+                  {"kv-heads", kv_heads},
+                  {"dim", dim},
+                  {"kv", blocks * serving.block_size},
+                  {"page", serving.block_size}};
+  if (serving.prompts && serving.tokens.empty())
+    problems.add("attention", DType::bf16, attention,
+                 {{"lengths", "yes"}, {"layout", "thd"}, {"mask", "causal"}}, "s",
+                 Batches::prompts);
+  attention["s"] = 1;
+  problems.add("attention", DType::bf16, attention, {{"lengths", "yes"}}, "b");
   // The bias of the output product is the first device's.
   const bool out_bias = attention_bias && architecture == Architecture::llama;
   for (const bool bias : {false, true})
     if (bias ? out_bias : !(one && out_bias))
       problems.add("linear", DType::bf16, {{"k", heads * dim}, {"n", d}},
-                   {{"residual", yes(one)}, {"bias", yes(bias)}});
+                   {{"residual", yes(one)}, {"bias", yes(bias)}}, "m", batches);
   const JsonValue* const dense = config.find("mlp_only_layers");
   const auto* const dense_layers = dense ? dense->get_if<JsonValue::Array>() : nullptr;
   if (experts && !(dense_layers && !dense_layers->empty()) &&
@@ -295,7 +311,7 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
       slice("features of the network", config.whole({"intermediate_size"}), devices);
   Options network;
   if (one) network = {{"norm", "rms"}, {"residual", "yes"}};
-  problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network);
+  problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network, "m", batches);
   // A part of the op layer, whose norm is a part of its own; it is not batch-invariant.
   if (one && !serving.batch_invariant)
     problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, {{"residual", "yes"}});

@@ -21,6 +21,7 @@ struct VllmServing {
   std::vector<std::int64_t> tokens = {};  // of a batch; empty: powers of two that have graphs
   bool every_graph = false;               // all sizes of graphs instead of those
   bool experts = true, layers = true;     // parts of the plugin
+  bool prompts = false;                   // of layers, the batches with prompts
   bool batch_invariant = false;
 };
 

@@ -171,12 +171,27 @@ struct attention_forward {
     return kv_head * params.kv_head;
   }
 
-  // One warp of the producer: its share of the keys or values of a block. The lanes look up the
-  // pages before they wait, since the first thread alone would wait for a page's number in front of
-  // each copy. The first warp expects the bytes of all: no phase completes before it has.
+  // A block of keys, and where the part of it is that a lane looked up: its page.
+  struct placed_block {
+    int number, page;
+  };
+  // The page of this lane's part of a block. The lanes of a warp look up side by side, and a block
+  // ahead: one thread would wait for a page's number in front of each copy. Beyond the last key it
+  // is any page: these keys are masked.
+  __device__ __forceinline__ int page_of_lane(const attention_tile& tile, int block) const {
+    if constexpr (!form.paged) return 0;
+    static_assert(bn / 16 <= 32);  // a page has 16 tokens or more
+    const int shift = __ffs(params.page) - 1;
+    const int last = larger(tile.sequence.kv_len - 1, 0) >> shift;
+    const int row = block * bn + static_cast<int>(threadIdx.x % 32) * smaller(params.page, bn);
+    return page_table(params, tile.sequence.index)[smaller(row >> shift, last)];
+  }
+
+  // One warp of the producer: its share of the keys or values of a block. The first warp expects
+  // the bytes of all: no phase completes before it has.
   __device__ __forceinline__ void load_block(int warp, const stages& to, const tensor_map& map,
                                              const attention_tile& tile, int column,
-                                             int block) const {
+                                             const placed_block& block) const {
     const auto begin = [&] {
       to.wait_empty();
       if (warp == 0) barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
@@ -189,27 +204,20 @@ struct attention_forward {
       }
     };
     if constexpr (form.paged) {
-      // Beyond the last key, any page: these are masked. TMA fills what is outside the cache, as a
-      // page that it does not have, with zeros.
-      static_assert(bn / 16 <= 32);  // a page has 16 tokens or more
-      const int* const table = page_table(params, tile.sequence.index);
-      const int shift = __ffs(params.page) - 1;
-      const int last = larger(tile.sequence.kv_len - 1, 0) >> shift;
-      const int rows = smaller(params.page, bn), first = block * bn;
-      const int lane = static_cast<int>(threadIdx.x % 32);
-      const int own = table[smaller((first + lane * rows) >> shift, last)];
+      // TMA fills what is outside the cache, as a page that it does not have, with zeros.
+      const int rows = smaller(params.page, bn), first = block.number * bn;
       if (is_elected()) begin();
       for (int i = warp, at = warp * rows; at < bn;
            i += producer_warps, at += producer_warps * rows) {
-        const int page = __shfl_sync(~0u, own, i);
+        const int page = __shfl_sync(~0u, block.page, i);
         if (is_elected()) load_rows(at, (first + at) & (params.page - 1), page);
       }
     } else if (is_elected()) {
       begin();
       if constexpr (form.packed_sequences()) {
-        load_rows(0, tile.sequence.kv_first + block * bn, 0);
+        load_rows(0, tile.sequence.kv_first + block.number * bn, 0);
       } else {
-        load_rows(0, block * bn, tile.sequence.index);
+        load_rows(0, block.number * bn, tile.sequence.index);
       }
     }
   }
@@ -255,23 +263,25 @@ struct attention_forward {
     const auto ask_at_end = [&] {
       if (config.dynamic && warp == 0 && !keys.is_valid()) answer = ask();
     };
-    const auto next = [&] {
-      const int block = keys.block();
-      keys.next(params, tile, 0);
-      ask_at_end();
-      return block;
-    };
     if (!keys.is_valid()) {
       ask_at_end();
       return answer;
     }
-    int before = next();
+    int page = page_of_lane(tile, keys.block());
+    const auto next = [&] {
+      const placed_block block{keys.block(), page};
+      keys.next(params, tile, 0);
+      if (keys.is_valid()) page = page_of_lane(tile, keys.block());
+      ask_at_end();
+      return block;
+    };
+    placed_block before = next();
     load_block(warp, k, maps.k, tile, column, before);
     if (warp == 0 && is_elected()) load_q(tile, q_phase);
     k.advance();
     q_phase ^= 1;
     while (keys.is_valid()) {
-      const int block = next();
+      const placed_block block = next();
       load_block(warp, k, maps.k, tile, column, block);
       load_block(warp, v, maps.v, tile, column, before);
       before = block;
