@@ -116,12 +116,16 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
             def call():
                 fftune.ops.layer(x, weights, caches, lengths, heads // ranks, kv_heads // ranks,
                                  angles=angles, group=group)
+        if given.tune and group is not None:
+            with torch.no_grad():
+                group.tune(call, budget=given.tune)
         time = replay_time(call, given.replays)
         if group is not None:
             group.check()
         if rank == 0:
+            what = (" token" if given.token else "") + (" tuned" if given.tune else "")
             print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
-                  f"{' token' if given.token else ''} {time:.1f} us", flush=True)
+                  f"{what} {time:.1f} us", flush=True)
 
 
 def run(rank: int, store: str, runs: list) -> None:
@@ -147,6 +151,7 @@ if __name__ == "__main__":
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--timeout", type=float, default=20)
     parser.add_argument("--token", action="store_true", help="a whole token, with embedding and head")
+    parser.add_argument("--tune", type=float, default=0, help="seconds of a search on all ranks before")
     parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--run", action="append", default=[], help="the arguments of one measurement")

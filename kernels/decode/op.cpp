@@ -449,6 +449,9 @@ class Decode final : public DescribedOp {
       if (problem.size("vocab") % ranks != 0)
         return fmt::format("head=sliced: {} ranks do not divide vocab={}", ranks,
                            problem.size("vocab"));
+      if (problem.sizes.contains("best"))
+        return fmt::format("head=sliced with best={}: a rank knows the best ids of its slice alone",
+                           problem.size("best"));
       for (const auto& [name, value] : {std::pair{"choose", "argmax"}, {"logprobs", "no"}})
         if (option_or(problem, name, value) != value)
           return fmt::format("head=sliced with {}={}: a draw needs all logits", name,

@@ -20,6 +20,7 @@
 #include "runtime/choice.hpp"
 #include "runtime/device_sources.hpp"
 #include "runtime/devices.hpp"
+#include "runtime/rank_search.hpp"
 
 using namespace fftune;
 
@@ -125,6 +126,11 @@ std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
     choice = segments.back().choice;
   } else {
     choice = choose(library->catalog, op, problem, facts, library->presets);
+    if (auto recipe = library->recipe_of_ranks(unrepeated(op, problem))) {
+      choice = Choice();
+      choice.recipe = std::move(*recipe);
+      choice.reason = "a search on the ranks of a group";
+    }
     handle->plan = std::make_unique<const Plan>(backend, op, problem, choice.recipe);
     any_element |= runs_fallbacks_alone(op, choice.recipe);
   }
@@ -453,6 +459,32 @@ fftune_status fftune_group_check(const fftune_group* group) {
   used(group, "fftune_group_check");
   return guarded("fftune_group_check", [&] {
     group->group->check();
+    return FFTUNE_OK;
+  });
+}
+
+fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
+                                int64_t budget_milliseconds) {
+  if (!group) return fail(FFTUNE_INVALID_INPUT, "fftune_group_tune: group is NULL");
+  if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "fftune_group_tune: problem_json is NULL");
+  used(group, "fftune_group_tune");
+  return guarded("fftune_group_tune", [&] {
+    const Library& library = *group->library;
+    Backend& backend = *library.backend;
+    ParsedProblem parsed = problem_from_json(problem_json, library.catalog);
+    const Op& op = library.catalog.op(parsed.problem.op);
+    if (!parsed.dtype_given) parsed.problem.dtype = op.dtypes(backend.facts().kind).front();
+    const Problem problem =
+        unrepeated(op, canonical(op, std::move(parsed.problem), backend.facts().kind));
+    if (!problem.has("link", "peers") || parsed.any_tokens)
+      return fail(FFTUNE_INVALID_INPUT,
+                  "fftune_group_tune: {} is no problem of a group: give link=peers and all sizes",
+                  problem.text());
+    auto start = choose(library.catalog, op, problem, backend.facts(), library.presets).recipe;
+    const auto found = search_on_ranks(backend, *group->group, op, problem, std::move(start),
+                                       {.budget = std::chrono::milliseconds(budget_milliseconds)});
+    const std::lock_guard lock(library.recipes_mutex);
+    library.recipes_of_ranks[problem.text()] = found.recipe;
     return FFTUNE_OK;
   });
 }

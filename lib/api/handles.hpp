@@ -4,7 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +29,14 @@ struct Library {
   PresetLibrary presets;
   std::vector<std::string> preset_complaints;  // of its files, and of folders that are not there
   int forks = fork_count();                    // when it was opened
+  /// Recipes that searches on a group's ranks found, by the text of the problem.
+  mutable std::mutex recipes_mutex;
+  mutable std::map<std::string, Recipe> recipes_of_ranks;
+  std::optional<Recipe> recipe_of_ranks(const Problem& problem) const {
+    const std::lock_guard lock(recipes_mutex);
+    const auto found = recipes_of_ranks.find(problem.text());
+    return found == recipes_of_ranks.end() ? std::nullopt : std::optional(found->second);
+  }
   std::atomic<std::uint64_t> plans{0};
   std::atomic<std::uint64_t> plan_nanoseconds{0};
 

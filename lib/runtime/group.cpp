@@ -10,8 +10,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstddef>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -28,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t protocol = 0x31304f5254554646;  // "FFTUNO01"
 
-enum class Kind : std::uint32_t { hello, ready, go, failure, gone };
+enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
 /// All that ranks tell each other, one packet each.
 struct Message {
@@ -41,6 +44,7 @@ struct Message {
   std::array<char, 32> device = {};
   std::uint32_t fault = 0;          // of `gone`
   std::array<char, 400> text = {};  // of `failure`
+  double value = 0;                 // of `value`
 };
 
 class Socket {
@@ -169,6 +173,7 @@ class Group::Members {
     table_.status = own_->device_notices();
     connections_.resize(static_cast<std::size_t>(options.ranks));
     opened_.resize(static_cast<std::size_t>(options.ranks));
+    values_.resize(static_cast<std::size_t>(options.ranks));
     if (options.ranks > 1) {
       if (options.rank == 0)
         gather(backend);
@@ -201,6 +206,21 @@ class Group::Members {
   }
 
   void* memory() const { return own_->data(); }
+
+  double largest(double value) {
+    if (options_.ranks == 1) return value;
+    const Message own{.kind = Kind::value, .rank = options_.rank, .value = value};
+    if (options_.rank != 0) {
+      send_message(connections_[0], own);
+      return next_value(0);
+    }
+    Message all = own;
+    for (int rank = 1; rank < options_.ranks; ++rank)
+      all.value = std::max(all.value, next_value(rank));
+    for (const auto& socket : connections_)
+      if (socket) send_message(socket, all);
+    return all.value;
+  }
 
   void check() const {
     for (const int word : {0, 1}) {
@@ -369,7 +389,25 @@ class Group::Members {
 
   double seconds() const { return std::chrono::duration<double>(options_.timeout).count(); }
 
-  /// The thread that learns that a rank is gone, and tells kernels and other ranks.
+  /// The next value that a rank sent, which the watching thread receives.
+  double next_value(int rank) {
+    std::unique_lock lock(values_mutex_);
+    auto& values = values_[static_cast<std::size_t>(rank)];
+    const std::atomic_ref<std::uint32_t> notice(own_->notices()[1]);
+    came_.wait_for(lock, options_.timeout, [&] { return !values.empty() || notice.load() != 0; });
+    if (values.empty()) {
+      const std::uint32_t gone = notice.load();
+      throw Error(
+          ErrorKind::device_fault,
+          fault_text(gone != 0 ? gone : fault_code(GroupFault::timeout, rank), options_.timeout));
+    }
+    const double value = values.front();
+    values.pop_front();
+    return value;
+  }
+
+  /// The thread that receives values, learns that a rank is gone, and tells kernels and other
+  /// ranks.
   void watch() {
     std::vector<pollfd> entries{{stop_.get(), POLLIN, 0}};
     std::vector<std::size_t> ranks{0};
@@ -384,6 +422,12 @@ class Group::Members {
       for (std::size_t i = 1; i < entries.size(); ++i) {
         if (entries[i].revents == 0) continue;
         const auto received = receive_message(connections_[ranks[i]]);
+        const std::lock_guard lock(values_mutex_);
+        came_.notify_all();
+        if (received && received->message.kind == Kind::value) {
+          values_[ranks[i]].push_back(received->message.value);
+          continue;
+        }
         Message gone{.kind = Kind::gone, .rank = static_cast<std::int32_t>(ranks[i])};
         gone.fault = fault_code(GroupFault::lost, static_cast<int>(ranks[i]));
         if (received && received->message.kind == Kind::gone) gone = received->message;
@@ -409,6 +453,9 @@ class Group::Members {
   std::vector<std::unique_ptr<Buffer>> opened_;  // by rank
   std::vector<Socket> connections_;              // by rank: rank 0's to all, others' to rank 0
   Socket stop_;
+  std::mutex values_mutex_;
+  std::condition_variable came_;
+  std::vector<std::deque<double>> values_;  // by rank, received and not read yet
   std::thread watcher_;
 };
 
@@ -433,6 +480,10 @@ Group::~Group() = default;
 
 void* Group::memory() const {
   return members_->memory();
+}
+
+double Group::largest(double value) const {
+  return members_->largest(value);
 }
 
 void Group::check() const {

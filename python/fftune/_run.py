@@ -5,6 +5,7 @@ checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
@@ -71,6 +72,19 @@ PLANS = 4096
 _plans: dict[tuple, Plan | type[_Nothing]] = {}
 _older: dict[tuple, Plan | type[_Nothing]] = {}
 _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
+
+
+@contextmanager
+def listening(found: dict):
+    """Collects the problems that are run: text -> (device, problem)."""
+    def listen(device, problem):
+        found.setdefault(f"{device} {sorted(problem.items())}", (device, problem))
+
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
 
 
 def _problem_of(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:

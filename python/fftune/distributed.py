@@ -9,12 +9,14 @@ use NCCL. All ranks call the same collectives in the same order; a rank that die
 another one is an error on every other rank within the timeout.
 """
 import ctypes
+import json
 import secrets
 import sys
-from typing import Mapping
+from typing import Callable, Mapping
 
 import torch
 
+from . import _run
 from ._library import Error, check_status, context, library
 
 __all__ = ["Group", "init_group", "slice_layer"]
@@ -78,6 +80,32 @@ class Group:
         if self._handle is None:
             raise Error("the group is closed: make a new one")
         check_status(library().fftune_group_check(self._handle))
+
+    def tune(self, call: Callable[[], object], *, budget: float = 10) -> list[dict]:
+        """Searches the plans of a call that need this group, on all ranks at once.
+
+        Every rank chooses the same variants, which calls use from then on in this process. All ranks
+        call it with the same call and budget. Graphs that were captured before keep their kernels.
+
+        Args:
+            call: A function without arguments, which is called once.
+            budget: Seconds for each plan.
+
+        Returns:
+            The problems that were searched.
+        """
+        found: dict[str, tuple[int, dict]] = {}
+        with _run.listening(found):
+            call()
+        problems = [problem for _, problem in found.values() if problem.get("link") == "peers"]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.check()
+        for problem in problems:
+            check_status(library().fftune_group_tune(
+                self._handle, json.dumps(problem).encode(), max(1, round(budget * 1000))))
+        _run.forget_plans()
+        return problems
 
     def close(self) -> None:
         """Ends this rank's part, once its collectives are complete."""

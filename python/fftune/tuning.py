@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,19 +91,6 @@ class TuneReport:
         return "\n".join(lines + ([f"presets: {self.presets}"] if self.searched else []))
 
 
-@contextmanager
-def _listening(found: dict):
-    """Collects the problems that are run: text -> (device, problem)."""
-    def listen(device, problem):
-        found.setdefault(f"{device} {_text(problem)}", (device, problem))
-
-    _run._listeners.append(listen)
-    try:
-        yield
-    finally:
-        _run._listeners.remove(listen)
-
-
 def user_presets() -> Path:
     """The user's folder of presets, which the library searches."""
     data = os.environ.get("XDG_DATA_HOME", "")
@@ -132,7 +118,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise Error(f"tune: budget is {named(budget)}: give seconds")
     found: dict[str, tuple[int, dict]] = {}
-    with _listening(found):
+    with _run.listening(found):
         if train:
             with torch.enable_grad():
                 _first_tensor(_call(model, example)).float().square().mean().backward()

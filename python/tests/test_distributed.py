@@ -136,6 +136,27 @@ def test_slices_of_a_model_and_its_head_choose_the_same_ids():
     _start(_tokens, 2)
 
 
+def _tuned(rank: int, ranks: int, name: str) -> None:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=60) as group:
+        xs, residual, w = _tensors(ranks, torch.float32, 3, 48)
+        found = []
+
+        def call():
+            found.append(ops.all_reduce_norm(xs[rank], w, residual=residual, group=group)[0])
+            ops.rmsnorm(xs[rank], w)  # needs no group
+
+        problems = group.tune(call, budget=0.2)
+        assert [problem["op"] for problem in problems] == ["all-reduce"]
+        assert fftune.explain(problems[0], "cpu")["reason"] == "a search on the ranks of a group"
+        call()
+        torch.testing.assert_close(*found)
+        group.check()
+
+
+def test_a_search_on_all_ranks():
+    _start(_tuned, 2)
+
+
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=ranks)

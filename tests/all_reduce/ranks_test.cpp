@@ -14,9 +14,11 @@
 
 #include "all_reduce/problems.hpp"
 #include "core/error.hpp"
+#include "core/hash.hpp"
 #include "cpu/open.hpp"
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/rank_search.hpp"
 #include "support/verify_variants.hpp"
 
 extern char** environ;
@@ -288,6 +290,40 @@ void time_variants(const Task& task) {
     }
 }
 
+/// A search on all ranks, whose clocks differ: what is slow by one is fast by the other. They
+/// choose the same, and it is no slower by the slowest clock.
+void search(const Task& task) {
+  const auto backend = open(task);
+  const bool gpu = backend->facts().kind == DeviceKind::cuda;
+  const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
+  for (const auto& [m, d] : {std::pair{3, 512}, {40, 4096}}) {
+    const Problem problem =
+        peers(*backend, task, gpu ? DType::bf16 : DType::f32, m, d, "llama", "yes");
+    int calls = 0;
+    const auto found = search_on_ranks(
+        *backend, group, all_reduce_op(), problem,
+        default_recipe(all_reduce_op(), problem, backend->facts()),
+        {.budget = std::chrono::milliseconds(gpu ? 6000 : 2000), .clock = [&](double seconds) {
+           return task.rank == 0 ? seconds : seconds * (calls++ % 2 == 0 ? 1e-3 : 30.0);
+         }});
+    CAPTURE(task.rank, recipe_text(found.recipe), found.before, found.after, found.tried);
+    CHECK(found.tried > 0);
+    CHECK(found.after <= found.before);
+    const auto chosen = static_cast<double>(fnv1a(recipe_text(found.recipe)) >> 12);
+    CHECK(group.largest(chosen) == chosen);
+    CHECK(group.largest(-chosen) == -chosen);
+    CHECK(group.largest(found.after) == found.after);
+    // The group is as good as before.
+    RankRun run(*backend, task, group.memory(), problem);
+    CHECK(run.check(Plan(*backend, all_reduce_op(), problem, found.recipe), 1000) == "");
+  }
+  // Ranks that begin with other problems are told so.
+  const Problem other = peers(*backend, task, DType::f32, 3 + task.rank, 512, "none", "no");
+  CHECK_THROWS_WITH(search_on_ranks(*backend, group, all_reduce_op(), other,
+                                    default_recipe(all_reduce_op(), other, backend->facts()), {}),
+                    Catch::Matchers::Contains("give all ranks the same"));
+}
+
 /// Runs a collective until it fails; returns the error. The group may fail to come about instead.
 std::string run_until_error(const Task& task, std::int64_t m, int most, std::uint64_t max_bytes) {
   try {
@@ -424,6 +460,7 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
   if (task.work == "most") run_many(task, 1000000);
   if (task.work == "kills")
     kill_ranks(task.device, 10, 3000, 100 + static_cast<std::uint64_t>(task.rank));
+  if (task.work == "search") search(task);
   if (task.work == "time") time_variants(task);
   if (task.work == "survive") survive(task);
   if (task.work == "differ") differ(task);
@@ -438,6 +475,16 @@ TEST_CASE("all-reduce: two and three processes have the same bits on the CPU") {
 
 TEST_CASE("all-reduce: thousands of random sizes on the CPU") {
   CHECK(start_ranks(2, "cpu", "many"));
+}
+
+TEST_CASE("ranks whose clocks differ choose the same variants, on the CPU") {
+  CHECK(start_ranks(2, "cpu", "search"));
+  CHECK(start_ranks(3, "cpu", "search"));
+}
+
+TEST_CASE("ranks whose clocks differ choose the same variants, on one GPU", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  CHECK(start_ranks(2, "cuda:0", "search"));
 }
 
 TEST_CASE("all-reduce: two processes on one GPU have the same bits", "[gpu]") {

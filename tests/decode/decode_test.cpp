@@ -384,6 +384,8 @@ TEST_CASE("decode refuses fields that do not go together, and those that it has 
   CHECK(of_ranks(0, {}).find("head=sliced without ranks") != std::string::npos);
   CHECK(of_ranks(5, {}).find("5 ranks do not divide vocab=96") != std::string::npos);
   CHECK(of_ranks(2, {{"choose", "sample"}}).find("a draw needs all logits") != std::string::npos);
+  CHECK(complaint({{"batch", 2}, {"cache", 32}, {"ranks", 2}, {"best", 4}}, {{"head", "sliced"}})
+            .find("head=sliced with best=4") != std::string::npos);
 }
 
 TEST_CASE("every model that decode knows is a problem of it, on pages too") {

@@ -261,6 +261,17 @@ FFTUNE_API void* fftune_group_memory(const fftune_group* group);
  * that are complete. On a CPU fftune_plan_run fails itself. */
 FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
 
+/* Searches a problem with link=peers on all ranks at once, and remembers the recipe: plans of this
+ * problem that the group's context makes from now on have it, also those of more layers. All ranks
+ * call it with the same problem and budget; each candidate runs on all of them together, and its
+ * time is the slowest rank's, so every rank chooses the same. Memory for the problem's tensors is
+ * allocated meanwhile.
+ *
+ * FFTUNE_INVALID_INPUT: problem_json is wrong, has another link, or differs between ranks.
+ * FFTUNE_DEVICE_FAULT: a rank is gone. */
+FFTUNE_API fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
+                                           int64_t budget_milliseconds);
+
 /* No collective may be in flight. The other ranks are told. NULL is allowed. */
 FFTUNE_API void fftune_group_destroy(fftune_group* group);
 
