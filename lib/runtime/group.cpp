@@ -394,7 +394,7 @@ class Group::Members {
   double next_value(int rank) {
     std::unique_lock lock(values_mutex_);
     auto& values = values_[static_cast<std::size_t>(rank)];
-    // What another rank that left had to say it has said.
+    // A rank that left does not end the wait for another one.
     const auto& own_end = ends_[static_cast<std::size_t>(rank)];
     const auto end = [&] { return own_end != 0 ? own_end : lost_; };
     came_.wait_for(lock, options_.timeout, [&] { return !values.empty() || end() != 0; });
