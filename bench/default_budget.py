@@ -3,10 +3,12 @@
 is from that of an exhaustive search: ten small problems, each with a line.
 
 usage: default_budget.py [--budget none,2s,5s] [--strategy guided] [--kernels DIR] [--records DIR]
-                         [--only-exhaustive]
+                         [--only-exhaustive] [--best DIR]
 
---budget: a list; each is the --budget of one problem, and "none" gives no budget. --kernels keeps the
-compiled kernels of the exhaustive searches, which --only-exhaustive fills, and --records what they find.
+--budget: a list; each is the --budget of one problem, and "none" gives no budget.
+--kernels: a folder for the kernels of the exhaustive searches. --only-exhaustive fills it.
+--records: a folder for what the exhaustive searches find.
+--best: a folder of such records. Their searches are not done again, and others are left out.
 Where the two winners differ by more than 0.5%, bench times both in turns. Needs fftune on the PATH or
 --tool.
 """
@@ -35,6 +37,7 @@ def main():
     parser.add_argument("--strategy")
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--records", type=Path)
+    parser.add_argument("--best", type=Path)
     parser.add_argument("--only-exhaustive", action="store_true")
     own = parser.parse_args()
 
@@ -75,7 +78,7 @@ def main():
         def all_found(name, cache_of, *options, each=""):
             result = {}
             print(name, end="", file=sys.stderr, flush=True)
-            for place, command in enumerate(SEARCHES):
+            for place, command in enumerate(searches):
                 tokens = command.split()[-1].split(",")
                 budget = ["--budget", f"{float(each[:-1]) * len(tokens):g}s"] if each else []
                 presets = (own.records if name == "best" and own.records
@@ -93,12 +96,27 @@ def main():
             print(file=sys.stderr, flush=True)
             return result
 
+        def recorded(folder):
+            """Exhaustive searches of one problem each that were done before."""
+            result = {}
+            for command in SEARCHES:
+                op, size, tokens = command.split()[0], command.split()[-2][2:], command.split()[-1]
+                for path in folder.glob(f"*/{op}.json"):
+                    for record in json.loads(path.read_text())["records"]:
+                        if str(record["problem"][size]) == tokens:
+                            result[command, int(tokens)] = {
+                                "us": record["verdict"]["median_us"], "seconds": 0, "presets": folder,
+                                "tried": sum(stage["measured"] for stage in record["stages"])}
+            return result
+
+        best = recorded(own.best) if own.best else {}
+        searches = [command for command, _ in best] or SEARCHES
         strategy = ["--strategy", own.strategy] if own.strategy else []
         budgets = [] if own.only_exhaustive else own.budget.split(",")
         found = {budget: all_found(f"found-{budget}", lambda place: f"{folder}/{budget}-{place}",
                                    *strategy, each="" if budget == "none" else budget)
                  for budget in budgets}
-        best = all_found("best", lambda _: kernels, "--strategy", "exhaustive", each="300s")
+        best = best or all_found("best", lambda _: kernels, "--strategy", "exhaustive", each="300s")
         for budget in budgets:
             print(f"budget of a problem: {budget}")
             losses = []

@@ -110,6 +110,7 @@ GemmProblem up_gemm(const Problem& problem);
 GemmProblem down_gemm(const Problem& problem);
 /// The products with the packed weights themselves.
 GemmProblem packed_gate_up_gemm(const Problem& problem);
+GemmProblem packed_up_gemm(const Problem& problem);
 GemmProblem packed_down_gemm(const Problem& problem);
 /// Packed weights of the first product, and of the second; none where they are dense.
 std::vector<PackedWeight> packed_gate_up(const Problem& problem);

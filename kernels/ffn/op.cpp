@@ -25,8 +25,6 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const double up_by = quantised ? 16 : 1, hidden_by = quantised ? 4 : 1;
   const Form form = form_of(problem);
   std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, up_by}};
-  if (!form.gated && packed_format(problem).packed)
-    throw Error(ErrorKind::invalid_input, "ffn: packed weights are of a network with a gate");
   const auto packed = packed_gate_up(problem), packed_last = packed_down(problem);
   if (!packed.empty()) {
     std::vector<TensorSpec> numbers;
@@ -177,8 +175,6 @@ class Ffn final : public DescribedOp {
       const std::string_view code = code_name(packed_format(problem).code);
       if (is_quantised(problem))
         return fmt::format("weights={} is for x of bf16, fp16 and f32, not fp8", code);
-      if (!form.gated)
-        return fmt::format("weights={} is of a network with a gate: leave out gate=no", code);
     }
     for (const char* name : {"d", "h"})
       if (auto reason = packed_contradiction(problem, name, problem.size(name)); !reason.empty())
@@ -196,7 +192,7 @@ class Ffn final : public DescribedOp {
     if (form_of(problem).normalises) stages.push_back(norm_stage(problem));
     const bool packed = problem.pass == "fwd" && packed_format(problem).packed;
     for (const GemmStage& stage : gemm_stages(problem)) {
-      if (packed && stage.name == stage_gate_up)
+      if (packed && (stage.name == stage_gate_up || stage.name == stage_up))
         stages.push_back(expand_spec(stage_expand_gate_up, packed_gate_up(problem), tensors));
       if (packed && stage.name == stage_down)
         stages.push_back(expand_spec(stage_expand_down, packed_down(problem), tensors));

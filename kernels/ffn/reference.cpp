@@ -89,7 +89,7 @@ class Forward {
   void up() {
     const auto activation = parse_activation(problem_.option("act"));
     const Form form = form_of(problem_);
-    auto hidden = product(form.normalises ? "normalised" : "x", "w_up", shape_.h, shape_.d);
+    auto hidden = product(form.normalises ? "normalised" : "x", weight("w_up"), shape_.h, shape_.d);
     const double* bias = form.bias_up ? tensors_.at("b_up").data() : nullptr;
     const auto h = static_cast<std::size_t>(shape_.h);
     for_each_row(hidden.size() / h, h, parallel_, [&](std::size_t row) {

@@ -11,9 +11,11 @@ constexpr GemmStage gate_up_again{stage_gate_up, ffn_op, gate_up_gemm, "bwd"};
 constexpr ExpandStage gate_up_expansion{stage_expand_gate_up, ffn_op, packed_gate_up};
 constexpr ExpandStage down_expansion{stage_expand_down, ffn_op, packed_down};
 constexpr GemmStage expand_gate_up{stage_expand_gate_up, ffn_op, packed_gate_up_gemm};
+constexpr GemmStage expand_up{stage_expand_gate_up, ffn_op, packed_up_gemm};
 constexpr GemmStage expand_down{stage_expand_down, ffn_op, packed_down_gemm};
 /// On the CPU the two products of expanded weights are not neighbours.
 constexpr GemmStage expanded_gate_up{stage_gate_up, ffn_op, gate_up_gemm, "fwd", true};
+constexpr GemmStage expanded_up{stage_up, ffn_op, up_gemm, "fwd", true};
 constexpr GemmStage expanded_down{stage_down, ffn_op, down_gemm, "fwd", true};
 constexpr GemmStage up{stage_up, ffn_op, up_gemm};
 constexpr GemmStage down{stage_down, ffn_op, down_gemm};
@@ -30,7 +32,7 @@ GemmProblem gemm_of(const Problem& problem, std::int64_t m, std::int64_t n, std:
 
 /// Other forms have dense weights, whatever is asked for: contradiction() refuses it.
 bool has_packed(const Problem& problem) {
-  return packed_format(problem).packed && form_of(problem).gated && !is_quantised(problem);
+  return packed_format(problem).packed && !is_quantised(problem);
 }
 
 Scaling scaling_of(const Problem& problem) {
@@ -85,6 +87,10 @@ GemmProblem up_gemm(const Problem& problem) {
   gemm.epilogue.activation = parse_activation(problem.option("act"));
   if (form.bias_up) gemm.epilogue.row(row_broadcast::bias) = "b_up";
   gemm.follows = form.normalises;
+  if (packed_format(problem).packed) {
+    gemm.b = {{"w_up_dense"}};
+    gemm.follows = gemm.b_depends = true;
+  }
   return gemm;
 }
 
@@ -113,6 +119,10 @@ GemmProblem packed_gate_up_gemm(const Problem& problem) {
   return reads_packed(gate_up_gemm(problem), packed_gate_up(problem), form_of(problem).normalises);
 }
 
+GemmProblem packed_up_gemm(const Problem& problem) {
+  return reads_packed(up_gemm(problem), packed_gate_up(problem), form_of(problem).normalises);
+}
+
 GemmProblem packed_down_gemm(const Problem& problem) {
   return reads_packed(down_gemm(problem), packed_down(problem), true);
 }
@@ -120,8 +130,13 @@ GemmProblem packed_down_gemm(const Problem& problem) {
 std::vector<PackedWeight> packed_gate_up(const Problem& problem) {
   if (!has_packed(problem)) return {};
   const auto [m, d, h] = shape_of(problem);
-  return {packed_weight(problem, {"w_gate", "w_gate_scale", "w_gate_zero", "w_gate_dense", h, d}),
-          packed_weight(problem, {"w_up", "w_up_scale", "w_up_zero", "w_up_dense", h, d})};
+  std::vector<PackedWeight> weights;
+  if (form_of(problem).gated)
+    weights.push_back(
+        packed_weight(problem, {"w_gate", "w_gate_scale", "w_gate_zero", "w_gate_dense", h, d}));
+  weights.push_back(
+      packed_weight(problem, {"w_up", "w_up_scale", "w_up_zero", "w_up_dense", h, d}));
+  return weights;
 }
 
 std::vector<PackedWeight> packed_down(const Problem& problem) {
@@ -190,11 +205,19 @@ std::vector<const Family*> forward_families() {
   static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
   static const auto families = families_of(
       {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_sm90_summary},
+       {packed_sm90_engine, {expand_up, up}, "up_packed_sm90", packed_sm90_summary},
        {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_sm90_summary},
        {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
+       {packed_decode_engine, {expand_up, up}, "up_packed", packed_decode_summary},
        {packed_decode_engine, {expand_down, down}, "down_packed", packed_decode_summary},
-       {cpu_blas_engine, {expanded_gate_up, expanded_down}, "cpu_{}_expanded", expanded},
-       {cpu_plain_engine, {expanded_gate_up, expanded_down}, "cpu_{}_expanded_plain", plain},
+       {cpu_blas_engine,
+        {expanded_gate_up, expanded_up, expanded_down},
+        "cpu_{}_expanded",
+        expanded},
+       {cpu_plain_engine,
+        {expanded_gate_up, expanded_up, expanded_down},
+        "cpu_{}_expanded_plain",
+        plain},
        {fused_decode_engine,
         {gate_up, down},
         "ffn_decode",

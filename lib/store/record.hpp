@@ -48,6 +48,7 @@ struct Verdict {
   bool complete = true;           // false when the budget or the user ended the search early
   std::optional<bool> decided{};  // whether the ties are all within the tie band, beyond doubt
   std::vector<std::string> disturbances{};  // of the measurement, by others on the device
+  std::optional<double> untuned_ratio{};    // the untuned choice's time over the median
 };
 
 struct Provenance {

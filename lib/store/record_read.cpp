@@ -107,6 +107,7 @@ Verdict verdict_from_json(const JsonValue& value) {
   verdict.complete = fields.boolean("complete");
   if (fields.has("decided")) verdict.decided = fields.boolean("decided");
   if (fields.has("disturbances")) verdict.disturbances = fields.names("disturbances");
+  if (fields.has("untuned_ratio")) verdict.untuned_ratio = fields.number("untuned_ratio", true);
   fields.finish();
   return verdict;
 }

@@ -81,9 +81,11 @@ JsonValue to_json(const Verdict& verdict) {
                 {"noise", rounded(verdict.noise, 4)},
                 {"roofline_fraction", rounded(verdict.roofline_fraction, 3)},
                 {"limit", {verdict.limit}},
-                {"unfused_ratio", rounded(verdict.unfused_ratio, 3)},
-                {"strategy", {verdict.strategy}},
-                {"complete", {verdict.complete}}};
+                {"unfused_ratio", rounded(verdict.unfused_ratio, 3)}};
+  if (verdict.untuned_ratio)
+    object.emplace_back("untuned_ratio", rounded(*verdict.untuned_ratio, 3));
+  object.emplace_back("strategy", JsonValue{verdict.strategy});
+  object.emplace_back("complete", JsonValue{verdict.complete});
   if (verdict.decided) object.emplace_back("decided", JsonValue{*verdict.decided});
   if (!verdict.disturbances.empty())
     object.emplace_back("disturbances", array_of(verdict.disturbances));

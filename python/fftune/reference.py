@@ -308,6 +308,14 @@ def _with_dense(format, x, w, scale, *others):
             kv_heads, *options)
 
 
+def _mlp_packed(format, x, w_up, w_down, up_scale, down_scale, *others):
+    zeros, others = (others[:2], others[2:]) if format == "int4" else ((None, None), others)
+    b_up, b_down, residual, h, group, act = others
+    d = x.shape[-1]
+    return mlp(x, _dense(format, w_up, up_scale, zeros[0], h, d, group, x.dtype),
+               _dense(format, w_down, down_scale, zeros[1], d, h, group, x.dtype), b_up, b_down, residual, act)
+
+
 def _with_dense_head(format, logits_alone, x, w_norm, b_norm, w, scale, *others):
     """head, or head_logits, for the dense weight."""
     zero, others = (others[0], others[1:]) if format == "int4" else (None, others)
@@ -341,6 +349,7 @@ def _define_packed(format: str) -> None:
     globals().update({
         f"linear_packed{end}": linear_packed,
         f"ffn_packed{end}": functools.partial(_ffn_packed, format),
+        f"mlp_packed{end}": functools.partial(_mlp_packed, format),
         f"head_packed{end}": functools.partial(_with_dense_head, format, False),
         f"head_logits_packed{end}": functools.partial(_with_dense_head, format, True),
         f"moe_ffn_packed{end}": functools.partial(_moe_ffn_packed, format),

@@ -99,6 +99,11 @@ def _moe_as(format, random, *options, bias=False, zeros=False, experts=6, d=64, 
             experts - shared, h, act, weigh, shared, _group_as(format), "")
 
 
+def _mlp_as(random, up, down, group):
+    return (random(5, 64), *(w[i] for i in range(len(up)) for w in (up, down)), random(96), random(64), None, 96,
+            group, "gelu")
+
+
 def _cases_as(format):
     words = ("",) if format.endswith("fp4") else ("_128", "_64", "_32", "_row")
     counts = {"": 4, "_128": 1, "_64": 2, "_32": 4, "_row": 1}
@@ -120,9 +125,11 @@ def _cases_as(format):
                constants=(1, 2))
     yield Case(f"linear_packed_{format}-many", f"linear_packed_{format}", lambda r: _linear_as(format, r, 70),
                constants=(1, 2))
+    yield Case(f"mlp_packed_{format}", f"mlp_packed_{format}", lambda r: _mlp_as(r, _packed_as(format, 96, 64),
+               _packed_as(format, 64, 96), _group_as(format)), differentiable=False)
     yield Case(f"head_packed_{format}", f"head_packed_{format}", lambda r: (
         r(5, 64), r(64), None, *_packed_as(format, 41, 64), r(41), *_draw(False, 5), 41, _group_as(format), 1e-5,
-        "llama", 0.0, "f32", True), differentiable=False)
+        "llama", 0.0, "f32", True, 0), differentiable=False)
     yield Case(f"head_logits_packed_{format}", f"head_logits_packed_{format}", lambda r: (
         r(2, 3, 64), None, None, *_packed_as(format, 41, 64), None, 41, _group_as(format), 1e-6, "llama", "same"),
         differentiable=False)
@@ -454,24 +461,26 @@ CASES = [
     Case("moe_route-groups", "moe_route",
          lambda r: _route(r, 3, "sigmoid", "before", 4, 2, "top2", True, 2.5, bias=True),
          outputs=1, constants=(1,)),
-    Case("sample", "sample", lambda r: (r(3, 5, 37), *_draw(None), 0.0, False),
+    Case("sample", "sample", lambda r: (r(3, 5, 37), *_draw(None), 0.0, False, 0),
          differentiable=False),
-    Case("sample-draws", "sample", lambda r: (r(3, 5, 37), *_draw(False, 3, 5), 30.0, True),
+    Case("sample-draws", "sample", lambda r: (r(3, 5, 37), *_draw(False, 3, 5), 30.0, True, 0),
          differentiable=False),
-    Case("sample-filtered", "sample", lambda r: (r(15, 40), *_draw(True, 15), 0.0, True),
+    Case("sample-filtered", "sample", lambda r: (r(15, 40), *_draw(True, 15), 0.0, True, 0),
          differentiable=False),
     Case("head", "head",
          lambda r: (r(5, 24), r(24), None, r(41, 24), None, *_draw(None), 1e-5, "llama", 0.0, "same",
-                    False), differentiable=False),
+                    False, 0), differentiable=False),
     Case("head-draws", "head",
          lambda r: (r(5, 24), r(24), r(24), r(41, 24), r(41), *_draw(False, 5), 1e-5, "llama", 0.0,
-                    "f32", True), differentiable=False),
+                    "f32", True, 3), differentiable=False),
     Case("head-filtered", "head",
          lambda r: (r(5, 24), None, None, r(41, 24), r(41), *_draw(True, 5), 1e-6, "llama", 30.0,
-                    "same", False), differentiable=False),
+                    "same", False, 0), differentiable=False),
+    Case("mlp_packed", "mlp_packed", lambda r: _mlp_as(r, _packed(r, 96, 64, True), _packed(r, 64, 96, True), "32"),
+         differentiable=False),
     Case("head_packed", "head_packed",
          lambda r: (r(5, 64), r(64), None, *_packed(r, 41, 64, True), None, *_draw(None), 41, "32", 1e-5, "llama",
-                    0.0, "same", False), differentiable=False),
+                    0.0, "same", False, 2), differentiable=False),
     Case("head_logits_packed", "head_logits_packed",
          lambda r: (r(2, 3, 64), r(64), None, *_packed(r, 41, 64, False), r(41), 41, "32", 1e-5, "gemma", "same"),
          differentiable=False),

@@ -80,15 +80,20 @@ class WQLinear_GEMM(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4):
+def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4, kind="int"):
     """nn.Linear as compressed-tensors leaves it on loading."""
-    n, k = tensors["weight_shape"].tolist() if "weight_shape" in tensors else tensors["weight"].shape
+    if "weight_shape" in tensors:
+        n, k = tensors["weight_shape"].tolist()
+    elif "weight" in tensors:
+        n, k = tensors["weight"].shape
+    else:
+        n, k = tensors["weight_packed"].shape[0], 2 * tensors["weight_packed"].shape[1]
     layer = nn.Linear(k, n, bias=False)
     del layer.weight
     for name, tensor in tensors.items():
         layer.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
     layer.quantization_scheme = types.SimpleNamespace(
-        weights=types.SimpleNamespace(num_bits=bits, type="int", symmetric=symmetric,
+        weights=types.SimpleNamespace(num_bits=bits, type=kind, symmetric=symmetric,
                                       group_size=group_size), input_activations=activations,
         output_activations=None)
     layer.quantization_status = "compressed"
@@ -151,7 +156,7 @@ def of_file(name, bias=None):
     else:
         weights = next(iter(config["config_groups"].values()))["weights"]
         layer = compressed(tensors, symmetric=weights["symmetric"], group_size=weights["group_size"],
-                           bits=weights["num_bits"])
+                           bits=weights["num_bits"], kind=weights["type"])
     return layer, expected
 
 

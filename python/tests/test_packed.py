@@ -335,3 +335,16 @@ def test_a_head_with_a_packed_weight_chooses_as_with_the_dense_one(format):
     assert close(fftune.ops.head_logits(x, packed, norm), fftune.ops.head_logits(x, dense, norm))
     with pytest.raises(fftune.Error, match=r"head: w is a packed weight \[50, 64\]: give one of \[vocab, 32\]"):
         fftune.ops.head(x[:, :32], packed)
+
+
+def test_an_mlp_with_packed_weights_computes_as_with_the_dense_ones():
+    up, down = (QuantLinear.from_linear(nn.Linear(*sizes), 32).packed_weight for sizes in ((64, 96), (96, 64)))
+    x, b_up, b_down = torch.randn(5, 64), torch.randn(96), torch.randn(64)
+    y = fftune.ops.mlp(x, up, down, b_up, b_down)
+    assert close(y, fftune.ops.mlp(x, up.dense(), down.dense(), b_up, b_down))
+    with pytest.raises(fftune.Error, match="mlp: w_down is torch.float32.*give two packed weights"):
+        fftune.ops.mlp(x, up, down.dense())
+    with pytest.raises(fftune.Error, match=r"give \[h, d\] and \[d, h\]"):
+        fftune.ops.mlp(x, up, up)
+    with pytest.raises(fftune.Error, match="no gradients"):
+        fftune.ops.mlp(x.requires_grad_(), up, down)

@@ -18,7 +18,7 @@ GROUPS = {"gptq_v1_sym_g128": 128, "gptq_v1_sym_g128_desc_act": 128, "gptq_v1_sy
           "gptq_v1_asym_zero0": 64, "gptq_v2_asym_g64": 64, "awq_gemm_g128": 128, "awq_gemm_g32": 32,
           "ct_int4_sym_g128": 128, "ct_int4_sym_g64_g_idx": 64, "ct_int4_sym_channel_k100": 0,
           "ct_int4_asym_g128": 128, "ct_int4_asym_g32_n20": 32, "ct_int8_pack_sym_g128": 128,
-          "ct_int8_channel": 0, "fp8_block_deepseek_v3": 128, "fp8_block_ue8m0": 128}
+          "ct_int8_channel": 0, "ct_mxfp4": 32, "ct_nvfp4": 16, "fp8_block_deepseek_v3": 128, "fp8_block_ue8m0": 128}
 DEVICES = [("cpu", torch.float32), ("cpu", torch.bfloat16)] + [
     pytest.param("cuda", dtype, marks=pytest.mark.skipif(not torch.cuda.is_available(),
                                                          reason="no GPU"))

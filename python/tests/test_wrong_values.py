@@ -109,15 +109,15 @@ DRAW = dict(temperature=torch.ones(3), seeds=torch.arange(3), steps=torch.zeros(
             top_k=torch.tensor([0, 2, 3]).int(), top_p=torch.full((3,), 0.9), min_p=torch.zeros(3))
 NORMED = dict(x=X, w=W, norm=V, norm_bias=V, bias=W[:, 0].clone(), eps=1e-6, convention="llama",
               logits="same")
-GOOD |= {"sample": dict(logits=X, **DRAW, softcap=0.0, logprobs=True),
-         "head": dict(NORMED, **DRAW, softcap=0.0, logprobs=True), "head_logits": NORMED}
+GOOD |= {"sample": dict(logits=X, **DRAW, softcap=0.0, logprobs=True, best=2),
+         "head": dict(NORMED, **DRAW, softcap=0.0, logprobs=True, best=2), "head_logits": NORMED}
 GOOD["decode"] = dict(
     **{name: torch.zeros(1, dtype=torch.int32) for name in ("ids", "lengths", "steps", "ended")},
     out=torch.zeros(1, 4, dtype=torch.int32), embedding=torch.randn(6, 8), weights=[WEIGHTS],
     caches=caches(), final_norm=V, w_head=torch.randn(6, 8), heads=1, kv_heads=1, limits=None,
     stop=None, pages=None, angles=None, final_norm_bias=None, head_bias=None, temperature=None,
     seeds=None, top_k=None, top_p=None, min_p=None, embed_scale=1.0, logit_softcap=0.0, pad=0,
-    logprobs=False, options=None, group=None)
+    logprobs=False, best=2, options=None, group=None)
 GROUP = fftune.distributed.Group(f"wrong values {os.getpid()}", 0, 1)
 GOOD |= {"all_reduce": dict(x=X, group=GROUP, residual=X),
          "all_argmax": dict(ids=torch.zeros(3, dtype=torch.int32), logit=torch.randn(3), vocab=8,

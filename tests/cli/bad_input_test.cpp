@@ -110,7 +110,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"list ffn --device cpu,cpu", 2, {"--device 'cpu,cpu'"}},
       {"list ffn --device all", 2, {"--device 'all'"}},
       {"refresh --device cpu,cpu --out .", 2, {"--device 'cpu,cpu'"}},
-      {ffn + "--min-gain 5%", 2, {"--min-gain", "--strategy guided", "halving"}},
+      {ffn + "--strategy halving --min-gain 5%", 2, {"--min-gain", "--strategy guided", "halving"}},
       {ffn + "--strategy guided --min-gain 5", 2, {"--min-gain '5'", "0.5%"}},
       {"list ffn --arch sm_99", 2, {"--arch 'sm_99'", "sm_80"}},
       {"list ffn --arch sm_90", 2, {"did you mean sm_90a?"}},

@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "registry/catalog.hpp"
@@ -183,4 +184,50 @@ TEST_CASE("docs/output.md has every column of the tables that people read most")
     }
     CHECK(columns >= 5);
   }
+}
+
+TEST_CASE("docs/tutorial.md shows the columns of the tables that its commands print") {
+  const std::string page = text_of(root / "docs/tutorial.md");
+  // "$ fftune WORDS" and the lines up to the next command or the end of the block.
+  const std::regex command(R"re(\n\$ (fftune [^\n]+)((?:\n(?!\$ |```)[^\n]*)*))re");
+  const Sandbox sandbox;
+  std::size_t run = 0, titles = 0;
+  for (std::sregex_iterator each(page.begin(), page.end(), command), end; each != end; ++each) {
+    std::string words = (*each)[1].str().substr(7);
+    const std::string shown = (*each)[2];
+    const std::size_t into = words.find(" > ");
+    const std::string file = into == words.npos ? "" : words.substr(into + 3);
+    words = words.substr(0, into);
+    for (const auto& [long_one, short_one] :
+         {std::pair<std::string, std::string>{"--budget 40s", "--budget 4s --wait 0s"},
+          {"~", sandbox.folder().string()}})
+      if (const std::size_t at = words.find(long_one); at != words.npos)
+        words.replace(at, long_one.size(), short_one);
+    if (words.rfind("bench", 0) == 0) words += " --budget 1s";
+    CAPTURE(words, shown);
+    const Finished done = sandbox.fftune(words);
+    CAPTURE(done.out, done.err);
+    CHECK(done.code <= 1);  // `bench --against` may find something slower on a busy machine
+    if (!file.empty()) write_text(sandbox.folder() / file, done.out);
+    ++run;
+    // A table's titles are several cells of words alone, below a line that has no cells.
+    // An output that begins with dots has the last table alone.
+    const bool cut = shown.rfind("\n…", 0) == 0;
+    std::istringstream lines(cut ? done.out.substr(done.out.rfind("\n\n")) : done.out);
+    bool above = false;
+    for (std::string line; std::getline(lines, line);) {
+      if (const std::size_t at = line.find("95%"); at != line.npos) line.replace(at, 3, "   ");
+      static const std::regex title(R"([^\d-]*\S  +[^\d-]*\S  +[^\d-]*)");
+      const bool first =
+          !std::exchange(above, line.find("  ", line.find_first_not_of(' ')) != line.npos);
+      if (!file.empty() || !first || !std::regex_match(line, title)) continue;
+      std::istringstream cells(line);
+      for (std::string word; cells >> word; ++titles) {
+        CAPTURE(line, word);
+        CHECK(shown.find(word) != shown.npos);
+      }
+    }
+  }
+  CHECK(run == 9);
+  CHECK(titles >= 40);
 }

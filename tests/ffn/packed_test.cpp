@@ -80,13 +80,14 @@ TEST_CASE("kernels of ffn read packed weights, and those without expand them fir
   CHECK(families_of(65, {}, "sm_80") ==
         std::vector<std::string>{"expand_gate_up", "gate_up_sm80", "expand_down", "down_sm80"});
   CHECK(families_of(1, {{"norm", "rms"}}, "sm_90a").size() == 3);
+  CHECK(families_of(64, {{"gate", "no"}}, "sm_90a") ==
+        std::vector<std::string>{"up_packed_sm90", "down_packed_sm90"});
 }
 
 TEST_CASE("packed weights of ffn that cannot be are refused in one line") {
   CHECK(complaint(problem_of(1, 128, 192, DType::bf16, {})) ==
         "ffn: groups of 128 do not divide h=192: give group=row or another size");
-  CHECK(complaint(problem_of(1, 128, 128, DType::bf16, {{"gate", "no"}})) ==
-        "ffn: weights=int4 is of a network with a gate: leave out gate=no");
+  CHECK(complaint(problem_of(1, 128, 128, DType::bf16, {{"gate", "no"}})) == "");
   CHECK(complaint(problem_of(1, 128, 128, DType::fp8, {})) ==
         "ffn: weights=int4 is for x of bf16, fp16 and f32, not fp8");
 }
@@ -110,6 +111,12 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
     if (!weights.ends_with("fp4")) options["group"] = "32";
     verify_families(*backend, ffn_op(), {problem_of(5, 64, 96, DType::f32, options)}, random, 1);
   }
+  for (const char* weights : {"int4", "nvfp4"})
+    verify_families(
+        *backend, ffn_op(),
+        {problem_of(5, 128, 128, DType::f32,
+                    {{"weights", weights}, {"gate", "no"}, {"bias", "both"}, {"act", "gelu"}})},
+        random, 1);
   verify_families(
       *backend, ffn_op(),
       {problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}})},
@@ -122,6 +129,18 @@ TEST_CASE("ffn with packed weights is right on a GPU in every format in bf16", "
 
 TEST_CASE("ffn with packed weights is right on a GPU in every format in fp16", "[gpu]") {
   verify_formats_on_gpu(DType::fp16, 4);
+}
+
+TEST_CASE("ffn with packed weights and no gate is right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(4);
+  std::vector<Problem> problems;
+  for (const auto& [m, weights] : {std::pair{1, "int4"}, {40, "nvfp4"}, {150, "int4"}})
+    problems.push_back(
+        problem_of(m, 256, 384, DType::bf16,
+                   {{"weights", weights}, {"gate", "no"}, {"bias", "both"}, {"act", "gelu"}}));
+  verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);
 }
 
 TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the sizes of a model",

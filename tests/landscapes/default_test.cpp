@@ -7,7 +7,9 @@
 #include <string>
 
 #include "landscapes/landscape.hpp"
+#include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;
@@ -189,4 +191,39 @@ TEST_CASE(
   // Tiles of 80 hold 320 and 80.
   CHECK(estimate("random:0.9", 80) == Approx(estimate("even:0.9", 80)));
   CHECK(estimate("random:0.9", 152) == Approx(estimate("random:0.1", 152)));
+}
+
+TEST_CASE("untuned choices are near the winners on record of an H100") {
+  const auto facts = facts_of_architecture("sm_90a");
+  constexpr int least_measured = 8;
+  int stages = 0, known = 0;
+  double slower = 0;  // in all that are known
+  for (const auto& entry :
+       std::filesystem::directory_iterator(FFTUNE_SOURCE_DIR "/presets/nvidia-h100-80gb-hbm3")) {
+    const PresetFile file = read_preset_file(entry.path());
+    REQUIRE(file.complaints.empty());
+    for (const PresetRecord& record : file.records) {
+      const Op& op = builtin_catalog().op(record.problem.op);
+      const Problem problem = canonical(op, record.problem, DeviceKind::cuda);
+      for (const Variant& untuned : default_recipe(op, problem, facts))
+        for (const StageRecord& stage : record.stages) {
+          const auto own = family_of(op, untuned.family).stages();
+          if (own != stage.stages || stage.measured < least_measured) continue;
+          ++stages;
+          double us = untuned == stage.variant ? stage.median_us : 0;
+          for (const auto* others : {&stage.ties, &stage.runners_up})
+            for (const Timed& other : *others)
+              if (other.id == untuned.id()) us = other.median_us;
+          if (us == 0) continue;  // behind the runners-up, or of another family
+          ++known;
+          INFO(record.problem.text() << ": " << untuned.id());
+          CHECK(us <= 1.1 * stage.median_us);
+          slower += us / stage.median_us - 1;
+        }
+    }
+  }
+  CAPTURE(stages, known, slower);
+  CHECK(known >= 20);
+  CHECK(known >= 0.8 * stages);
+  CHECK(slower <= 0.02 * known);
 }

@@ -42,11 +42,12 @@ bool any(const Config&) {
 
 /// Every family that serves the problem: its default, and `more` configurations drawn at random,
 /// of those that are wanted.
-Candidates candidates_of(Backend& backend, const Op& op, const Problem& problem,
-                         std::mt19937_64& random, int more, const Choice& wanted = any) {
+std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Problem& problem,
+                                     std::mt19937_64& random, int more,
+                                     const Choice& wanted = any) {
   const DeviceFacts& facts = backend.facts();
   const auto stages = op.stages(problem);
-  Candidates candidates;
+  std::vector<Candidate> candidates;
   std::vector<std::future<CompileResult>> compilations;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
@@ -76,8 +77,8 @@ Candidates candidates_of(Backend& backend, const Op& op, const Problem& problem,
 }
 
 /// Each variant under every mask; the problem's own is the one that they were chosen for.
-int verify_masks(Backend& backend, const Op& op, Problem problem, const Candidates& candidates,
-                 std::mt19937_64& random) {
+int verify_masks(Backend& backend, const Op& op, Problem problem,
+                 const std::vector<Candidate>& candidates, std::mt19937_64& random) {
   int verified = 0;
   for (const std::string& mask : masks_of(problem.size("m"))) {
     problem.options["mask"] = mask;

@@ -44,6 +44,7 @@ inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
   record.verdict = {median_us, median_us - 0.05, median_us + 0.1, 0.00812, 0.61234,
                     "memory",  1.2345,           "halving",       true};
   record.verdict.decided = true;
+  record.verdict.untuned_ratio = 1.0499;
   record.verdict.disturbances = {"2 other processes run on the device"};
   record.error = 2.0871e-3;
   record.tolerance = 3.5e-3;

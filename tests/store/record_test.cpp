@@ -65,6 +65,7 @@ TEST_CASE("a preset file is laid out for people to review") {
         "roofline_fraction": 0.612,
         "limit": "memory",
         "unfused_ratio": 1.234,
+        "untuned_ratio": 1.05,
         "strategy": "halving",
         "complete": true,
         "decided": true,
@@ -112,6 +113,7 @@ TEST_CASE("a file of version 1, which says less, is read; nothing is made up for
     for (auto& tie : stage.ties) tie.bits.clear();
   }
   record.verdict.decided.reset();
+  record.verdict.untuned_ratio.reset();
   record.verdict.disturbances.clear();
   auto text = preset_text(example::device(), "ffn", {record});
   REQUIRE(text.find("\"schema\": 3") != std::string::npos);
@@ -122,7 +124,7 @@ TEST_CASE("a file of version 1, which says less, is read; nothing is made up for
   REQUIRE(file.records.size() == 1);
   REQUIRE_FALSE(file.records[0].verdict.decided.has_value());
   REQUIRE(file.records[0].stages[0].bits.empty());
-  for (const char* key : {"bits", "decided", "disturbances"})
+  for (const char* key : {"bits", "decided", "disturbances", "untuned_ratio"})
     REQUIRE(preset_text(file.device, file.op, file.records).find(key) == std::string::npos);
 }
 

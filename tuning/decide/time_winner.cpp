@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "registry/catalog.hpp"
 
 namespace fftune {
 namespace {
@@ -24,6 +27,36 @@ Candidates winner_and_baselines(Session& session, const EndToEnd& winner) {
          session.op().baselines(session.problem(), session.evaluator().facts()))
       candidates.push_back({0, {}, baseline.name});
   return candidates;
+}
+
+/// Whether a search measured the variant, so that it works.
+bool is_measured(const Variant& variant, const std::vector<Searched>& groups) {
+  return std::any_of(groups.begin(), groups.end(), [&](const Searched& searched) {
+    const auto timed = searched.group->timed();
+    return std::any_of(timed.begin(), timed.end(), [&](std::size_t index) {
+      return searched.group->variants()[index] == variant;
+    });
+  });
+}
+
+/// The untuned choice's time over the winner's, both timed in turns; none if that cannot be said.
+std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
+                                    const std::vector<Searched>& groups) {
+  if (!session.options().baselines || session.cancelled()) return std::nullopt;
+  const auto& facts = session.evaluator().facts();
+  const Recipe untuned = default_recipe(session.op(), session.problem(), facts);
+  if (untuned == winner.candidate.recipe) return 1;
+  for (const Variant& variant : untuned)
+    if (!is_measured(variant, groups)) return std::nullopt;
+  const std::vector<Candidate> both{winner.candidate, {0, untuned, ""}};
+  TimeRequest request;
+  request.samples = verdict_samples;
+  request.seconds = std::clamp(session.seconds_left() * 0.2, 0.2, 2.0);
+  session.launch(both);
+  const auto timings = session.evaluator().time(both, request);
+  for (const Timing& timing : timings)
+    if (!timing.failure.empty() || timing.samples_us.empty()) return std::nullopt;
+  return median(timings[1].samples_us) / median(timings[0].samples_us);
 }
 
 /// Empty if it did not drift, or no more than its noise.
@@ -58,8 +91,10 @@ void add_new(std::vector<std::string>& all, const std::vector<std::string>& more
 
 }  // namespace
 
-bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
-                 TuneResult& result) {
+bool time_winner(Session& session, const EndToEnd& winner, const std::vector<Searched>& groups,
+                 Summary before, Verdict& verdict, TuneResult& result) {
+  verdict.untuned_ratio = untuned_ratio(session, winner, groups);
+
   const auto candidates = winner_and_baselines(session, winner);
   std::vector<BurstTiming> timings;
   for (int attempt = 1;; ++attempt) {

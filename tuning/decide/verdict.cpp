@@ -237,7 +237,7 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
                                             .high = record.verdict.interval_high_us}
                                   : last_timing(groups, best);
     winner = best;
-    if (!time_winner(session, *winner, before, record.verdict, result)) return;
+    if (!time_winner(session, *winner, groups, before, record.verdict, result)) return;
     take_stages(session, groups, *winner, record);
     if (in_place || choice == most_choices || !session.stop_reason().empty()) break;
     if (contradictions(record).empty()) break;

@@ -384,9 +384,11 @@ std::string Group::outlook() const {
   if (!gain_) return "";
   const auto left = static_cast<double>(entries_.size()) - screen_counted_;
   const double each = screen_counted_ > 0 ? spent_ / screen_counted_ : 0;
-  return fmt::format("{} were tried{}: at most {:.1f}% is left, in about {:.1f} more minutes",
-                     extent(), cut_short_ && !enough() ? ", then its time was spent" : "",
-                     100 * *gain_, left * each / 60);
+  const double more = left * each;  // seconds
+  return fmt::format("{} were tried{}: the others may gain {:.1f}% at most, in about {}", extent(),
+                     cut_short_ && !enough() ? ", then its time was spent" : "", 100 * *gain_,
+                     more < 90 ? fmt::format("{:.0f} more seconds", std::max(more, 1.0))
+                               : fmt::format("{:.1f} more minutes", more / 60));
 }
 
 double Group::median_us(std::size_t index) const {

@@ -37,6 +37,7 @@ void print_file(const PresetFile& file, const Output& output) {
                    {"limit"},
                    {"decided"},
                    {"vs unfused", Align::right},
+                   {"vs untuned", Align::right},
                    {"error", Align::right},
                    {"date"}});
   for (const PresetRecord& record : file.records) {
@@ -44,7 +45,8 @@ void print_file(const PresetFile& file, const Output& output) {
     table.row({problem_without_op(record.problem), recipe_text(record.recipe()),
                microseconds_text(verdict.median_us), limit_share_text(verdict.roofline_fraction),
                verdict.limit, decided_text(verdict), ratio_cell(verdict.unfused_ratio),
-               error_text(record.error), record.provenance.date.substr(0, 10)});
+               ratio_cell(verdict.untuned_ratio.value_or(0)), error_text(record.error),
+               record.provenance.date.substr(0, 10)});
   }
   output.table(table);
   output.line("");

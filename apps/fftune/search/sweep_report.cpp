@@ -64,13 +64,14 @@ void add_record(TextTable& table, const std::string& tokens, const std::string& 
                  limit_share_text(verdict.roofline_fraction),
                  verdict.limit,
                  ratio_cell(verdict.unfused_ratio),
+                 ratio_cell(verdict.untuned_ratio.value_or(0)),
                  name,
                  microseconds_text(stage.median_us),
                  ties_text(stage),
                  stage.variant.id()});
     else
-      table.row({"", "", "", "", "", "", name, microseconds_text(stage.median_us), ties_text(stage),
-                 stage.variant.id()});
+      table.row({"", "", "", "", "", "", "", name, microseconds_text(stage.median_us),
+                 ties_text(stage), stage.variant.id()});
   }
 }
 
@@ -114,6 +115,7 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
                    {"roofline", Align::right},
                    {"limit"},
                    {"vs unfused", Align::right},
+                   {"vs untuned", Align::right},
                    {"stage"},
                    {"µs", Align::right},
                    {"ties/ran", Align::right},
@@ -124,8 +126,17 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
     if (result.record)
       add_record(table, tokens, dtype, *result.record);
     else
-      table.row(
-          {tokens, dtype, "-", "-", "-", "-", "-", "-", "-", {why_nothing(result), Style::bad}});
+      table.row({tokens,
+                 dtype,
+                 "-",
+                 "-",
+                 "-",
+                 "-",
+                 "-",
+                 "-",
+                 "-",
+                 "-",
+                 {why_nothing(result), Style::bad}});
   }
   output.table(table);
   if (output.quiet()) return;

@@ -52,13 +52,18 @@ struct Sweep {
   int code = exit_good;  // of what was written
 };
 
+/// The spaces of a CPU are small enough to try all of them.
+std::string usual_strategy(DeviceKind kind) {
+  return kind == DeviceKind::cpu ? "halving" : "guided";
+}
+
 TuneOptions tune_options(const SearchOptions& options) {
   TuneOptions tuning;
-  tuning.strategy =
-      options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
   std::vector<std::string> names;
   for (const Strategy* each : strategies()) names.emplace_back(each->name());
-  check_choice(tuning.strategy, "--strategy", names);
+  if (!options.strategy.empty()) check_choice(options.strategy, "--strategy", names);
+  tuning.strategy = options.strategy;
+  if (tuning.strategy.empty() && !options.min_gain.empty()) tuning.strategy = "guided";
   if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
   if (!options.min_gain.empty()) {
     if (tuning.strategy != "guided")
@@ -81,9 +86,8 @@ struct Beginnings {
   Recipe parts;                   // of an op made of ops: what records name for its parts
 };
 
-/// What the library runs on this device, from the folder `out` or its own: a search that is short
-/// gives nothing that is slower. A problem without a record in `out` begins with the variants that
-/// it is named with.
+/// The variants that the library runs on this device, from the folder `out` or its own, so that a
+/// short search gives nothing slower; before them those that the problem is named with.
 Beginnings beginnings_of(const SearchedOp& searched, const std::string& out,
                          const DeviceFacts& facts, const Session& session) {
   const Op& op = *searched.op;
@@ -137,6 +141,7 @@ Sweep sweep(const SearchedOp& searched, const std::vector<std::string>& devices,
   SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved, .cancel = tuning.cancel},
                      options.in_process, session, std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
+  if (tuning.strategy.empty()) tuning.strategy = usual_strategy(facts.kind);
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
   // Time of a problem whatever the budget: its data, its reference, and a first variant.
@@ -238,7 +243,8 @@ std::string strategy_help() {
   std::vector<std::string> lines;
   for (const Strategy* each : strategies())
     lines.push_back(fmt::format("{}: {}", each->name(), each->summary()));
-  return fmt::format("{} (default: {})", fmt::join(lines, "; "), strategies().front()->name());
+  return fmt::format("{} (default: {} on a GPU, {} on a CPU)", fmt::join(lines, "; "),
+                     usual_strategy(DeviceKind::cuda), usual_strategy(DeviceKind::cpu));
 }
 
 }  // namespace

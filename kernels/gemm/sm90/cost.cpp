@@ -122,7 +122,7 @@ double step_cycles(const Candidate& c, double busy) {
   const double instructions =
       double(plan.rows) / 64 * b_operands * plan.columns / plan.wgmma_columns;
   // A lone warpgroup waits for an A whose columns are contiguous: on an H100, ping-pong tiles of
-  // 128 columns took 1.25 times as long as cooperative ones, and those of 192 columns no longer.
+  // 192 x 128 took 1.25 times as long as cooperative ones of 256 x 128.
   const bool alone = t.pingpong() || t.mma_warpgroups == 1;
   const double a_bytes = work.a_mn_major() && alone ? 9700 : 2048;
   const double wgmma = std::max(width / 2 / efficiency, (a_bytes + 32 * width) / shared_rate);

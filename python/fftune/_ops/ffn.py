@@ -8,7 +8,8 @@ from .._checks import flag, several
 from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
 from .._declare import declare, run_into
 from .._library import Error
-from .packed import PackedWeight, ffn_packed
+from .packed import (FORMATS, PackedWeight, ffn_packed, format_of, group_word, has_zeros, named_packed, packed_word,
+                     parts_of, suffix)
 from .rmsnorm import add_rmsnorm, rmsnorm
 
 _WEIGHTS = "w_gate, w_up, w_down"
@@ -224,6 +225,13 @@ declare("mlp", "ffn", "x, w_up, w_down, b_up?, b_down?, residual?, act", "y", la
         fixed={"gate": "no"}, check=_expect_biases, casts=True, by_row=True)
 
 
+for _format in FORMATS:
+    _zeros = "up_zero=w_up_zero?, down_zero=w_down_zero?, " if has_zeros(_format) else ""
+    declare(f"mlp_packed{suffix(_format)}", "ffn", "x, w_up, w_down, up_scale=w_up_scale, "
+            f"down_scale=w_down_scale, {_zeros}b_up?, b_down?, residual?, h, group, act", "y", label="mlp",
+            fixed={"gate": "no", "weights": _format}, check=_expect_biases, by_row=True)
+
+
 def _save_mlp(ctx, inputs, output):
     *tensors, _, ctx.act = inputs
     ctx.save_for_backward(*tensors)
@@ -252,7 +260,7 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
     Args:
         x: Input, [..., d].
         w_up: [h, d].
-        w_down: [d, h].
+        w_down: [d, h]. Or both are a ``PackedWeight``; these have no gradients.
         b_up: [h].
         b_down: [d].
         residual: [..., d].
@@ -261,4 +269,14 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
     Returns:
         [..., d].
     """
-    return call(OPS.mlp, x, w_up, w_down, b_up, b_down, residual, act)
+    if not isinstance(w_up, PackedWeight) and not isinstance(w_down, PackedWeight):
+        return call(OPS.mlp, x, w_up, w_down, b_up, b_down, residual, act)
+    named_packed("mlp", "w_up", w_up, "two packed weights")
+    named_packed("mlp", "w_down", w_down, "two packed weights")
+    if format_of(w_up) != format_of(w_down) or (w_up.n, w_up.k) != (w_down.k, w_down.n):
+        raise Error(f"mlp: w_up is {packed_word('mlp', w_up)} [{w_up.n}, {w_up.k}], w_down "
+                    f"{packed_word('mlp', w_down)} [{w_down.n}, {w_down.k}]: give [h, d] and [d, h] of one format")
+    if wants_gradient(x, b_up, b_down, residual):
+        raise Error("mlp: packed weights have no gradients: use torch.no_grad()")
+    return call(getattr(OPS, f"mlp_packed{suffix(w_up.format)}"), x, *parts_of(w_up, w_down), b_up, b_down,
+                residual, w_up.n, group_word("mlp", w_up.group, w_up.format), act)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from .._codes import codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
+from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
 from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
@@ -76,6 +76,7 @@ def _plain_bytes(weight: Tensor, n: int, k: int) -> Tensor:
 _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
             "compressed-tensors": (_row_codes, _row_words),
             "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
+            "compressed-tensors of e2m1": (lambda pairs, n, k: codes_of_pairs(pairs, k), pairs_of_codes),
             "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
             "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
@@ -93,6 +94,7 @@ class _Layer(NamedTuple):
     zero: Tensor | None  # of 8
     groups: Tensor  # [k]
     code: str = "int4"  # of PackedWeight
+    whole: Tensor | None = None  # nvfp4: what divides all scales
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,8 @@ def _expect_scheme(module: nn.Module) -> int:
             or getattr(scheme, "output_activations", None) is not None:
         raise Unfit("its activations are quantised, for which there is no kernel")
     bits, kind = weights.num_bits, word(weights.type)
-    if kind != "int" or bits not in (4, 8) or bits == 8 and not weights.symmetric:
+    if (kind, bits) != ("float", 4) and (
+            kind != "int" or bits not in (4, 8) or bits == 8 and not weights.symmetric):
         raise Unfit(f"its weights are {kind}{bits}{'' if weights.symmetric else ' with zero points'}, for "
                     "which there is no kernel")
     return bits
@@ -238,8 +241,24 @@ def _fp8_linear(module: nn.Module) -> _Layer:
                   _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
 
 
+def _compressed_e2m1(module: nn.Module) -> _Layer:
+    """nvfp4 or mxfp4, two codes in a byte."""
+    pairs, scale, whole = (_attribute(module, f"weight_{name}") for name in ("packed", "scale", "global_scale"))
+    code = {torch.float8_e4m3fn: "nvfp4", torch.uint8: "mxfp4"}.get(scale.dtype)
+    if code is None or pairs.dtype != torch.uint8 or (code == "nvfp4") != (whole is not None and whole.numel() == 1):
+        raise Unfit(f"weight_packed of {pairs.dtype} with weight_scale of {scale.dtype} is neither nvfp4 nor mxfp4")
+    (n, k), group = (pairs.shape[0], 2 * pairs.shape[1]), ONLY_GROUP[code]
+    _expect_shape(module, "weight_scale", (n, k // group))
+    if k % group or whole is not None and not bool(whole.isfinite() & (whole != 0)):
+        raise Unfit(f"groups of {group} do not divide {k} inputs, or weight_global_scale is no number to divide by")
+    return _Layer("compressed-tensors of e2m1", "weight_packed", n, k, codes_of_pairs(pairs, k), scale, None,
+                  _groups_of(None, k, scale.shape[1], group, scale.device), code, whole)
+
+
 def _compressed(module: nn.Module) -> _Layer:
     bits = _expect_scheme(module)
+    if getattr(module.quantization_scheme.weights.type, "value", module.quantization_scheme.weights.type) == "float":
+        return _compressed_e2m1(module)
     forward = module.__dict__.get("forward")
     if forward is not None and not getattr(forward, "__module__", "").startswith("compressed_tensors."):
         raise Unfit("its forward was replaced already")
@@ -306,7 +325,8 @@ def _agrees(module: nn.Module, layer: _Layer) -> bool:
 
 def _recognised(module: nn.Module) -> _Layer | None:
     has = {**module._buffers, **module._parameters}
-    if has.get("weight_packed") is not None and has.get("weight_shape") is not None:
+    if has.get("weight_packed") is not None and (has.get("weight_shape") is not None or hasattr(
+            module, _SCHEME[0])):
         return _compressed(module)
     weight = has.get("weight")
     if weight is not None and weight.dtype == torch.int8 and has.get("weight_scale") is not None and hasattr(
@@ -343,6 +363,8 @@ def _packed_group(layer: _Layer) -> tuple[int, Tensor | None, Tensor]:
     the layer for each of its own."""
     groups, order = layer.groups, None
     count = layer.scale.shape[1]
+    if layer.code in ONLY_GROUP:
+        return ONLY_GROUP[layer.code], None, torch.arange(count, device=groups.device)
     if count == 1:
         return 0, None, torch.zeros(1, dtype=torch.int64, device=groups.device)
     if bool((groups[1:] < groups[:-1]).any()):
@@ -366,21 +388,23 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     layer = _recognised(module)
     if layer is None:
         return None
-    if not bool(layer.scale.isfinite().all()):
+    if not bool(layer.scale.float().isfinite().all()):
         raise Unfit("its scales are not finite")
     group, order, groups = _packed_group(layer)
-    dtype = dtype or layer.scale.dtype
+    dtype = dtype or (torch.bfloat16 if layer.code in ONLY_GROUP else layer.scale.dtype)
     if dtype == torch.float16 and layer.scale.device.type == "cpu":
         dtype = torch.float32
-    scale = _as_type(layer.scale[:, groups],
-                     torch.float32 if layer.code in WIDE_SCALES else dtype).contiguous()
+    scale = layer.scale.contiguous() if layer.code in ONLY_GROUP else _as_type(
+        layer.scale[:, groups], torch.float32 if layer.code in WIDE_SCALES else dtype).contiguous()
+    if layer.whole is not None:
+        scale = scale, 1 / layer.whole.float()
     zero = None if layer.zero is None else layer.zero[:, groups].contiguous()
     to_words = _FORMATS[layer.format][1]
     tensors = module._parameters if layer.name in module._parameters else module._buffers
     if layer.name != "weight" and not torch.equal(to_words(layer.q), tensors[layer.name]):
         raise Unfit(f"{layer.name} has bits behind its last input")
     q = (layer.q if order is None else layer.q[:, order]).contiguous()
-    packed = ops.pack_weight(pairs_of_codes(q) if layer.code == "int4" else q, scale, zero, k=layer.k,
+    packed = ops.pack_weight(q if layer.code in WIDE_SCALES else pairs_of_codes(q), scale, zero, k=layer.k,
                              group=group, format=layer.code)
     # Model hooks of compressed-tensors make dense what has a scheme.
     kept = {name: module.__dict__.pop(name) for name in (*_SCHEME, "forward") if name in module.__dict__}
@@ -431,7 +455,7 @@ def _words(module: nn.Module) -> Tensor:
     """The codes as they were saved."""
     layer, = module._fftune
     codes = packed_of(module).unpack()[0]
-    if layer.code == "int4":
+    if layer.code not in WIDE_SCALES:
         codes = codes_of_pairs(codes, layer.k)
     if module._fftune_order is not None:
         codes = codes[:, torch.argsort(module._fftune_order)]
