@@ -174,6 +174,7 @@ class Group::Members {
     connections_.resize(static_cast<std::size_t>(options.ranks));
     opened_.resize(static_cast<std::size_t>(options.ranks));
     values_.resize(static_cast<std::size_t>(options.ranks));
+    ends_.resize(static_cast<std::size_t>(options.ranks));
     if (options.ranks > 1) {
       if (options.rank == 0)
         gather(backend);
@@ -393,10 +394,12 @@ class Group::Members {
   double next_value(int rank) {
     std::unique_lock lock(values_mutex_);
     auto& values = values_[static_cast<std::size_t>(rank)];
-    const std::atomic_ref<std::uint32_t> notice(own_->notices()[1]);
-    came_.wait_for(lock, options_.timeout, [&] { return !values.empty() || notice.load() != 0; });
+    // A rank that left does not end the wait for another one.
+    const auto& own_end = ends_[static_cast<std::size_t>(rank)];
+    const auto end = [&] { return own_end != 0 ? own_end : lost_; };
+    came_.wait_for(lock, options_.timeout, [&] { return !values.empty() || end() != 0; });
     if (values.empty()) {
-      const std::uint32_t gone = notice.load();
+      const std::uint32_t gone = end();
       throw Error(
           ErrorKind::device_fault,
           fault_text(gone != 0 ? gone : fault_code(GroupFault::timeout, rank), options_.timeout));
@@ -434,6 +437,9 @@ class Group::Members {
         std::uint32_t none = 0;
         std::atomic_ref<std::uint32_t> notice(own_->notices()[1]);
         const std::uint32_t left = fault_code(GroupFault::left, gone.rank);
+        if (gone.rank >= 0 && gone.rank < options_.ranks)
+          ends_[static_cast<std::size_t>(gone.rank)] = gone.fault;
+        if (gone.fault != left) lost_ = gone.fault;
         if (!notice.compare_exchange_strong(none, gone.fault) && gone.fault != left)
           notice.store(gone.fault);
         if (options_.rank == 0)
@@ -456,6 +462,8 @@ class Group::Members {
   std::mutex values_mutex_;
   std::condition_variable came_;
   std::vector<std::deque<double>> values_;  // by rank, received and not read yet
+  std::vector<std::uint32_t> ends_;         // by rank: why it is gone; 0: it is there
+  std::uint32_t lost_ = 0;                  // the last rank that died
   std::thread watcher_;
 };
 

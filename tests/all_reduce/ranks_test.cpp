@@ -303,7 +303,7 @@ void search(const Task& task) {
     const auto found = search_on_ranks(
         *backend, group, all_reduce_op(), problem,
         default_recipe(all_reduce_op(), problem, backend->facts()),
-        {.budget = std::chrono::milliseconds(gpu ? 6000 : 2000), .clock = [&](double seconds) {
+        {.budget = std::chrono::milliseconds(gpu ? 6000 : 20000), .clock = [&](double seconds) {
            return task.rank == 0 ? seconds : seconds * (calls++ % 2 == 0 ? 1e-3 : 30.0);
          }});
     CAPTURE(task.rank, recipe_text(found.recipe), found.before, found.after, found.tried);
