@@ -107,8 +107,7 @@ struct WholeToken {
 /// tensor of the program is each of the op layer's.
 Program persistent_program(const Problem& layers,
                            const std::vector<std::vector<std::size_t>>& places,
-                           const WholeToken& token, const DeviceFacts& facts,
-                           const Config& config);
+                           const WholeToken& token, const DeviceFacts& facts, const Config& config);
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

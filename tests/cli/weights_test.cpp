@@ -169,7 +169,8 @@ TEST_CASE("wrong saved values are one line") {
         {"check --weights model --op qkv --device cpu", "has no model.layers.0.self_attn.q_proj"},
         {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
         {"bench ffn --weights int5 --d 16 --h 24 --device cpu",
-         "'int5' is neither one of dense, int4, mxfp4, fp8, int8, nvfp4 nor the path of a saved model"},
+         "'int5' is neither one of dense, int4, mxfp4, fp8, int8, nvfp4 nor the path of a saved "
+         "model"},
         {"ffn --weights no/model --device cpu",
          "'no/model' is neither one of dense, int4, mxfp4, fp8, int8, nvfp4 nor"},
         {"rmsnorm --weights no --device cpu", "'no' is neither one of same, f32 nor"},

@@ -114,8 +114,8 @@ struct stream_pipeline {
     advance();
   }
 
-  // Rows of `pieces`, each `bytes` long, that lie `gap` bytes apart in memory and next to each other
-  // here.
+  // Rows of `pieces`, each `bytes` long, that lie `gap` bytes apart in memory and next to each
+  // other here.
   __device__ __forceinline__ void load_pieces(const u8* from, int rows, i64 pitch, int pieces,
                                               i64 gap, u32 bytes, u32 stride) {
     begin_load();
