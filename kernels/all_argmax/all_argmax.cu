@@ -1,6 +1,5 @@
-// The best of the ranks' ids in one block: a rank sends each row's logit and id to every peer as
-// two packets of 8 bytes, the other halves of which are the epoch, and polls those that peers send
-// it.
+// The best of the ranks' ids in one block. A rank sends each row's logit and id to every peer as
+// two packets of 8 bytes, each with the epoch as its other half, and polls what peers send.
 #include "common/all_reduce.cuh"
 #include "common/peers.cuh"
 

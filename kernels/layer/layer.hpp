@@ -95,8 +95,8 @@ std::vector<const Family*> normed_products();
 /// each kind of feed-forward network, the dense one first.
 std::vector<const Family*> persistent_layers();
 
-/// What is around the layers of a whole token, which one launch of theirs computes too. The fields
-/// are those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's
+/// The rest of a whole token, which one launch computes together with its layers. The fields are
+/// those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's
 /// parameters.
 struct WholeToken {
   std::function<void(persistent_config&)> set_form;

@@ -97,7 +97,7 @@ class Parts {
         {{"x", x}, {"w", name}, {"residual", residual}, {"y", y}});
   }
 
-  /// The sum over ranks of a sublayer's output, of which each rank has a summand.
+  /// The sum of a sublayer's output over the ranks: each rank has a summand.
   void add_reduce(const char* name, const char* residual, const std::string& norm, Names names) {
     auto sizes = row_sizes();
     sizes["ranks"] = problem_.size("ranks");

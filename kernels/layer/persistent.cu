@@ -135,7 +135,7 @@ struct persistent_layers {
   static __device__ __forceinline__ int keys_of_split(int length) {
     return c.split_keys(length - c.first_seen(length));
   }
-  // Of a whole token: whether a sequence has a next id, and the new token's row in the caches or
+  // For a whole token: whether a sequence has a next id, and the new token's row in the caches or
   // -1.
   __device__ __forceinline__ bool goes_on(int of) const {
     return fftune::goes_on(p.token.ended[of], p.lengths[of], p.cache);

@@ -259,8 +259,8 @@ struct persistent_common {
   float frequencies[most_pairs];
 };
 
-// A whole token (decode/decode.hpp): its ids, the state of the sequences, and the head. Of several
-// launches the first embeds, and the last one chooses.
+// A whole token (decode/decode.hpp): its ids, the state of the sequences, and the head. Where
+// there are several launches, the first embeds, and the last one chooses.
 struct persistent_token {
   const int *ids, *ended;
   const void* embedding;  // [vocab, d]; null: x is there

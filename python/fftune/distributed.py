@@ -142,7 +142,7 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
     b_o and b_down, which its peers have as zeros. Everything else is whole on every rank.
 
     Args:
-        weights: Of the whole layer, unpacked.
+        weights: Those of the whole layer, unpacked.
         rank, ranks: This rank, and how many there are.
         heads, kv_heads, grouped, packing: As in `layer`, of the whole layer.
     """

@@ -25,7 +25,7 @@ class Adapted(nn.Module):
 
 
 class Added(nn.Module):
-    """What is added to weights of experts, [experts, out, in]."""
+    """A low-rank summand for weights of experts, [experts, out, in]."""
 
     def __init__(self, weight: torch.Tensor, rank: int = 4):
         super().__init__()

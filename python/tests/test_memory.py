@@ -94,7 +94,7 @@ def test_inputs_of_norms_are_freed_in_the_backward_pass(monkeypatch):
 
 
 def saved_bytes(module, x):
-    """What autograd saves beside parameters, by storage: a list of sizes."""
+    """The sizes of the storages that autograd saves beside parameters."""
     weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
     found = {}
 

@@ -10,7 +10,7 @@ import pytest
 import vllm_interfaces
 
 RECORD = json.loads(vllm_interfaces.RECORD.read_text())
-# Names that the plugin asks for with a default, or a version's form of which it knows.
+# Names that the plugin asks for with a default, or that it knows in another form.
 ABSENT = {"0.24": set(), "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade"}}
 
 

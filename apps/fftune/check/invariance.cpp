@@ -131,7 +131,7 @@ std::vector<Problem> invariance_problems(const Catalog& catalog, DeviceKind kind
   };
   const DType types[] = {DType::bf16, DType::f32};
   for (const DType dtype : types) {
-    // Sequences that share a cache, and a prompt of which one chunk or another is new.
+    // Sequences that share a cache, and a prompt with one chunk or another that is new.
     add("attention", dtype,
         {{"b", 1},
          {"heads", 4},

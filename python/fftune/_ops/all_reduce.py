@@ -82,8 +82,8 @@ def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group) -> tuple
         group: A `fftune.distributed.Group`.
 
     Returns:
-        (ids, logit): ids of the whole vocabulary, ``rank * vocab + ids``, and their logits. Of equal
-        logits the lowest rank's is the best.
+        (ids, logit): ids of the whole vocabulary, ``rank * vocab + ids``, and their logits. The
+        lowest rank's is the best of equal logits.
     """
     if not isinstance(logit, Tensor):
         raise Error(f"all-argmax: logit is {named(logit)}: give a tensor [batch]")

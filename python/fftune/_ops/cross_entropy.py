@@ -128,7 +128,7 @@ _differentiate_scaled("linear_cross_entropy_gradients_frozen")
 
 
 def _ids_of(given: tuple) -> int:
-    """Of logits, or of hidden states, weights and bias."""
+    """The number of ids, from logits or from hidden states, weights and bias."""
     return given[1].shape[0] if len(given) > 1 else given[0].shape[-1]
 
 

@@ -19,7 +19,7 @@ _BIASES = tuple(f"_fftune_{name}_bias" for name in _NAMES)
 
 
 def _storages(experts: nn.Module) -> list:
-    """Of the codes and of the scales of both products."""
+    """The storages of the codes and scales of both products."""
     return [tensor.storage for name in ("gate_up_proj", "down_proj")
             for tensor in (getattr(experts, name), getattr(experts, f"{name}_precision_config").weight_scale)]
 
