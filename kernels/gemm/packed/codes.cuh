@@ -273,4 +273,17 @@ struct packed_codes<T, packed_code::int8> : packed_wide_scales<T, is_same<T, bf1
   }
 };
 
+// The value of a code before its scale, for codes without zero points.
+template <packed_code code>
+__device__ __forceinline__ float code_value(u32 own) {
+  if constexpr (code == packed_code::mxfp4 || code == packed_code::nvfp4) {
+    return __uint_as_float((own & 8) << 28 | (own & 7) << 22) * 0x1p126f;
+  } else if constexpr (code == packed_code::fp8) {
+    return __uint_as_float((own & 128) << 24 | (own & 127) << 20) * 0x1p120f;
+  } else {
+    static_assert(code == packed_code::int8);
+    return static_cast<float>(static_cast<int>(own << 24) >> 24);
+  }
+}
+
 }  // namespace fftune

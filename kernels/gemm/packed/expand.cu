@@ -10,18 +10,6 @@ namespace fftune {
 
 constexpr int expand_warps = 4;
 
-// The value of a code before its scale.
-template <packed_code code>
-__device__ __forceinline__ float code_value(u32 own) {
-  if constexpr (code == packed_code::mxfp4 || code == packed_code::nvfp4) {
-    return __uint_as_float((own & 8) << 28 | (own & 7) << 22) * 0x1p126f;
-  } else if constexpr (code == packed_code::fp8) {
-    return __uint_as_float((own & 128) << 24 | (own & 127) << 20) * 0x1p120f;
-  } else {
-    static_assert(code == packed_code::int8);
-    return static_cast<float>(static_cast<int>(own << 24) >> 24);
-  }
-}
 // `place`: of the group's scale; `row_place`: of the row's.
 template <class T, packed_code code>
 __device__ __forceinline__ float scale_value(const void* scales, i64 place, i64 row_place) {
