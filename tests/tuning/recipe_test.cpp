@@ -52,6 +52,25 @@ TEST_CASE("the whole is measured: stages that hinder each other lose to those th
   CHECK(result.record->verdict.median_us == near(204));
 }
 
+TEST_CASE("the winner is not slower as a whole than what runs without a record") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 4).default_value = 3;
+  fake.op.add("g", {"b"}, 4).default_value = 3;
+  const auto time = [](const Variant& v) {
+    return 100 + 20 * static_cast<double>(v.config.at("p"));
+  };
+  FakeEvaluator evaluator(time);
+  evaluator.whole_us = [&](const Recipe& recipe) {
+    const bool untuned = recipe[0].config.at("p") == 3 && recipe[1].config.at("p") == 3;
+    return untuned ? 190 : time(recipe[0]) + time(recipe[1]);
+  };
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  CHECK(winner(result, 0) == 3);
+  CHECK(winner(result, 1) == 3);
+  CHECK(result.record->verdict.median_us == near(190));
+  CHECK(result.record->verdict.untuned_ratio == 1);
+}
+
 TEST_CASE("a recipe that is wrong as a whole is not chosen") {
   FakeCatalog fake(2);
   fake.op.add("f", {"a"}, 3);

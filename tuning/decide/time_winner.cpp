@@ -29,16 +29,6 @@ Candidates winner_and_baselines(Session& session, const EndToEnd& winner) {
   return candidates;
 }
 
-/// Whether a search measured the variant, so that it works.
-bool is_measured(const Variant& variant, const std::vector<Searched>& groups) {
-  return std::any_of(groups.begin(), groups.end(), [&](const Searched& searched) {
-    const auto timed = searched.group->timed();
-    return std::any_of(timed.begin(), timed.end(), [&](std::size_t index) {
-      return searched.group->variants()[index] == variant;
-    });
-  });
-}
-
 /// The untuned choice's time over the winner's, both timed in turns; none if that cannot be said.
 std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
                                     const std::vector<Searched>& groups) {
@@ -46,8 +36,7 @@ std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
   const auto& facts = session.evaluator().facts();
   const Recipe untuned = default_recipe(session.op(), session.problem(), facts);
   if (untuned == winner.candidate.recipe) return 1;
-  for (const Variant& variant : untuned)
-    if (!is_measured(variant, groups)) return std::nullopt;
+  if (!are_measured(untuned, groups)) return std::nullopt;
   const std::vector<Candidate> both{winner.candidate, {0, untuned, ""}};
   TimeRequest request;
   request.samples = verdict_samples;

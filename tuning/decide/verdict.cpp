@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/utc.hpp"
+#include "registry/catalog.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/decide/in_place.hpp"
 #include "tuning/measure/statistics.hpp"
@@ -74,7 +75,7 @@ Provenance provenance(const Session& session, const DeviceFacts& facts) {
   return provenance;
 }
 
-/// Adds the recorded winner, if its variants are in the groups and it is not in the list yet.
+/// Adds a recipe, if its variants are in the groups and it is not in the list yet.
 void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
   if (!present) return;
   if (std::none_of(all.begin(), all.end(),
@@ -184,6 +185,17 @@ std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts
       limit);
 }
 
+bool are_measured(const Recipe& recipe, const std::vector<Searched>& groups) {
+  return std::all_of(recipe.begin(), recipe.end(), [&](const Variant& variant) {
+    return std::any_of(groups.begin(), groups.end(), [&](const Searched& searched) {
+      const auto timed = searched.group->timed();
+      return std::any_of(timed.begin(), timed.end(), [&](std::size_t index) {
+        return searched.group->variants()[index] == variant;
+      });
+    });
+  });
+}
+
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count) {
   std::vector<Span> spans;
   for (const auto& searched : groups)
@@ -215,6 +227,12 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
     const auto& kept = session.options().same_bits_as;
     if (const auto present = kept.find(session.problem()); present != kept.end())
       add_present(combination_of(present->second, groups), combinations);
+    // Without a record the library would run this: the winner is never slower. A variant of all
+    // stages was timed as the whole already.
+    const Recipe untuned =
+        default_recipe(session.op(), session.problem(), session.evaluator().facts());
+    if (untuned.size() > 1 && are_measured(untuned, groups))
+      add_present(combination_of(untuned, groups), combinations);
 
     progress.done = 0;
     progress.total = static_cast<int>(combinations.size());

@@ -25,6 +25,9 @@ std::string note_microseconds(double microseconds);
 std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
                          const std::string& limit);
 
+/// Whether the search measured every variant of the recipe, so that they work.
+bool are_measured(const Recipe& recipe, const std::vector<Searched>& groups);
+
 /// Whether the timed variants cover the op.
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
 
