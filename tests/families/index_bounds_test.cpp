@@ -156,6 +156,7 @@ std::vector<Form> forms(DeviceKind kind) {
                      {{"m", 20}, {"d", 64}, {"vocab", 304}},
                      {{"class-weights", "yes"}, {"workspace", "0"}}});
   }
+  forms.push_back({"all-argmax", "fwd", {{"m", 5}, {"vocab", 300}, {"ranks", 2}}, {}});
   forms.push_back({"masked-softmax",
                    "fwd",
                    {{"s", 20}, {"b", 2}, {"heads", 2}, {"n", 40}},
