@@ -195,6 +195,21 @@ TEST_CASE("compile takes a family that serves nothing but rare sizes too") {
   CHECK(Json::parse(done.out).at("programs").size() == 1);
 }
 
+TEST_CASE("compile leaves out ops that have no element type of those that it is for") {
+  const std::string words = "compile --arch sm_80 --dtype bf16 --sample 1 --json --op ";
+  const Finished both = Sandbox().fftune(words + "all-argmax,scale");
+  if (both.code == 3) FFTUNE_SKIP("no NVRTC: " + both.err);
+  INFO(both.err);
+  REQUIRE(both.code == 0);
+  const Json found = Json::parse(both.out);
+  CHECK_FALSE(found.at("programs").empty());
+  for (const Json& program : found.at("programs"))
+    CHECK(program.at("problem").get<std::string>().starts_with("scale"));
+  const Finished none = Sandbox().fftune(words + "all-argmax");
+  CHECK(none.code == 2);
+  CHECK(none.err.find("--dtype 'bf16' is unknown: give one of f32") != std::string::npos);
+}
+
 TEST_CASE("a bundle for an architecture without presets has the defaults of the others' problems") {
   const Sandbox sandbox;
   Problem problem{"rmsnorm", "fwd", DType::bf16, {{"m", 8}, {"d", 1024}}, {}};

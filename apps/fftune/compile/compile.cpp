@@ -106,6 +106,29 @@ void check_options(const std::map<std::string, std::string>& options,
   }
 }
 
+/// The words that name element types, which each are one of some op.
+std::vector<std::string> dtypes_named(const std::string& text, const std::vector<const Op*>& ops) {
+  if (text.empty()) return {};
+  std::vector<std::string> known;
+  for (const Op* op : ops)
+    for (const DType dtype : op->dtypes(DeviceKind::cuda))
+      if (std::find(known.begin(), known.end(), dtype_name(dtype)) == known.end())
+        known.emplace_back(dtype_name(dtype));
+  auto words = parse_words(text, "--dtype");
+  for (const std::string& word : words) check_choice(word, "--dtype", known);
+  return words;
+}
+
+/// Those that the op has too, as a list.
+std::string dtypes_of(const Op& op, std::vector<std::string> words) {
+  const auto own = op.dtypes(DeviceKind::cuda);
+  std::erase_if(words, [&](const std::string& word) {
+    return std::none_of(own.begin(), own.end(),
+                        [&](DType dtype) { return dtype_name(dtype) == word; });
+  });
+  return fmt::format("{}", fmt::join(words, ","));
+}
+
 /// Compiles on `jobs` threads; a unit that was not begun before an interrupt has no result.
 std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<CompileUnit>& units,
                                     int jobs, const std::atomic<bool>& cancel,
@@ -131,7 +154,7 @@ int run(const Options& options, const Session& session) {
   const auto ops = ops_named(options.ops, session.catalog);
   check_family(options.family, ops);
   ProblemOptions chosen;
-  chosen.dtypes = options.dtypes;
+  const auto dtypes = dtypes_named(options.dtypes, ops);
   chosen.options = options_named(options.options);
   check_options(chosen.options, ops);
   const auto sample =
@@ -151,6 +174,8 @@ int run(const Options& options, const Session& session) {
     const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
     for (const std::string& warning : compiler->warnings()) logging::warn("{}", warning);
     for (const Op* op : ops) {
+      chosen.dtypes = dtypes_of(*op, dtypes);
+      if (chosen.dtypes.empty() && !dtypes.empty()) continue;
       const auto units =
           compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
       summary.add(arch, units,
@@ -181,7 +206,8 @@ void add_compile(CommandLine& line) {
                              fmt::join(known_architectures(), ",")));
   command.option("--op LIST", options->ops, "only these ops");
   command.option("--family NAME", options->family, "only this family");
-  command.option("--dtype LIST", options->dtypes, "only these element types");
+  command.option("--dtype LIST", options->dtypes,
+                 "only these element types; ops that have none of them are left out");
   command.option("--option LIST", options->options,
                  "with these options of the op alone, a list of NAME=VALUE (default: the usual "
                  "ones, and each rare one by itself)");
