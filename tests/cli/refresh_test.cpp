@@ -113,7 +113,8 @@ TEST_CASE("same-bits keeps the class of the winner on record, and needs one") {
   const auto path = sandbox.tuned("4");
   const auto bits = [&] {
     std::vector<std::string> all;
-    for (const auto& stage : Json::parse(text_of(path)).at("records").at(0).at("stages"))
+    const Json written = Json::parse(text_of(path));
+    for (const auto& stage : written.at("records").at(0).at("stages"))
       all.push_back(stage.at("bits").get<std::string>());
     return all;
   };
