@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import fftune
-from fftune import tuning
+from fftune import _run
 from models import MIXTURES, inputs, make
 
 pytestmark = pytest.mark.skipif(not hasattr(transformers.modeling_utils, "ALL_EXPERTS_FUNCTIONS"),
@@ -25,7 +25,7 @@ def close(ours, right, tolerance):
 
 def ops_of(run):
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         result = run()
     return result, [problem["op"] for _, problem in found.values()]
 

@@ -7,7 +7,7 @@ import transformers
 from torch import nn
 
 import fftune
-from fftune import tuning
+from fftune import _run
 from models import MIXTURES, MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
@@ -227,7 +227,7 @@ def test_attention(name):
         report = fftune.patch(model, attention=True)
         assert any("by attention" in words for _, words in report.replaced)
         found = {}
-        with tuning._listening(found):
+        with _run.listening(found):
             after = logits(model, name, **options)
         assert sum(problem["op"] == "attention" for _, problem in found.values()) == 1
         seen = padding.bool() if options else slice(None)
@@ -245,7 +245,7 @@ def test_attention_of_that_name():
     before = logits(model, "llama")
     model.set_attn_implementation("fftune")
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         assert close(logits(model, "llama"), before, 1e-5)
     assert {problem["op"] for _, problem in found.values()} == {"attention"}
     ids, options = inputs("llama")["input_ids"], dict(max_new_tokens=8, do_sample=False)
@@ -276,7 +276,7 @@ def test_sinks_and_soft_caps_are_attentions(name, cache, serves, monkeypatch):
         for part in ("_serves", "_serves_cache"):
             monkeypatch.setattr(fftune.patching.attention, part, lambda *_, **__: False)
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         assert close(logits(model, name), right, 1e-5)
         assert torch.equal(model.generate(ids, **options), tokens)
     ran = [problem for _, problem in found.values() if problem["op"] == "attention"]
@@ -298,7 +298,7 @@ def test_attention_over_a_static_cache(name, padding):
     before = model.generate(ids, **options)
     fftune.patch(model, attention=True)
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         assert torch.equal(model.generate(ids, **options), before)
     ran = [problem for _, problem in found.values() if problem["op"] == "attention"]
     assert [problem["s"] for problem in ran] == ([] if padding else [9, 1])
@@ -324,7 +324,7 @@ def test_a_compiled_step_over_a_static_cache_has_no_graph_break():
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         for mine, other in zip(steps(compiled), right):
             assert close(mine, other, 1e-5)
     assert any(problem["op"] == "attention" and problem["s"] == 1 for _, problem in found.values())
@@ -340,7 +340,7 @@ def test_attention_is_compiled_without_graph_breaks(name):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         after = logits(compiled, name)
         grads = torch.autograd.grad(after.square().mean(), list(model.parameters()),
                                     allow_unused=True)
@@ -407,7 +407,7 @@ def test_generate_needs_a_plan_for_many_lengths():
     ids = torch.randint(3, 96, (2, 5))
     options = dict(do_sample=False, no_repeat_ngram_size=3, min_new_tokens=40, max_new_tokens=40)
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         model.generate(ids, **options)
     assert sum(problem["op"] == "ngram-block" for _, problem in found.values()) == 1
 
@@ -600,7 +600,7 @@ EXPERTS = {"mixtral": 2, "qwen2-moe": 2, "qwen3-moe": 2, "deepseek": 1, "gpt-oss
 
 def problems_of(run):
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         result = run()
     return result, [problem for _, problem in found.values()]
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from fftune import tuning
+from fftune import _run, tuning
 from fftune.__main__ import tool_environment
 from fftune._library import Plan, tool_path
 from test_vllm_layers import BLOCK, batch_of, model_of, step, stand_in, warm  # noqa: F401
@@ -37,7 +37,7 @@ def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, k
     tuning.forget_plans()
     model = warm(model_of(stand_in, kind, tp=tp))
     found = {}
-    with tuning._listening(found):
+    with _run.listening(found):
         step(model, *batch_of(model, REQUESTS))
     ops = {problem["op"] for _, problem in found.values()}
     for text, (device, problem) in found.items():
