@@ -66,4 +66,18 @@ void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& 
   }
 }
 
+bool reference_of_parts(const std::vector<OpPart>& parts, std::size_t stage,
+                        ReferenceTensors& tensors, Parallel& parallel) {
+  for (const OpPart& part : parts) {
+    const std::size_t count = part.op->stages(part.problem).size();
+    if (stage < count) {
+      reference_of_part(part, stage, tensors, parallel,
+                        [&](const std::string& name) { return part.tensor(name); });
+      return true;
+    }
+    stage -= count;
+  }
+  return false;
+}
+
 }  // namespace fftune

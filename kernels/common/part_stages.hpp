@@ -26,4 +26,9 @@ void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& 
                        Parallel& parallel,
                        const std::function<std::string(const std::string&)>& name_of);
 
+/// Computes a stage of all parts, whose tensors have the names that the parts give them; false if
+/// `stage` is behind the last one.
+bool reference_of_parts(const std::vector<OpPart>& parts, std::size_t stage,
+                        ReferenceTensors& tensors, Parallel& parallel);
+
 }  // namespace fftune

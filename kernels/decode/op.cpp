@@ -473,15 +473,9 @@ class Decode final : public DescribedOp {
   }
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    if (stage-- == 0) return define_embed(problem, tensors);
-    for (const OpPart& part : parts_of(problem)) {
-      const std::size_t count = part.op->stages(part.problem).size();
-      if (stage < count)
-        return reference_of_part(part, stage, tensors, parallel,
-                                 [&](const std::string& name) { return part.tensor(name); });
-      stage -= count;
-    }
-    define_advance(problem, tensors);
+    if (stage == 0) return define_embed(problem, tensors);
+    if (!reference_of_parts(parts_of(problem), stage - 1, tensors, parallel))
+      define_advance(problem, tensors);
   }
   std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
 

@@ -123,13 +123,7 @@ class Head final : public DescribedOp {
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    for (const OpPart& part : parts_of(problem)) {
-      const std::size_t count = part.op->stages(part.problem).size();
-      if (stage < count)
-        return reference_of_part(part, stage, tensors, parallel,
-                                 [&](const std::string& name) { return part.tensor(name); });
-      stage -= count;
-    }
+    reference_of_parts(parts_of(problem), stage, tensors, parallel);
   }
 
   std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }

@@ -104,7 +104,7 @@ class FakeOp : public Op {
 /// A catalog of one op, with its problem.
 struct FakeCatalog {
   explicit FakeCatalog(int stages) : op(stages) {}
-  /// One stage, and one family "f" of so many variants.
+  /// One stage, and one family "f" with that number of variants.
   static FakeCatalog of_variants(int variants) {
     FakeCatalog fake(1);
     fake.op.add("f", {"a"}, variants);

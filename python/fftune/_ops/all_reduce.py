@@ -19,7 +19,7 @@ declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, 
 
 
 def memory_of(op: str, group: Group, x: Tensor, elements: int) -> Tensor:
-    """The group's, once it is known that so many elements of x's type fit there."""
+    """The group's memory, if that many elements of x's type fit there."""
     if not isinstance(group, Group):
         raise Error(f"{op}: group is {named(group)}: give a fftune.distributed.Group")
     if elements * x.element_size() > group.max_bytes:

@@ -39,7 +39,7 @@ _compilers = threading.Semaphore(4)
 class _State:
     """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` has the
     kinds of batches whose results agreed with vLLM's own; `problems` those of one batch with prompts,
-    each with its device; `plans` whether plans of so many rows and sequences were made."""
+    each with its device; `plans` whether plans for these numbers of rows and sequences were made."""
 
     model: Model | None = None
     reason: str = ""
