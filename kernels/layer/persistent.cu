@@ -611,7 +611,7 @@ struct persistent_layers {
       const int end = smaller(k, begin + c.input_length());
       const int lane_at = group * row_stride + warp * 64 + pair * 16;
       const int part_stages = ceil_div(c.has_experts() && by_slot ? c.h : end - begin, c.chunk);
-      const int held = loads ? smaller(c.held, blocks * parts * part_stages) : 0;
+      const int held = smaller(c.held, blocks * parts * part_stages);
       typename product::fragment first_stages[larger(c.held, 1)];
 #pragma unroll
       for (int i = 0; i < c.held; ++i) {
