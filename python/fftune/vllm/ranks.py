@@ -16,7 +16,7 @@ TIMEOUT = 300
 
 
 def of_all(own):
-    """What each rank has, in their order. All ranks call it."""
+    """The values of `own` on all ranks, in their order. All ranks call it."""
     from vllm.distributed import get_tp_group
 
     ranks = get_tp_group()
