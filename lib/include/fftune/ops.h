@@ -61,6 +61,8 @@
  *   accumulate       no, yes                               pass bwd: whether the gradients of the
  *                                                          weights are added to others, which may
  *                                                          be the same buffers
+ *   frozen           no, yes                               pass bwd: whether the weights have no
+ *                                                          gradients
  *   norm             none, rms, add-rms                    pass fwd: the root mean square norm of x
  *                                                          in front of the products; add-rms: of x
  *                                                          and a residual, whose sum is written too
@@ -163,7 +165,8 @@
  *   dw_down_before, dx, dw_gate, dw_up, dw_down
  *   7  dw_gate_before  input  T  [h, d]
  *   8  dw_up_before    input  T  [h, d]
- *   9  dw_down_before  input  T  [d, h] */
+ *   9  dw_down_before  input  T  [d, h]
+ * with frozen=yes: dy, gate, up, w_gate, w_up, w_down, dx */
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
@@ -466,6 +469,7 @@
  *                                and the choice of a preset
  *   accumulate  no, yes          pass bwd: whether the gradients of the weights are added to
  *                                others, which may be the same buffers
+ *   frozen      no, yes          pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x        input   T   [m, k]
@@ -486,7 +490,8 @@
  * with accumulate=yes: dy, x, mask, w_true, w_false, dw_true_before, dw_false_before, dx,
  *   dw_true, dw_false
  *   5  dw_true_before   input  T  [n, k]
- *   6  dw_false_before  input  T  [n, k] */
+ *   6  dw_false_before  input  T  [n, k]
+ * with frozen=yes: dy, mask, w_true, w_false, dx */
 
 /* masked-ffn: gated feed-forward network of two experts: ffn with the true one's weights where
  *   mask_i, else with the false one's
@@ -509,6 +514,7 @@
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
+ *   frozen      no, yes                            pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x             input   T   [m, d]
@@ -556,7 +562,9 @@
  *   13  dw_down_true_before   input  T  [d, h]
  *   14  dw_gate_false_before  input  T  [h, d]
  *   15  dw_up_false_before    input  T  [h, d]
- *   16  dw_down_false_before  input  T  [d, h] */
+ *   16  dw_down_false_before  input  T  [d, h]
+ * with frozen=yes: dy, mask, gate, up, w_gate_true, w_up_true, w_down_true, w_gate_false,
+ *   w_up_false, w_down_false, dx */
 
 /* moe-ffn: mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)
  *
@@ -604,6 +612,8 @@
  *   accumulate       no, yes                               pass bwd: whether the gradients of the
  *                                                          weights and biases are added to others,
  *                                                          which may be the same buffers
+ *   frozen           no, yes                               pass bwd: whether the weights and biases
+ *                                                          have no gradients
  *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
  *                                                          of x, or packed: integers of 4 bits with
  *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
@@ -734,7 +744,8 @@
  *   dw_up_before, dw_down_before, dx, d_weights, dw_gate, dw_up, dw_down
  *   9   dw_gate_before  input  T  [experts, h, d]
  *   10  dw_up_before    input  T  [experts, h, d]
- *   11  dw_down_before  input  T  [experts, d, h] */
+ *   11  dw_down_before  input  T  [experts, d, h]
+ * with frozen=yes: dy, ids, weights, gate, up, w_gate, w_up, w_down, dx, d_weights */
 
 /* moe-route: router of a mixture of experts: ids and weights of the top-k of softmax or sigmoid
  *   of the logits
