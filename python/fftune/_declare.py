@@ -318,6 +318,7 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
 
 
 _forms: dict[str, DerivedForm] = {}
+FROZEN = {"frozen": "yes"}  # the form of a backward pass that leaves out gradients of weights
 
 
 def _differentiate(name: str, form: DerivedForm, backward: str) -> None:

@@ -809,6 +809,10 @@ def rmsnorm_backward(dy, x, w, dsum, rstd, eps, convention):
     return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype)
 
 
+def rmsnorm_frozen_backward(*arguments):
+    return rmsnorm_backward(*arguments)[0]
+
+
 def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     total = x if residual is None else x + residual
     y = _normalised(total, eps) * (1 + w.float() if convention == "gemma" else w.float())
@@ -844,6 +848,10 @@ def layernorm_backward(dy, x, w, dsum, eps):
     return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype), _rows(grad).sum(0).to(w.dtype)
 
 
+def layernorm_frozen_backward(*arguments):
+    return layernorm_backward(*arguments)[0]
+
+
 # elementwise
 
 def bias_gelu(x, bias, act):
@@ -853,6 +861,10 @@ def bias_gelu(x, bias, act):
 def bias_gelu_backward(dy, x, bias, act):
     dx = activation_backward(act, dy, (x + bias).to(x.dtype))
     return dx, _rows(dx).sum(0).to(bias.dtype)
+
+
+def bias_gelu_frozen_backward(*arguments):
+    return bias_gelu_backward(*arguments)[0]
 
 
 def act_mul(gate, up, act):

@@ -143,6 +143,10 @@ def _with_weights():
                 x, ids, shares, *w, weigh=how, recompute=r)
             yield "moe_ffn", both + biases, lambda x, shares, *w, r=recompute, how=weigh: ops.moe_ffn(
                 x, ids, shares, w[0], None, w[1], biases=w[2:], weigh=how, recompute=r)
+    yield "rmsnorm", [w_norm], lambda x, _, w: ops.rmsnorm(x, w)
+    yield "rmsnorm", [w_norm], lambda x, _, w: torch.cat(ops.add_rmsnorm(x, x * 2, w))
+    yield "layernorm", [w_norm, w_norm + 1], lambda x, _, w, b: ops.layernorm(x, w, b)
+    yield "bias_gelu", [w_norm], lambda x, _, b: ops.bias_gelu(x, b)
     yield "masked_linear", weights[:2], lambda x, _, *w: ops.masked_linear(x, mask, *w)
 
 

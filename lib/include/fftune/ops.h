@@ -250,6 +250,7 @@
  *                                          scale for each token
  *   batch-invariant  no, yes               pass fwd: whether the bits of a row are the same
  *                                          whatever other rows there are
+ *   frozen           no, yes               pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -278,7 +279,8 @@
  * with residual=yes: x, w, dy, dsum, dx, dw
  *   3  dsum  input  T  [m, d]
  * with save=rstd: x, w, dy, rstd, dx, dw
- *   3  rstd  input  f32  [m] */
+ *   3  rstd  input  f32  [m]
+ * with frozen=yes: x, w, dy, dx */
 
 /* bias-gelu: y = gelu(x + bias)
  *
@@ -288,6 +290,7 @@
  *   biases  same, f32        element type of bias and dbias: the op's, or f32
  *   save    nothing, input   kept by the forward pass for the backward pass: nothing but x, or
  *                            gelu's input
+ *   frozen  no, yes          pass bwd: whether biases have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x     input   T  [m, h]
@@ -303,7 +306,8 @@
  *   3  dx     output  T  [m, h]
  *   4  dbias  output  T  [h]
  * with save=input: input, dy, dx, dbias
- *   0  input  input  T  [m, h] */
+ *   0  input  input  T  [m, h]
+ * with frozen=yes: x, bias, dy, dx */
 
 /* act-mul: out = act(gate) * up
  *
@@ -1105,6 +1109,7 @@
  *   d         1 to 65536            features of a token
  *   residual  no, yes               add a residual first, and write the sum too
  *   eps       a number from 0 to 1  added to the variance
+ *   frozen    no, yes               pass bwd: whether w and b have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -1123,7 +1128,8 @@
  *   4  dw  output  T  [d]
  *   5  db  output  T  [d]
  * with residual=yes: x, w, dy, dsum, dx, dw, db
- *   3  dsum  input  T  [m, d] */
+ *   3  dsum  input  T  [m, d]
+ * with frozen=yes: x, w, dy, dx */
 
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts

@@ -6,7 +6,7 @@ from torch import Tensor
 from .. import reference
 from .._checks import flag, several
 from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
-from .._declare import declare, run_into
+from .._declare import FROZEN, declare, run_into
 from .._library import Error
 from .packed import (FORMATS, PackedWeight, ffn_packed, format_of, group_word, has_zeros, named_packed, packed_word,
                      parts_of, suffix)
@@ -24,8 +24,7 @@ def _expect_gates(gate, up, **_):
     expect_both("ffn", gate, up)
 
 
-# A backward pass that leaves out the gradients of weights reads x only to compute gate and up again.
-FROZEN = {"frozen": "yes"}
+# For frozen weights x is read only to compute gate and up again.
 UNREAD = {"x": lambda x, gate: x if gate is None else None}
 
 
@@ -91,8 +90,9 @@ def _(ctx, dy):
         d_normed, *d_weights = call(OPS.ffn_backward, *arguments)
     else:
         d_normed, d_weights = call(OPS.ffn_frozen_backward, *arguments), [None] * 3
-    dx, d_norm = call(OPS.rmsnorm_backward, d_normed, total, w_norm, dy, None, ctx.eps,
-                      ctx.convention)
+    arguments = d_normed, total, w_norm, dy, None, ctx.eps, ctx.convention
+    dx, d_norm = (call(OPS.rmsnorm_backward, *arguments) if ctx.needs_input_grad[2] else
+                  (call(OPS.rmsnorm_frozen_backward, *arguments), None))
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
 

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from .._checks import flag, several
 from .._custom import OPS, call, wants_gradient
-from .._declare import declare
-from .ffn import FROZEN, UNREAD, expect_both
+from .._declare import FROZEN, declare
+from .ffn import UNREAD, expect_both
 
 _LINEAR = "x, mask:bytes, w_true, w_false"
 _SIX = ("w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false, act, "

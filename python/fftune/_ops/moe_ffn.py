@@ -6,10 +6,10 @@ from torch import Tensor
 
 from .._checks import expect, flag, float32, int32, several
 from .._custom import OPS, call, gradient, is_disabled, save_gates, wants_gradient
-from .._declare import declare, run_into
+from .._declare import FROZEN, declare, run_into
 from .._library import Error
 from .._run import ready
-from .ffn import FROZEN, expect_both
+from .ffn import expect_both
 from .packed import (FORMATS, PackedWeight, format_of, group_word, has_zeros, named_packed, parts_of, suffix)
 
 _CHOICES = "x, ids:ints, weights:floats"
