@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one op costs the host: rmsnorm of f32 [1, 64] by the package, and as an op in C++.
+"""The host's time for one op: rmsnorm of f32 [1, 64] by the package, and as an op in C++.
 
 usage: host_overhead.py [--include DIR] [--build DIR]
 
