@@ -1,6 +1,7 @@
 """patch() of layers with weights of 4 and 8 bits, as GPTQModel, AutoAWQ, compressed-tensors and
 transformers have them."""
 import copy
+import functools
 import sys
 import types
 
@@ -196,6 +197,21 @@ def test_activations_are_rounded_as_compressed_tensors_does_it(name, device, dty
     assert bits_of(layer) == before
     fftune.unpatch(model)
     assert bits_of(layer) == before and layer.quantization_scheme.input_activations is args
+
+
+def test_the_forward_that_compressed_tensors_gives_its_layers_is_no_other_forward():
+    # It has the name and the module of Linear.forward, by functools.wraps.
+    of_package = {"__name__": "compressed_tensors.quantization.lifecycle.forward", "functools": functools}
+    exec("def wrapped(of):\n    @functools.wraps(of)\n    def forward(self, x):\n        return of(self, x)\n"
+         "    return forward", of_package)
+    for globals_of, is_known in ((of_package, True), ({**of_package, "__name__": "peft.layer"}, False)):
+        layer, _ = of_file("ct_int4_sym_g128")
+        own = types.FunctionType(of_package["wrapped"].__code__, globals_of)(nn.Linear.forward)
+        layer.forward = types.MethodType(own, layer)
+        report = fftune.patch(layer)
+        assert bool(report.replaced) == is_known, str(report)
+        fftune.unpatch(layer)
+        assert layer.forward.__func__ is own
 
 
 def test_rounded_layers_are_merged_with_no_others(compressed_tensors):

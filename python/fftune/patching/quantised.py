@@ -298,7 +298,9 @@ def _compressed_fp8(module: nn.Module) -> _Layer:
 def _compressed(module: nn.Module) -> _Layer:
     kind, bits = _expect_scheme(module)
     forward = module.__dict__.get("forward")
-    if forward is not None and not getattr(forward, "__module__", "").startswith("compressed_tensors."):
+    # Its __module__ is that of the forward which it wraps.
+    where = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("__name__", "")
+    if forward is not None and not where.startswith("compressed_tensors."):
         raise Unfit("its forward was replaced already")
     if kind == "float":
         return _compressed_e2m1(module) if bits == 4 else _compressed_fp8(module)
