@@ -230,9 +230,23 @@ def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     parts = ("", "_scale", "_zero") if zeros else ("", "_scale")
     names += [f"{name}{part}" for name in PACKED for part in parts]
     one = {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
-    found["weights"] = ",".join([n for n in WEIGHTS if n in names and n not in one])
-    found |= {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {})
-    return " ".join([f"{name}={value}" for name, value in found.items()])
+    return _as_packed(found, {*names} - one, {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {}))
+
+
+def packed_experts_form(form: str, packed: str, h: int) -> str:
+    """The form of layers with w_gate_up of all experts if gate, up and down are packed, and no others."""
+    found = dict(entry.split("=") for entry in form.split(" "))
+    names = {*found["weights"].split(",")} - {"w_gate_up"}
+    if "b_gate_up" in names:
+        names = names - {"b_gate_up"} | {"b_gate", "b_up"}
+    names |= {f"{name}{part}" for name in PACKED_NETWORK for part in ("", "_scale")}
+    found.pop("gate-up", None)
+    return _as_packed(found, names, {"packed": packed, "h": str(h), "attn-weights": "dense"})
+
+
+def _as_packed(found: dict[str, str], names: set[str], options: dict[str, str]) -> str:
+    found["weights"] = ",".join([n for n in WEIGHTS if n in names])
+    return " ".join([f"{name}={value}" for name, value in (found | options).items()])
 
 
 def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
