@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._codes import ONLY_GROUP, codes_of_pairs, pairs_of_codes
-from ._layer_form import PACKED, packed_sizes, parse, with_constants
+from ._layer_form import packed_sizes, parse, with_constants
 from ._library import Error
 
 aten = torch.ops.aten
@@ -1020,11 +1020,12 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, me
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
-        for name in PACKED if found.get("packed") else ():
-            n, k = packed_sizes(found, x.shape[-1])[name]
+        for name, (n, k) in packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
             format, group = found.get("packed").split("-")
             own[name] = _dense(format, *(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")),
                                n, k, group, x.dtype)
+            if found.get("experts"):
+                own[name] = own[name].view(found.get("experts"), -1, k)
         if found.constants:
             own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
