@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/group_memory.cuh"
+#include "gemm/decode/packed_stage_shape.cuh"
 #include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
 
@@ -47,6 +48,9 @@ struct persistent_config {
   bool draws = false, sums = false;  // of its choice (choice_form)
   bool head_bias = false, rounds_head = false, caps_head = false;
   int ranks = 0;  // of a group, each with its slice of heads and of h; 0: there is none
+  // Packed weights: those of q, k, v and the output product, those between mid and y, and the head.
+  bool packs_attention = false, packs_network = false, packs_head = false;
+  packed_form format = {}, head_format = {};
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -63,14 +67,20 @@ struct persistent_config {
   // The last warpgroup has two working warps; it is whole because registers are reallocated by
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
-  constexpr int other_registers() const { return has_experts() || ranks > 0 ? 96 : 56; }
+  constexpr int other_registers() const { return has_experts() || ranks > 0 || packs() ? 96 : 56; }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
     const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;
     return left < 232 ? left : 232;
   }
 
-  constexpr int most_rows(int rows) const { return up(rows, blocks); }
+  // Rows of a product, or features between up and down, that are one CTA's: a multiple of these.
+  constexpr bool packs() const { return packs_attention || packs_network; }
+  constexpr int qkv_unit() const { return packs_attention ? packed_rows : 1; }
+  constexpr int residual_unit() const { return packs() ? packed_rows : 1; }
+  constexpr int hidden_unit() const { return packs_network ? packed_rows : has_experts() ? 8 : 1; }
+  constexpr int head_unit() const { return packs_head ? packed_rows : 1; }
+  constexpr int most_rows(int rows, int unit) const { return up(up(rows, unit), blocks) * unit; }
   constexpr bool has_experts() const { return experts > 0; }
   constexpr bool has_head() const { return vocab > 0; }
   // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
@@ -79,15 +89,15 @@ struct persistent_config {
   constexpr int slots() const { return tokens * of_token(); }
   // Rows of the router, and behind them that of the gate of the network of all tokens.
   constexpr int router_rows() const { return has_experts() ? experts + (own_gate ? 1 : 0) : 0; }
-  // Features between gate and down, of a token, and blocks of 8 of all slots.
+  // Features between gate and down, of a token, and those that are shared out among CTAs: with
+  // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
-  constexpr int hidden_blocks() const { return slots() * h / 8; }
-  constexpr int most_hidden_blocks() const {
-    return has_experts() ? up(hidden_blocks(), blocks) : up(most_rows(h), 8);
-  }
+  constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
-    const int of[] = {up(most_rows(qkv_rows()), 16), up(most_rows(d), 16), most_hidden_blocks()};
+    const int of[] = {up(most_rows(qkv_rows(), qkv_unit()), 16),
+                      up(most_rows(d, residual_unit()), 16),
+                      up(most_rows(all_hidden(), hidden_unit()), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
@@ -95,8 +105,9 @@ struct persistent_config {
   constexpr int input_length() const {
     const int widest = hidden() > q_rows() ? hidden() : q_rows();
     const int longest = widest > d ? widest : d;
-    const int fit = input_limit / (2 * tokens) / chunk * chunk;
-    const int least = up(d, chunk) * chunk, most = up(longest, chunk) * chunk;
+    const int unit = packs() || packs_head ? most_packed_group : chunk;
+    const int fit = input_limit / (2 * tokens) / unit * unit;
+    const int least = up(d, unit) * unit, most = up(longest, unit) * unit;
     return has_experts() ? most : fit < least ? least : fit < most ? fit : most;
   }
 
@@ -155,13 +166,30 @@ struct persistent_config {
 
   static constexpr int weight_bytes(int elements) { return 2 * elements; }
 
+  // A stage of packed weights: blocks of 16 rows and 64 elements of k, with as many codes as a
+  // stage of dense weights has bytes, and the scales.
+  static constexpr int most_packed_group = 128;
+  constexpr int packed_blocks(packed_form of) const {
+    return block_rows * weight_bytes(chunk) / (packed_part_bytes * of.parts());
+  }
+  constexpr packed_stage_shape packed_stage(packed_form of) const {
+    return {of, packed_blocks(of)};
+  }
+
   // Shared memory, in its order.
   constexpr int token_columns() const { return tokens == 1 ? 1 : up(tokens, 2) * 2; }
   constexpr int stage_bytes() const {
-    return up(block_rows * (weight_bytes(chunk) + row_padding), 128) * 128;
+    int bytes = block_rows * (weight_bytes(chunk) + row_padding);
+    if (packs() && packed_stage(format).bytes() > bytes) bytes = packed_stage(format).bytes();
+    if (packs_head && packed_stage(head_format).bytes() > bytes)
+      bytes = packed_stage(head_format).bytes();
+    return up(bytes, 128) * 128;
   }
   constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
-  constexpr int input_stride() const { return 2 * input_length() + row_padding; }
+  // Packed weights take tokens by ldmatrix.
+  constexpr int input_stride() const {
+    return 2 * input_length() + (packs() ? value_padding : row_padding);
+  }
   constexpr int query_stride() const { return 2 * dim + row_padding; }
   constexpr int sums_stride() const { return 16 * token_columns() * 4; }  // of a warp and a block
   constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
@@ -239,6 +267,22 @@ struct persistent_expert_layer {
   persistent_router_pointers router;
 };
 
+// Packed weights have their codes where dense ones are.
+struct persistent_packed_pointers {
+  enum : int { qkv, out, gate, up, down, own_gate, own_up, own_down, count };
+  const void* scales[count];
+  const unsigned char* zeros[count];
+};
+struct persistent_packed_layer {
+  persistent_layer_pointers layer;
+  persistent_packed_pointers packed;
+};
+struct persistent_packed_expert_layer {
+  persistent_layer_pointers layer;
+  persistent_router_pointers router;
+  persistent_packed_pointers packed;
+};
+
 struct persistent_common {
   static constexpr int most_pairs = 64;
 
@@ -265,6 +309,8 @@ struct persistent_token {
   const int *ids, *ended;
   const void* embedding;  // [vocab, d]; null: x is there
   const void *final_norm, *head, *head_bias;
+  const void* head_scales;
+  const unsigned char* head_zeros;
   const float* temperature;
   const long long* seeds;
   int *next_ids, *next_lengths, *steps, *next_ended, *out;
@@ -296,7 +342,10 @@ using persistent_params = persistent_params_of<persistent_layer_pointers, 48>;
 using persistent_expert_params = persistent_params_of<persistent_expert_layer, 48>;
 using persistent_rank_params =
     persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
+using persistent_packed_params = persistent_params_of<persistent_packed_layer, 48>;
+using persistent_packed_expert_params = persistent_params_of<persistent_packed_expert_layer, 48>;
 static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
-              sizeof(persistent_rank_params) <= 16384);
+              sizeof(persistent_rank_params) <= 16384 &&
+              sizeof(persistent_packed_expert_params) <= 20480);
 
 }  // namespace fftune
