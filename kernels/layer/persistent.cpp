@@ -449,10 +449,11 @@ class PersistentLayers final : public Family {
     const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
     // On an H100 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
     // none; 3 layers of Qwen3-30B-A3B take 167 and 165, and several tokens of a sequence spill.
-    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : 4;
-    return least_cost(space(problem, facts), name(), [many, held](const Config& c) {
-      return std::tuple(c.at("held") != held, c.at("head_groups"), c.at("warps") != 8,
-                        c.at("chunk") != 512, c.at("chunk"),
+    const bool packs = packing_ != Packing::none;
+    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : packs ? 2 : 4;
+    return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
+      return std::tuple(c.at("held") != held, packs && c.at("chunk") != 512, c.at("head_groups"),
+                        c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
                         c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
                         c.at("input_kb") != (many ? 16 : 36));
