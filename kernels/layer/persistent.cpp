@@ -156,6 +156,9 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .kv_head = static_cast<int>(heads.cache_head),
                          .sinks = problem.has("sinks", "yes"),
                          .out_bias = problem.has("out-bias", "yes"),
+                         .caps_scores = layer.attention.softcap > 0,
+                         .scales_residual = problem.has("residual-scale", "yes"),
+                         .post_norms = problem.has("post-norms", "yes"),
                          .ranks = static_cast<int>(size_or(problem, "ranks", 0)),
                          .packs_attention = packs_attention(problem),
                          .packs_network = packed_format(problem).packed};
@@ -202,15 +205,13 @@ std::int64_t experts_of_token(const Problem& problem) {
 
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
-  const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},
-                                                       {"post-norms", "no"},
-                                                       {"block", "serial"},
-                                                       {"ffn", experts ? "moe" : "gated"},
-                                                       {"residual-scale", "no"}};
+  const std::pair<const char*, const char*> usual[] = {
+      {"norm", "rms"}, {"block", "serial"}, {"ffn", experts ? "moe" : "gated"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
-  if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
+  if (problem.has("post-norms", "only"))
+    return "post-norms=only: the kernel has norms in front too";
   if (!experts && problem.has("ffn-bias", "yes"))
     return "ffn-bias=yes: the kernel adds biases to experts alone";
   if (!experts) return std::nullopt;
@@ -250,6 +251,11 @@ std::string text_of(const persistent_config& c) {
   if (c.packs_head)
     packed +=
         fmt::format(", .packs_head = true, .head_format = {}", template_argument(c.head_format));
+  std::string rare;
+  for (const auto& [name, value] : {std::pair{"caps_scores", c.caps_scores},
+                                    {"scales_residual", c.scales_residual},
+                                    {"post_norms", c.post_norms}})
+    if (value) rare += fmt::format(", .{} = true", name);
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
@@ -260,7 +266,7 @@ std::string text_of(const persistent_config& c) {
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.sinks, c.out_bias, mixture, token,
+      c.held, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
@@ -268,11 +274,12 @@ std::string text_of(const persistent_config& c) {
 class PersistentLayers final : public Family {
  public:
   PersistentLayers(std::string_view name, std::string_view summary, Network network,
-                   Packing packing = Packing::none)
+                   Packing packing = Packing::none, bool post_norms = false)
       : name_(name),
         summary_(summary),
         network_(network),
         packing_(packing),
+        post_norms_(post_norms),
         experts_(network != Network::dense && network != Network::slices) {}
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
@@ -291,14 +298,19 @@ class PersistentLayers final : public Family {
         if (packed || std::string_view(stage).find("expand") == std::string_view::npos)
           stages.push_back(part + "." + stage);
     };
-    if (packing_ == Packing::all)
-      add({"attn_norm.forward", "qkv.expand", "qkv.product", "qkv.heads", "attention.forward",
-           "out.expand", "out.product", "ffn_norm.forward"});
-    else
-      add({"attn_norm.forward", "qkv.product", "attention.forward", "out.product",
-           "ffn_norm.forward"});
+    const bool packs_attention = packing_ == Packing::all;
+    add({"attn_norm.forward"});
+    if (packs_attention) add({"qkv.expand"});
+    add({"qkv.product"});
+    if (packs_attention) add({"qkv.heads"});
+    add({"attention.forward"});
+    if (packs_attention) add({"out.expand"});
+    add({"out.product"});
+    if (post_norms_) add({"attn_post_norm.forward"});
+    add({"ffn_norm.forward"});
     if (!experts_) {
       add_network("ffn");
+      if (post_norms_) add({"ffn_post_norm.forward"});
       return stages;
     }
     add({"router.product", "route.choose"});
@@ -328,11 +340,15 @@ class PersistentLayers final : public Family {
                  : fmt::format("the layers have {}", words_of(network));
     if (const Packing packing = packing_of(problem); packing != packing_)
       return fmt::format("the layers have {}", words_of(packing));
+    if (problem.has("post-norms", "yes") != post_norms_)
+      return post_norms_ ? "the layers have no norms behind their parts"
+                         : "the layers have norms behind their parts";
     const bool slices = network_ == Network::slices;
     if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
     if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
-                   problem.has("out-bias", "yes") || has_experts(problem)))
-      return "on slices it has no windows, sinks, experts, or biases behind attention";
+                   problem.has("out-bias", "yes") || problem.has("residual-scale", "yes") ||
+                   has_experts(problem)))
+      return "on slices it has no windows, sinks, experts, or biases and factors behind attention";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (slices && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
       return fmt::format("{} tokens of {} features are more than go as packets", tokens,
@@ -347,10 +363,10 @@ class PersistentLayers final : public Family {
         heads.norm == qkv::HeadNorm::centred)
       return "the kernel has q, k and v one after the other, and normalises heads one by one, "
              "before RoPE";
-    if (heads.dim != 64 && heads.dim != 128)
-      return fmt::format("dim={}: the kernel has heads of 64 and 128 features", heads.dim);
+    if (heads.dim != 64 && heads.dim != 128 && heads.dim != 256)
+      return fmt::format("dim={}: the kernel has heads of 64, 128 and 256 features", heads.dim);
     if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary % 64 != 0))
-      return "the kernel rotates 64 or 128 features of a head, by halves";
+      return "the kernel rotates a multiple of 64 features of a head, by halves";
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
       if (const int unit = packing_ == Packing::none ? 32 : packed_k; k % unit != 0)
         return fmt::format("a product over {} elements: a multiple of {} is needed", k, unit);
@@ -450,7 +466,7 @@ class PersistentLayers final : public Family {
     // On an H100 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
     // none; 3 layers of Qwen3-30B-A3B take 167 and 165, and several tokens of a sequence spill.
     const bool packs = packing_ != Packing::none;
-    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : packs ? 2 : 4;
+    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : packs || post_norms_ ? 2 : 4;
     return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
       return std::tuple(c.at("held") != held, packs && c.at("chunk") != 512, c.at("head_groups"),
                         c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
@@ -613,7 +629,10 @@ class PersistentLayers final : public Family {
     set(offsetof(Params, table_rows), static_cast<std::int32_t>(layer.heads.positions));
     set(offsetof(Params, epsilon), layer.norm.eps);
     set(offsetof(Params, norm_offset), static_cast<float>(layer.heads.norm_offset));
-    set(offsetof(Params, scale), layer.attention.scale * std::numbers::log2e_v<float>);
+    const float cap = layer.attention.softcap;
+    set(offsetof(Params, scale),
+        (cap > 0 ? cap : layer.attention.scale) * std::numbers::log2e_v<float>);
+    if (cap > 0) set(offsetof(Params, inner_scale), layer.attention.scale / cap);
     const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
     set(offsetof(Params, angle_scale), turns.scale);
     if (experts) set(offsetof(Params, route_scale), layer.router->scale);
@@ -627,6 +646,9 @@ class PersistentLayers final : public Family {
       };
       set_own(offsetof(Pointers, attn_norm), "attn_norm");
       set_own(offsetof(Pointers, ffn_norm), "ffn_norm");
+      set_own(offsetof(Pointers, attn_post_norm), "attn_post_norm");
+      set_own(offsetof(Pointers, ffn_post_norm), "ffn_post_norm");
+      set_own(offsetof(Pointers, residual_scale), "residual_scale");
       if (layer.heads.packed) {
         set_own(offsetof(Pointers, qkv), "w_qkv");
         set_own(offsetof(Pointers, bias), "b_qkv");
@@ -684,6 +706,7 @@ class PersistentLayers final : public Family {
   std::string_view name_, summary_;
   Network network_;
   Packing packing_;
+  bool post_norms_;
   bool experts_;
 };
 
@@ -703,8 +726,12 @@ std::vector<const Family*> persistent_layers() {
        Network::weighted},
       {"persistent_ranks", "all layers on a rank's slice, with the sums over two ranks among them",
        Network::slices},
+      {"persistent_post_norms", "all layers in one launch, with norms behind their parts",
+       Network::dense, Packing::none, true},
       {"persistent_packed", "all layers in one launch, with packed weights", Network::dense,
        Packing::all},
+      {"persistent_packed_post_norms", "the same with norms behind their parts", Network::dense,
+       Packing::all, true},
       {"persistent_packed_ffn",
        "the same where the weights of the feed-forward network alone are packed", Network::dense,
        Packing::network},

@@ -45,6 +45,7 @@
 //
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
+#include "attention/softmax.cuh"
 #include "common/activation.cuh"
 #include "common/async.cuh"
 #include "common/choice.cuh"
@@ -598,18 +599,65 @@ struct persistent_layers {
 
   // ---- MMA warps ----
 
-  // Starts to copy a norm's weights, for load_input().
-  __device__ __forceinline__ void fetch_norm(const void* weights) const {
+  // Starts to copy the weights of a norm for load_input(), and of the post-norm before it.
+  __device__ __forceinline__ void fetch_norms(const void* weights, const void* post) const {
+    const auto fetch = [&](int to, const void* from) {
 #pragma unroll 1
-    for (int at = threadIdx.x; at < c.d / 8; at += c.consumers())
-      copy_async(shared + c.norm_at() + at * 16, static_cast<const u8*>(weights) + at * 16, true);
+      for (int at = threadIdx.x; at < c.d / 8; at += c.consumers())
+        copy_async(shared + to + at * 16, static_cast<const u8*>(from) + at * 16, true);
+    };
+    if (weights != nullptr) fetch(c.norm_at(), weights);
+    if (c.post_norms && post != nullptr) fetch(c.post_norm_at(), post);
     copy_async_commit();
   }
 
+  // A token's root mean square from what each of its threads has of it, reciprocal. All MMA warps.
+  template <int lanes, int count>
+  __device__ __forceinline__ float deviation_of(const vector16 (&value)[count], int vectors) const {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (i * lanes >= vectors) continue;
+#pragma unroll
+      for (const u32 word : value[i].word) {
+        float first, second;
+        unpack<T>(word, first, second);
+        squares += first * first + second * second;
+      }
+    }
+    __syncwarp();
+    squares = warp_total(squares);
+    const u32 statistics = shared + c.statistics_at();
+    if (threadIdx.x % 32 == 0) write_float(statistics + threadIdx.x / 32 * 4, squares);
+    copy_async_wait<0>();  // the norm's weights
+    sync_consumers();
+    constexpr int warps_of_token = lanes / 32;
+    const int row = threadIdx.x / lanes;
+    float sum = 0;
+    if (row < c.tokens) {
+#pragma unroll
+      for (int i = 0; i < warps_of_token; ++i)
+        sum += read_float(statistics + (row * warps_of_token + i) * 4);
+    }
+    return reciprocal_deviation(sum, c.d, p.epsilon);
+  }
+  static __device__ __forceinline__ void normalise(vector16& value, float r,
+                                                   const vector16& weight) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float first, second, first_weight, second_weight;
+      unpack<T>(value.word[word], first, second);
+      unpack<T>(weight.word[word], first_weight, second_weight);
+      value.word[word] =
+          pack<T>(norm::template normalised<T>(first * r) * norm::factor(first_weight),
+                  norm::template normalised<T>(second * r) * norm::factor(second_weight));
+    }
+  }
+
   // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
-  // way or not. Unless they are plain, they are waited for.
+  // way or not. Unless they are plain, they are waited for. With `ends` they go to y instead.
   __device__ __forceinline__ void load_input(const T* from, int k, int begin, int end,
-                                             bool normalises, bool plain) {
+                                             bool normalises, bool plain, bool ends = false) {
     constexpr int lanes = c.consumers() / token_places;
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
@@ -652,54 +700,56 @@ struct persistent_layers {
         }
       }
     }
-    float r = 0;
-    if (normalises) {
-      float squares = 0;
+    if constexpr (c.post_norms) {
+      if (normalises) add_to_residual<lanes>(value, row, place, vectors, plain);
+      if (ends) {
 #pragma unroll
-      for (int i = 0; i < each; ++i) {
-        if (i * lanes >= vectors) continue;
-#pragma unroll
-        for (const u32 word : value[i].word) {
-          float first, second;
-          unpack<T>(word, first, second);
-          squares += first * first + second * second;
-        }
+        for (int i = 0; i < each; ++i)
+          if (i * lanes < vectors && (place + i * lanes) % c.blocks == static_cast<int>(blockIdx.x))
+            store(static_cast<T*>(p.y) + static_cast<i64>(row) * k + (place + i * lanes) * 8,
+                  value[i]);
+        return;
       }
-      __syncwarp();
-#pragma unroll
-      for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
-      const u32 statistics = shared + c.statistics_at();
-      if (threadIdx.x % 32 == 0) write_float(statistics + threadIdx.x / 32 * 4, squares);
-      copy_async_wait<0>();  // the norm's weights
-      sync_consumers();
-      constexpr int warps_of_token = lanes / 32;
-      float sum = 0;
-      if (row < c.tokens) {
-#pragma unroll
-        for (int i = 0; i < warps_of_token; ++i)
-          sum += read_float(statistics + (row * warps_of_token + i) * 4);
-      }
-      r = reciprocal_deviation(sum, c.d, p.epsilon);
     }
+    float r = 0;
+    if (normalises) r = deviation_of<lanes>(value, vectors);
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       if (i * lanes >= vectors) continue;
-      if (normalises) {
-        const vector16 weight = read_shared(shared + c.norm_at() + (place + i * lanes) * 16);
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          float first, second, first_weight, second_weight;
-          unpack<T>(value[i].word[word], first, second);
-          unpack<T>(weight.word[word], first_weight, second_weight);
-          value[i].word[word] =
-              pack<T>(norm::template normalised<T>(first * r) * norm::factor(first_weight),
-                      norm::template normalised<T>(second * r) * norm::factor(second_weight));
-        }
-      }
-      write_shared(shared + c.input_at() + row * c.input_stride() + (place + i * lanes) * 16,
-                   value[i]);
+      const u32 at = (place + i * lanes) * 16;
+      if (normalises) normalise(value[i], r, read_shared(shared + c.norm_at() + at));
+      write_shared(shared + c.input_at() + row * c.input_stride() + at, value[i]);
     }
     sync_consumers();
+  }
+
+  // With post-norms: the residual stream, which becomes x or is added to. A thread has the same
+  // elements of it each time.
+  template <int lanes, int count>
+  __device__ __forceinline__ void add_to_residual(vector16 (&value)[count], int row, int place,
+                                                  int vectors, bool begins) const {
+    const u32 residual = shared + c.residual_at() + row * c.residual_stride();
+    if (!begins) {
+      const float r = deviation_of<lanes>(value, vectors);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (i * lanes >= vectors) continue;
+        const u32 at = (place + i * lanes) * 16;
+        normalise(value[i], r, read_shared(shared + c.post_norm_at() + at));
+        const vector16 before = read_shared(residual + at);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float first, second, first_before, second_before;
+          unpack<T>(value[i].word[word], first, second);
+          unpack<T>(before.word[word], first_before, second_before);
+          value[i].word[word] = pack<T>(first + first_before, second + second_before);
+        }
+      }
+      sync_consumers();  // the statistics are read
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+      if (i * lanes < vectors) write_shared(residual + (place + i * lanes) * 16, value[i]);
   }
 
   // A warp's part of stages of dense weights, and of packed ones: the address of this lane's
@@ -948,19 +998,21 @@ struct persistent_layers {
   }
 
   // Each thread has one element of the residual stream at most. bias(feature, token) is added, and
-  // with ranks the summands of the peers before it.
+  // with ranks the summands of the peers before it. With post-norms the sum alone is stored.
   template <class Bias, class Group>
   __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain,
-                                                  const Bias& bias,
+                                                  const T* scale, const Bias& bias,
                                                   [[maybe_unused]] Group& group) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
     if (row >= rows_of_block(c.d, c.residual_unit())) return;
     const i64 place = static_cast<i64>(column) * c.d + first_row(c.d, c.residual_unit()) + row;
     float sum = sum_of(row / 16, row % 16, column);
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
-    const T result =
-        from_float<T>(residual + sum + bias(first_row(c.d, c.residual_unit()) + row, column));
-    residual = to_float(result);
+    const int feature = first_row(c.d, c.residual_unit()) + row;
+    sum += bias(feature, column);
+    if constexpr (c.scales_residual) sum *= to_float(scale[feature]);
+    const T result = from_float<T>(residual + sum);
+    if constexpr (!c.post_norms) residual = to_float(result);
     T* const at = to + place;
     if (plain)
       *at = result;
@@ -1292,8 +1344,9 @@ struct persistent_layers {
                 is_seen = is_seen &&
                           key + 16 * block > first_query - c.window +
                                                  (tile * 8 + 2 * pair + column) / c.group_heads();
-              weight[tile][i] =
-                  is_seen ? (score[tile][0][i] + score[tile][1][i]) * p.scale : unseen;
+              float sum = score[tile][0][i] + score[tile][1][i];
+              if constexpr (c.caps_scores) sum = tanh_by_exp2(sum * p.inner_scale);
+              weight[tile][i] = is_seen ? sum * p.scale : unseen;
             }
             float now = fmaxf(weight[tile][column], weight[tile][column + 2]);
 #pragma unroll
@@ -1537,7 +1590,7 @@ struct persistent_layers {
     float residual = 0;
     {
       const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-      if (row < out_rows) {
+      if (row < out_rows && !c.post_norms) {
         const T* const of_x = row_of_x(column);
         if (!c.has_head() || of_x != nullptr)
           residual = to_float(of_x[first_row(c.d, c.residual_unit()) + row]);
@@ -1556,13 +1609,13 @@ struct persistent_layers {
     }
     constexpr int ids_at_once = 16 * c.most_blocks();
     const int ids = c.has_head() ? rows_of_block(c.vocab, c.head_unit()) : 0;
-    fetch_norm(layer_of(0).attn_norm);
+    fetch_norms(layer_of(0).attn_norm, nullptr);
     const T* x = static_cast<const T*>(p.x);
 #pragma unroll 1
     for (int layer = 0; layer < p.layers + (chooses() ? 1 : 0); ++layer) {
       const persistent_layer_pointers& of = layer_of(layer);
       const bool is_head = c.has_head() && layer == p.layers;
-      const bool end = layer + 1 == p.layers && !chooses();
+      const bool end = layer + 1 == p.layers && !chooses() && !c.post_norms;
       u8* const set = set_of(layer);
       T* const attended = reinterpret_cast<T*>(set + c.attended_at(p.cache));
       T* const mid = reinterpret_cast<T*>(set + c.mid_at(p.cache));
@@ -1601,7 +1654,7 @@ struct persistent_layers {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
-          fetch_norm(of.ffn_norm);
+          fetch_norms(of.ffn_norm, of.attn_post_norm);
           finish_qkv(of, qkv);
           if (keys > 0) prepare_heads(of, qkv);
           sync_consumers();
@@ -1613,16 +1666,18 @@ struct persistent_layers {
                           reinterpret_cast<float*>(set + c.router_at(p.cache)));
         } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
-          if (layer + 1 < p.layers)
-            fetch_norm(layer_of(layer + 1).attn_norm);
-          else if (!end)
-            fetch_norm(p.token.final_norm);
+          if (c.post_norms || !end)
+            fetch_norms(layer + 1 < p.layers ? layer_of(layer + 1).attn_norm
+                        : chooses()          ? p.token.final_norm
+                                             : nullptr,
+                        of.ffn_post_norm);
           finish_hidden(p.of[layer], hidden);
         } else if (is_head) {
           if constexpr (c.has_head()) finish_logits(best, scores, first_id, some_ids);
         } else {
           finish_residual(
               residual, product == out_product ? mid : y, product == down && end,
+              static_cast<const T*>(of.residual_scale),
               [&](int feature, int token) {
                 float bias = 0;
                 if constexpr (c.out_bias) {
@@ -1643,6 +1698,9 @@ struct persistent_layers {
     }
     if constexpr (c.has_head()) {
       if (chooses()) choose(best);
+    }
+    if constexpr (c.post_norms) {
+      if (!chooses()) load_input(x, c.d, 0, c.d, true, false, true);
     }
     // Thread 0 of each CTA has an element of every row of exchanges.
     if constexpr (c.ranks > 0)

@@ -33,6 +33,11 @@ struct persistent_config {
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
   bool sinks = false, out_bias = false;
+  bool caps_scores = false;
+  bool scales_residual = false;  // what is added to the residual stream is multiplied by a vector
+  // Norms behind attention and the feed-forward network. Every CTA has the whole residual stream,
+  // because it knows a norm when all of its input is there.
+  bool post_norms = false;
   int experts = 0;        // of a mixture, whose intermediate size is h; 0: one dense network
   int choices = 0;        // experts of a token, which its router chooses
   int shared = 0;         // and those that every token has, the last ones of the weights
@@ -205,7 +210,12 @@ struct persistent_config {
     const int of_input = tokens * input_stride();
     return of_heads > of_input ? of_heads : of_input;
   }
-  constexpr int norm_at() const { return input_at() + input_bytes(); }
+  // Weights of a norm, and in front of them those of the one behind the product before, and the
+  // residual stream.
+  constexpr int residual_at() const { return input_at() + input_bytes(); }
+  constexpr int residual_stride() const { return post_norms ? 2 * d : 0; }
+  constexpr int post_norm_at() const { return residual_at() + tokens * residual_stride(); }
+  constexpr int norm_at() const { return post_norm_at() + residual_stride(); }
   constexpr int sums_at() const { return norm_at() + 2 * d; }
   constexpr int combine_at() const { return sums_at() + sums_bytes(); }
   constexpr int statistics_at() const { return combine_at() + combine_bytes(); }
@@ -246,6 +256,8 @@ struct persistent_config {
 
 struct persistent_layer_pointers {
   const void *attn_norm, *ffn_norm;
+  const void *attn_post_norm, *ffn_post_norm;
+  const void* residual_scale;  // [d]
   const void* qkv[3];   // the first alone if they are packed
   const void* bias[3];  // likewise
   const void* head_norms[2];
@@ -284,7 +296,7 @@ struct persistent_packed_expert_layer {
 };
 
 struct persistent_common {
-  static constexpr int most_pairs = 64;
+  static constexpr int most_pairs = 128;
 
   const void* x;  // [tokens, d]
   void* y;
@@ -297,7 +309,8 @@ struct persistent_common {
   long long cache_rows;  // of a layer's cache; a slot beyond them is of no row
   int layers, cache, page_count, table_rows;
   float epsilon, norm_offset;  // of the norms of heads
-  float scale;                 // of scores, times log2(e)
+  float scale;                 // of scores, times log2(e); of capped ones the cap is
+  float inner_scale;           // and this is their scale divided by the cap
   float angle_scale;
   float route_scale;  // of the experts' weights
   float frequencies[most_pairs];

@@ -30,6 +30,7 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
 }
 
 std::string packed_family(const Problem& problem) {
+  if (problem.has("post-norms", "yes")) return "persistent_packed_post_norms";
   const bool experts = layer::has_experts(problem);
   const char* of = problem.has("attn-weights", "dense")  ? (experts ? "_mixture" : "_ffn")
                    : !experts                            ? ""
@@ -40,7 +41,9 @@ std::string packed_family(const Problem& problem) {
 }
 const Family& family_for(const Problem& problem) {
   if (problem.options.contains("weights")) return family_of(layer_op(), packed_family(problem));
-  return family_of(layer_op(), problem.sizes.contains("ranks")       ? with_ranks
+  return family_of(layer_op(), problem.sizes.contains("ranks") ? with_ranks
+                               : problem.has("post-norms", "yes") && !layer::has_experts(problem)
+                                   ? "persistent_post_norms"
                                : !layer::has_experts(problem)        ? persistent
                                : !problem.sizes.contains("shared-h") ? with_experts
                                : problem.has("shared-gate", "yes")   ? "persistent_weighted"
@@ -148,6 +151,21 @@ std::vector<Use> uses_of_experts() {
           {{"shared-gate", "yes"}, {"ffn-bias", "yes"}})};
 }
 
+/// And with norms behind the parts, soft caps, wide heads and a scaled residual.
+std::vector<Use> uses_of_norms_behind() {
+  const auto gemma = [](Sizes sizes, Options options) {
+    sizes.insert({{"dim", 256}, {"heads", 8}, {"kv-heads", 2}});
+    options.insert({{"convention", "gemma"}, {"post-norms", "yes"}, {"act", "gelu-tanh"}});
+    return Use{DType::bf16, std::move(sizes), std::move(options)};
+  };
+  return {gemma({{"batch", 3}, {"window", 60}, {"cache", 200}},
+                {{"softcap", "5"}, {"lengths", "ragged"}}),
+          gemma({{"s", 2}}, {{"qk-norm", "yes"}, {"out-bias", "yes"}}),
+          gemma({{"h", 1152}, {"batch", 2}}, {{"weights", "int4"}, {"qk-norm", "yes"}}),
+          {DType::fp16, {{"batch", 2}}, {{"post-norms", "yes"}, {"softcap", "3"}}},
+          {DType::bf16, {{"batch", 7}}, {{"residual-scale", "yes"}, {"out-bias", "yes"}}}};
+}
+
 /// And a rank's slice, which plays its peer too.
 std::vector<Use> uses_of_ranks() {
   return {{DType::bf16, {{"ranks", 2}}, {}},
@@ -252,8 +270,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (const auto& more :
-       {uses_of_ranks(), uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
+  for (const auto& more : {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(),
+                           uses_of_8_bits(), uses_of_packed_experts()})
     all.insert(all.end(), more.begin(), more.end());
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
@@ -262,23 +280,28 @@ TEST_CASE("the persistent family says what it cannot compute") {
     CAPTURE(problem.text());
     CHECK(refusal_of(problem, arch).find(reason) != std::string::npos);
   };
+  const auto mixture = [](Sizes sizes, Options options = {}) {
+    sizes.insert({{"experts", 16}, {"top-k", 8}});
+    options.insert({"ffn", "moe"});
+    return problem_of(DType::bf16, std::move(sizes), std::move(options));
+  };
   refuses(problem_of(DType::bf16, {}), "compute capability 9.0", "sm_80");
   refuses(problem_of(DType::f32, {}), "bf16 and fp16");
   refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
   refuses(problem_of(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
   refuses(problem_of(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
-  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "64 or 128 features");
+  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "a multiple of 64 features");
   refuses(problem_of(DType::bf16, {{"kv-heads", 1}, {"heads", 64}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"h", 1048}}), "1048 elements");
   refuses(problem_of(DType::bf16, {{"d", 96}}), "96 rows");
   refuses(problem_of(DType::bf16, {}, {{"rotation", "interleaved"}}), "halves");
-  refuses(problem_of(DType::bf16, {}, {{"softcap", "50"}}), "softcap");
-  refuses(problem_of(DType::bf16, {}, {{"post-norms", "yes"}}), "post-norms=yes");
+  refuses(problem_of(DType::bf16, {}, {{"post-norms", "only"}}), "post-norms=only");
+  refuses(mixture({}, {{"post-norms", "yes"}}), "norms behind their parts");
   refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
   refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
-  refuses(problem_of(DType::bf16, {}, {{"residual-scale", "yes"}}), "residual-scale=yes");
+  refuses(problem_of(DType::bf16, {{"ranks", 2}}, {{"residual-scale", "yes"}}), "factors");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
   refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
   refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
@@ -290,11 +313,6 @@ TEST_CASE("the persistent family says what it cannot compute") {
             .refusal(problem_of(DType::bf16, {{"ranks", 2}}), facts_of_architecture("sm_90a"))
             .value_or("")
             .find("ranks=2") != std::string::npos);
-  const auto mixture = [](Sizes sizes, Options options = {}) {
-    sizes.insert({{"experts", 16}, {"top-k", 8}});
-    options.insert({"ffn", "moe"});
-    return problem_of(DType::bf16, std::move(sizes), std::move(options));
-  };
   refuses(mixture({{"groups", 4}, {"top-groups", 2}}), "groups=4");
   refuses(mixture({{"shared-h", 64}}), "shared-h=64");
   const auto shared = mixture({{"h", 320}, {"shared-h", 640}});
@@ -462,6 +480,14 @@ TEST_CASE("persistent layers with experts and a network of all tokens", "[gpu]")
 
 TEST_CASE("persistent layers with experts and a network of all tokens that has a gate", "[gpu]") {
   verify_uses(uses_of_experts(), 7, uses_of_experts().size());
+}
+
+TEST_CASE("persistent layers with norms behind their parts, and soft caps", "[gpu]") {
+  verify_uses(uses_of_norms_behind(), 0, 2);
+}
+
+TEST_CASE("persistent layers with packed weights or a scaled residual, and norms behind", "[gpu]") {
+  verify_uses(uses_of_norms_behind(), 2, uses_of_norms_behind().size());
 }
 
 TEST_CASE("persistent layers with weights of 4 bits against the reference", "[gpu]") {
