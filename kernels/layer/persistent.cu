@@ -104,6 +104,7 @@ struct persistent_layers {
   // Which of the keys is that of the sequence's first new token, and which one its first query is
   // at. They differ where the new token has no row in the cache. May be < 0.
   int first_new, first_query;
+  int own_hidden = 0, next_hidden = 0;  // features between gate and down, where they are balanced
   // Kept across layers, because the cleaner's fences leave nothing in L1.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
@@ -114,6 +115,10 @@ struct persistent_layers {
     head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = first_new = first_query = first_key = 0;
+    if constexpr (c.balances()) {
+      own_hidden = c.first_hidden(static_cast<int>(blockIdx.x));
+      next_hidden = c.first_hidden(static_cast<int>(blockIdx.x) + 1);
+    }
     if (sequence < c.sequences()) {
       const int length = length_of(sequence), each = keys_of_split(length);
       first_key = c.first_seen(length) + split * each;
@@ -170,23 +175,19 @@ struct persistent_layers {
     return from_float<T>(value * p.token.embed_scale);
   }
   __device__ __forceinline__ bool chooses() const { return c.has_head() && p.token.chooses != 0; }
-  // Where the rows of CTA `block` begin, which are whole units.
-  static __device__ __forceinline__ int first_row_of(u32 block, int rows, int unit) {
-    const i64 before = static_cast<i64>(ceil_div(rows, unit)) * block / c.blocks;
-    return smaller(static_cast<int>(before) * unit, rows);
-  }
   static __device__ __forceinline__ int first_row(int rows, int unit) {
-    return first_row_of(blockIdx.x, rows, unit);
+    return c.first_row(static_cast<int>(blockIdx.x), rows, unit);
   }
   static __device__ __forceinline__ int rows_of_block(int rows, int unit) {
-    return first_row_of(blockIdx.x + 1, rows, unit) - first_row(rows, unit);
+    return c.first_row(static_cast<int>(blockIdx.x) + 1, rows, unit) - first_row(rows, unit);
   }
-  // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
-  static __device__ __forceinline__ int first_hidden() {
-    return first_row(c.all_hidden(), c.hidden_unit());
+  // The first of a CTA's features between gate and down, and their number.
+  __device__ __forceinline__ int first_hidden() const {
+    return c.balances() ? own_hidden : c.first_hidden(static_cast<int>(blockIdx.x));
   }
-  static __device__ __forceinline__ int hidden_rows() {
-    return rows_of_block(c.all_hidden(), c.hidden_unit());
+  __device__ __forceinline__ int hidden_rows() const {
+    return (c.balances() ? next_hidden : c.first_hidden(static_cast<int>(blockIdx.x) + 1)) -
+           first_hidden();
   }
   __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
     if constexpr (c.has_experts() || c.packs())

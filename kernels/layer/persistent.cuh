@@ -98,11 +98,51 @@ struct persistent_config {
   // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
   constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
+  // Where the rows of CTA `block` of a product begin.
+  constexpr int first_row(int block, int rows, int unit) const {
+    const int before = static_cast<int>(1ll * up(rows, unit) * block / blocks) * unit;
+    return before < rows ? before : rows;
+  }
+  // Tiles of packed weights are too large to be shared out evenly. A CTA that has more of the other
+  // products has less of gate and up: its stream is as long as those of others, and what it waits
+  // for after one product is already there for the next. In half bytes, without scales.
+  constexpr long long other_bytes(int of_qkv, int of_d) const {
+    const int attention = packs_attention ? format.parts() : 4;
+    return attention * (1ll * of_qkv * d + 1ll * of_d * q_rows()) +
+           1ll * format.parts() * of_d * h * (has_experts() ? slots() : 1);
+  }
+  constexpr long long other_bytes_before(int block) const {
+    return other_bytes(first_row(block, qkv_rows(), qkv_unit()),
+                       first_row(block, d, residual_unit()));
+  }
+  constexpr long long hidden_unit_bytes() const {
+    return 2ll * format.parts() * hidden_unit() * d;
+  }
+  constexpr long long all_bytes() const {
+    return other_bytes_before(blocks) + all_hidden() / hidden_unit() * hidden_unit_bytes();
+  }
+  constexpr bool balances() const {
+    return packs_network && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), qkv_unit()),
+                                                               most_rows(d, residual_unit()));
+  }
+  constexpr int first_hidden(int block) const {
+    if (!balances()) return first_row(block, all_hidden(), hidden_unit());
+    const long long before = all_bytes() * block / blocks - other_bytes_before(block);
+    return static_cast<int>(before / hidden_unit_bytes()) * hidden_unit();
+  }
+  constexpr int most_hidden() const {
+    if (!balances()) return most_rows(all_hidden(), hidden_unit());
+    const long long least = other_bytes(qkv_rows() / qkv_unit() / blocks * qkv_unit(),
+                                        d / residual_unit() / blocks * residual_unit());
+    const long long most = all_bytes() / blocks + 1 - least;
+    return static_cast<int>((most + hidden_unit_bytes() - 1) / hidden_unit_bytes() + 1) *
+           hidden_unit();
+  }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
     const int of[] = {up(most_rows(qkv_rows(), qkv_unit()), 16),
                       up(most_rows(d, residual_unit()), 16),
-                      up(most_rows(all_hidden(), hidden_unit()), 8)};
+                      up(most_hidden(), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,

@@ -179,7 +179,7 @@ std::vector<Use> uses_of_ranks() {
 
 /// And with packed weights: of 4 bits, of 8, and of experts.
 std::vector<Use> uses_of_4_bits() {
-  return {{DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}},
+  return {{DType::bf16, {{"d", 1024}, {"h", 4352}}, {{"weights", "int4"}}},
           {DType::fp16,
            {{"h", 1088}, {"batch", 8}, {"cache", 333}},
            {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
@@ -208,7 +208,7 @@ std::vector<Use> uses_of_packed_experts() {
     options.insert({"ffn", "moe"});
     return Use{dtype, std::move(sizes), std::move(options)};
   };
-  return {use(DType::bf16, {{"h", 768}, {"shared", 1}},
+  return {use(DType::bf16, {{"d", 1024}, {"h", 768}, {"shared", 1}},
               {{"weights", "int4"}, {"renormalise", "yes"}, {"qk-norm", "yes"}}),
           // As of gpt-oss.
           use(DType::bf16, {{"batch", 3}, {"cache", 300}, {"window", 128}},
