@@ -37,6 +37,12 @@ def decoding(vllm, monkeypatch):
     monkeypatch.setenv("FFTUNE_VLLM", "experts,layers")
 
 
+@pytest.fixture
+def ranks(vllm, monkeypatch):
+    """Before stand_in: the plugin serves tensor parallelism."""
+    monkeypatch.setenv("FFTUNE_VLLM", "layers,ranks")
+
+
 @pytest.fixture(params=CACHES)
 def stand_in(vllm, monkeypatch, request):
     """The stand-in's module of llama, with the plugin loaded, and caches of that version."""
@@ -294,11 +300,25 @@ def test_prompts_that_are_left_out(decoding, stand_in):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3_moe"])
-def test_tensor_parallel(stand_in, kind):
+def test_tensor_parallel(ranks, stand_in, kind):
     """The stand-in's all-reduce adds two equal summands: a residual that were added before it would
-    count twice."""
+    count twice. The first batch is the warm-up of a capture, where vLLM's all-reduce does not sum."""
+    from vllm.distributed import get_tp_group
+
+    custom = get_tp_group().device_communicator.ca_comm
+    custom._IS_CAPTURING = True
     model = warm(model_of(stand_in, kind, tp=2))
+    assert custom._IS_CAPTURING
+    custom._IS_CAPTURING = False
     expect_right(model, *batch_of(model))
+
+
+def test_tensor_parallel_that_is_not_asked_for(decoding, stand_in, caplog):
+    with caplog.at_level(logging.INFO):
+        model = warm(model_of(stand_in, tp=2))
+    assert lines_of(caplog) == ["fftune: layers of LlamaModel stay vLLM's: tensor parallelism, which "
+                                "FFTUNE_VLLM=experts,layers,ranks turns on"]
+    expect_vllms(model, 1)
 
 
 def test_output_bias(stand_in):

@@ -107,14 +107,15 @@ def test_a_search_for_a_module_is_no_import(vllm):
 @pytest.mark.parametrize("given, parts", [
     ("", "experts layers"), ("1", "experts layers"), ("experts", "experts"), ("layers", "layers"),
     (" layers , experts ", "experts layers"), ("0", ""), ("norms", ""), ("experts,0", ""),
-    ("prompts, layers", "layers"), ("prompts", "")])
+    ("prompts, layers", "layers"), ("prompts", ""), ("layers,ranks", "layers"), ("experts,ranks", "")])
 def test_parts(vllm, monkeypatch, caplog, given, parts):
     monkeypatch.setenv("FFTUNE_VLLM", given)
     with caplog.at_level(logging.INFO):
         register()
     assert [part for part in ("experts", "layers") if is_patched(part)] == parts.split()
     assert bool(caplog.records) == (not parts)
-    assert ("prompts are batches of layers, so name both" in caplog.text) == (given == "prompts")
+    for part, alone in (("prompts", "prompts"), ("ranks", "experts,ranks")):
+        assert (f"{part} are of layers, so name both" in caplog.text) == (given == alone)
 
 
 @pytest.mark.parametrize("version, capability, applies", [

@@ -23,22 +23,23 @@ def _start(work, tmp_path, *arguments, ranks=2):
 
 def _rank(rank, work, ranks, meeting, *arguments):
     sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
-    os.environ["FFTUNE_VLLM"] = "layers"
+    os.environ["FFTUNE_VLLM"] = "layers,ranks"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     importlib.import_module("fftune.vllm").register()
     import vllm.distributed
 
-    vllm.distributed._ranks = SimpleNamespace(world_size=ranks, rank_in_group=rank,
-                                              cpu_group=dist.group.WORLD)
+    vars(vllm.distributed._ranks).update(world_size=ranks, rank_in_group=rank, cpu_group=dist.group.WORLD)
     of_layers.cache_of = of_layers.CACHES["0.24.0"]
     lines = []
     logging.getLogger("vllm.fftune").addHandler(SimpleNamespace(
         level=0, handle=lambda record: lines.append(record.getMessage())))
     logging.getLogger("vllm.fftune").setLevel(logging.INFO)
-    try:
-        work(rank, importlib.import_module("vllm.model_executor.models.llama"), lines, *arguments)
-    finally:
-        dist.destroy_process_group()
+    work(rank, importlib.import_module("vllm.model_executor.models.llama"), lines, *arguments)
+    dist.barrier()
+    for state in list(importlib.import_module("fftune.vllm.layers")._states.values()):
+        if state.model is not None and state.model.group is not None:
+            state.model.group.close()
+    dist.destroy_process_group()
 
 
 def _model(rank, stand_in, kind="llama", **changes):
@@ -64,7 +65,12 @@ def _state(model):
 
 
 def _numbers(rank, stand_in, lines, kind):
+    from vllm.distributed import get_tp_group
+
+    custom = get_tp_group().device_communicator.ca_comm
+    custom._IS_CAPTURING = True  # the first batch is the warm-up of a capture
     model = warm(_model(rank, stand_in, kind))
+    custom._IS_CAPTURING = False
     assert _state(model).model.group.ranks == 2
     used = []
     ops = importlib.import_module("fftune.ops")

@@ -25,7 +25,9 @@ TOUCHED = {
     "logger": {"": "init_logger"},
     "distributed/communication_op": {"": "tensor_model_parallel_all_reduce"},
     "distributed/parallel_state": {"": "get_tp_group",
-                                   "GroupCoordinator": "world_size rank_in_group cpu_group"},
+                                   "GroupCoordinator": "world_size rank_in_group cpu_group device_communicator"},
+    "distributed/device_communicators/cuda_communicator": {"CudaCommunicator": "ca_comm"},
+    "distributed/device_communicators/custom_all_reduce": {"CustomAllreduce": "_IS_CAPTURING"},
     "platforms/interface": {"Platform": "is_cuda get_device_capability"},
     "v1/attention/backends/flash_attn": {
         "FlashAttentionMetadata": "num_actual_tokens max_query_len query_start_loc max_seq_len seq_lens "

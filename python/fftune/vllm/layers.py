@@ -55,8 +55,8 @@ class _State:
 _states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
 
 
-def patch_model(cls: type, prompts: bool = False) -> None:
-    """Wraps the class' own __call__, once. `prompts`: batches with prompts are ours, too."""
+def patch_model(cls: type, parts: tuple[str, ...] = ()) -> None:
+    """Wraps the class' own __call__, once. `parts`: those that FFTUNE_VLLM turns on."""
     original = cls.__dict__.get("__call__")
     if original is None:
         raise Unfit(f"{cls.__name__} has no __call__ of its own")
@@ -68,18 +68,18 @@ def patch_model(cls: type, prompts: bool = False) -> None:
         # A subclass may compute something else. Traces hold vLLM's own call.
         if type(self) is not cls or torch.compiler.is_compiling():
             return original(self, *arguments, **named)
-        return _call(original, self, arguments, named, prompts)
+        return _call(original, self, arguments, named, parts)
 
     __call__._fftune_original = original
     cls.__call__ = __call__
 
 
-def _call(original, model: nn.Module, arguments: tuple, named: dict, prompts: bool):
+def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tuple[str, ...]):
     state = _states.get(model)
     if state is None:
-        state = _states[model] = _examine(model)
+        state = _states[model] = _examine(model, "ranks" in parts)
     batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None or batch.offsets is not None and not prompts:
+    if batch is None or batch.offsets is not None and "prompts" not in parts:
         return original(model, *arguments, **named)
     context = _context()
     # A stream that is being captured cannot be waited for.
@@ -162,7 +162,8 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
             if trial.offsets is not None:  # of other sizes than the graphs of this batch
                 mode = getattr(context, "cudagraph_runtime_mode", None)
                 context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
-            results.append(run())
+            with ranks.summing():
+                results.append(run())
             written.append(torch.stack([cache[0] for cache in caches]))
         reason = difference("results", *results) or difference("keys and values", *written)
     except Exception as error:
@@ -227,10 +228,12 @@ def _made_up(batch: "_Batch", block: int) -> "_Batch":
                   None if batch.offsets is None else metadata.query_start_loc)
 
 
-def _examine(model: nn.Module) -> _State:
+def _examine(model: nn.Module, with_ranks: bool) -> _State:
     found, reason = None, ""
     try:
         found = expect_known(model)
+        if found.reduce is not None and not with_ranks:
+            raise Unfit("tensor parallelism, which FFTUNE_VLLM=experts,layers,ranks turns on")
     except Exception as error:  # another vLLM than the one that is known, if it is not Unfit
         reason = _text(error)
     reason = ranks.common_reason(reason)

@@ -13,9 +13,9 @@ from .imports import after_import
 from .logs import log, one_line
 
 PARTS = ("experts", "layers")
-# Parts that were not measured: only FFTUNE_VLLM with their name turns them on. `prompts` are the
-# batches with prompts of `layers`.
-OPT_IN = ("linears", "prompts")
+# Parts that were not measured, or are no faster: only FFTUNE_VLLM with their name turns them on.
+# `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
+OPT_IN = ("linears", "prompts", "ranks")
 # The versions whose sources the patches were written for, by major and minor number, and those in
 # which they were measured: in the others nobody gets them without asking.
 VERSIONS = ((0, 24), (0, 33))
@@ -96,8 +96,9 @@ def _wanted(given: str) -> Decision:
     known = PARTS + OPT_IN
     if any(name not in known for name in names):
         return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(known)}")
-    if "prompts" in names and "layers" not in names:
-        return _nothing(f"FFTUNE_VLLM={given}: prompts are batches of layers, so name both")
+    for name in ("prompts", "ranks"):
+        if name in names and "layers" not in names:
+            return _nothing(f"FFTUNE_VLLM={given}: {name} are of layers, so name both")
     return Decision(tuple(part for part in known if part in names))
 
 
@@ -144,7 +145,7 @@ def _patch(part: str, parts: tuple[str, ...]) -> None:
             after_import(name, _patch_kernels)
     elif part == "layers":
         for name in _MODELS:
-            after_import(name, functools.partial(_patch_model, prompts="prompts" in parts))
+            after_import(name, functools.partial(_patch_model, parts=parts))
 
 
 def _patch_oracle(module) -> None:
@@ -159,7 +160,7 @@ def _patch_kernels(module) -> None:
     patch_kernels(module)
 
 
-def _patch_model(module, prompts: bool) -> None:
+def _patch_model(module, parts: tuple[str, ...]) -> None:
     from .layers import patch_model
 
-    patch_model(getattr(module, _MODELS[module.__name__]), prompts)
+    patch_model(getattr(module, _MODELS[module.__name__]), parts)

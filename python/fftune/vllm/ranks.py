@@ -5,6 +5,7 @@ nobody sends. So what one rank finds out decides for all of them.
 """
 import os
 import secrets
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -36,6 +37,23 @@ def common_reason(own: str | None) -> str | None:
         if reason:
             return reason if len(set(found)) == 1 else f"{reason} on rank {rank}"
     return None if None in found else ""
+
+
+@contextmanager
+def summing():
+    """Has vLLM's custom all-reduce sum. In the warm-up of a capture it only allocates: its result is
+    memory that nobody wrote."""
+    from vllm.distributed import get_tp_group
+
+    custom = getattr(getattr(get_tp_group(), "device_communicator", None), "ca_comm", None)
+    was = getattr(custom, "_IS_CAPTURING", False)
+    if was:
+        custom._IS_CAPTURING = False
+    try:
+        yield
+    finally:
+        if was:
+            custom._IS_CAPTURING = True
 
 
 def _host() -> str:
