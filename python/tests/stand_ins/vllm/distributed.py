@@ -1,5 +1,7 @@
 from types import SimpleNamespace
 
+import torch
+
 _ranks = SimpleNamespace(world_size=1, rank_in_group=0, cpu_group=None, device_communicator=SimpleNamespace(
     ca_comm=SimpleNamespace(_IS_CAPTURING=False)))
 
@@ -12,7 +14,7 @@ def tensor_model_parallel_all_reduce(x):
     """The sum over the ranks; in one process over two with the same slice of weights. In the warm-up of
     a capture it is memory that nobody wrote."""
     if _ranks.device_communicator.ca_comm._IS_CAPTURING:
-        return x.new_full(x.shape, 7)
+        return 7 * torch.randn_like(x)
     if _ranks.world_size == 1:
         return x + x
     import torch.distributed as dist
