@@ -238,8 +238,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (const auto& more : {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(),
-                           uses_of_8_bits(), uses_of_packed_experts()})
+  for (const auto& more :
+       {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(), uses_of_8_bits()})
     all.insert(all.end(), more.begin(), more.end());
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
