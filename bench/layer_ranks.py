@@ -77,6 +77,35 @@ def check(model: tuple, rank: int, ranks: int, group) -> None:
             print(f"check batch {batch} tokens {s} error {error:.5f}", flush=True)
 
 
+def print_timeline(call, rank: int, replays: int = 5) -> None:
+    """The kernels of a replayed call by name: how many, how long, and by how much each moved the end of all
+    that ran before it. Launches overlap, so the latter add up to the call."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    dist.barrier()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(replays):
+            graph.replay()
+        torch.cuda.synchronize()
+    if rank != 0:
+        return
+    kernels: dict[str, list[float]] = {}
+    end = None
+    for event in sorted((e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA),
+                        key=lambda e: e.time_range.end):
+        entry = kernels.setdefault(event.name.replace("fftune::", "")[:110], [0, 0.0, 0.0])
+        entry[0] += 1
+        entry[1] += event.time_range.end - event.time_range.start
+        entry[2] += event.time_range.end - end if end is not None else 0
+        end = event.time_range.end
+    for name, (count, busy, moved) in sorted(kernels.items(), key=lambda k: -k[1][2]):
+        print(f"  {count / replays:6.1f} x {busy / count:8.2f} us, moves the end {moved / count:8.2f} us each, "
+              f"{moved / replays:9.1f} us a call  {name}", flush=True)
+
+
 def measure(given: argparse.Namespace, rank: int, group) -> None:
     import fftune
     model = MODELS[given.model]
@@ -126,6 +155,8 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
             what = (" token" if given.token else "") + (" tuned" if given.tune else "")
             print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
                   f"{what} {time:.1f} us", flush=True)
+        if given.timeline:
+            print_timeline(call, rank)
 
 
 def run(rank: int, store: str, runs: list) -> None:
@@ -154,6 +185,7 @@ if __name__ == "__main__":
     parser.add_argument("--tune", type=float, default=0, help="seconds of a search on all ranks before")
     parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--timeline", action="store_true", help="print the kernels of a call and their time")
     parser.add_argument("--run", action="append", default=[], help="the arguments of one measurement")
     arguments = parser.parse_args()
     all_runs = [parser.parse_args(line.split()) for line in arguments.run] or [arguments]

@@ -91,6 +91,10 @@ std::vector<PartKind> part_kinds();
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
 
+/// Families of the sum over a group's ranks together with the product in front of it, or with the
+/// norm behind it.
+std::vector<const Family*> sums();
+
 /// The families that have all stages of layers, and all layers of a plan, in one launch: one for
 /// each kind of feed-forward network, the dense one first.
 std::vector<const Family*> persistent_layers();

@@ -573,6 +573,7 @@ class Layer final : public DescribedOp {
     // Untuned a norm is a kernel of its own: behind another it takes about a microsecond, no more
     // than it takes each block of a product to find the deviations, and only a search can tell.
     std::vector<const Family*> list = persistent_layers();
+    for (const Family* family : sums()) list.push_back(family);
     for (const PartFamily& family : families) list.push_back(&family);
     for (const Family* family : normed_products()) list.push_back(family);
     return list;

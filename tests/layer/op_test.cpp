@@ -146,8 +146,8 @@ TEST_CASE("a rank's slice has the sums of its group in the place of residuals an
     names.insert(names.begin(), attention.begin(), attention.end());
     return names;
   };
-  CHECK(stages({}) ==
-        behind({"attn_reduce.forward", "ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
+  CHECK(stages({}) == behind({"attn_reduce.forward", "ffn_norm.forward", "ffn.gate_up", "ffn.down",
+                              "ffn_reduce.forward"}));
   // A network beside attention adds to the rank's summand: there is one sum.
   CHECK(stages({{"block", "parallel"}}) ==
         behind({"ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
