@@ -57,7 +57,7 @@ def check(model: tuple, rank: int, ranks: int, group) -> None:
     weights = [make_weights(model, 1, norm_heads) for _ in range(2)]
     own = [fftune.distributed.slice_layer(w, rank, ranks, heads, kv_heads) for w in weights]
     angles = torch.rand(256, dim // 2, device="cuda").repeat(1, 2)
-    for batch, s in ((1, 1), (16, 1), (1, 100)):
+    for batch, s in ((1, 1), (5, 1), (16, 1), (64, 1), (1, 100)):
         caches = [make_caches(batch, 256, kv_heads, dim) for _ in weights]
         own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2) for c in pair)
                       for pair in caches]

@@ -154,7 +154,7 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
   space
       .parameter("shots",
                  "1: every rank adds all rows; 2: a row's owner adds it, and sends the sum", {1, 2})
-      .parameter("senders", "warps that send", {2, 4, 8, 16})
+      .parameter("senders", "warps that send", {1, 2, 4, 8, 16})
       .parameter("summers", "threads that add and normalise", {128, 256, 512})
       .parameter("parts", "parts of a chunk, each sent by a warp", {1, 2, 4, 8, 16})
       .parameter("blocks", "blocks for each SM", {1, 2, 3, 4})
@@ -180,14 +180,15 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
 }
 
 /// Few rows: all warps of a block send a row together, and a thread adds a vector or two. Many
-/// rows: a warp sends a row, and blocks are small enough for two of an SM, unless rows are wide.
-/// Between two ranks one shot moves as many bytes over the link as two.
+/// rows: two warps send a row each, as more of them fill the link's queues and no more of the link,
+/// and blocks are small enough for two of an SM, unless rows are wide. Between two ranks one shot
+/// moves as many bytes over the link as two.
 Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   const std::int64_t vectors = form.row_bytes() / chunk_vector(form);
   const bool few = form.m <= 4 * facts.multiprocessors;
   Config config{{"shots", form.ranks > 2 ? 2 : 1},
-                {"senders", 4},
+                {"senders", few ? 4 : 2},
                 {"summers", vectors <= 128 ? 128 : 256},
                 {"parts", 1}};
   if (chunk_vectors(form, config) == 0) config.set("summers", 512);

@@ -34,25 +34,46 @@ __device__ __forceinline__ void store_sums(const summed_product_params& p, peer_
         store_packets(group.packets_for(peer) + place(half) * 8, __float_as_uint(first[half]),
                       __float_as_uint(next[half]), group.epoch);
   }
+  float total[halves][2];
+#pragma unroll
+  for (int peer = 0; peer < ranks; ++peer) {
+    u32 words[halves][2];
+#pragma unroll
+    for (int half = 0; half < halves; ++half) {
+      words[half][0] = __float_as_uint(first[half]);
+      words[half][1] = __float_as_uint(next[half]);
+    }
+    if (group.is_peer(peer)) {
+      const char* const from = group.packets_of(peer);
+      group.wait(peer, [&] {  // the loads of both rows are in flight together
+        bool there = true;
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+          if (!exists(half)) continue;
+          const bool own =
+              load_packets(from + place(half) * 8, group.epoch, words[half][0], words[half][1]);
+          there = there && own;
+        }
+        return there;
+      });
+    }
+#pragma unroll
+    for (int half = 0; half < halves; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float summand = __uint_as_float(words[half][i]);
+        total[half][i] = peer == 0 ? summand : total[half][i] + summand;
+      }
+    }
+  }
 #pragma unroll
   for (int half = 0; half < halves; ++half) {
-    if (!exists(half)) continue;
-    float total[2] = {};
-#pragma unroll
-    for (int peer = 0; peer < ranks; ++peer) {
-      u32 word = __float_as_uint(first[half]), next_word = __float_as_uint(next[half]);
-      if (group.is_peer(peer)) {
-        const char* const from = group.packets_of(peer) + place(half) * 8;
-        group.wait(peer, [&] { return load_packets(from, group.epoch, word, next_word); });
-      }
-      total[0] = peer == 0 ? __uint_as_float(word) : total[0] + __uint_as_float(word);
-      total[1] = peer == 0 ? __uint_as_float(next_word) : total[1] + __uint_as_float(next_word);
-    }
+    if (!exists(half) || group.failed) continue;
     if constexpr (adds)
-      add_pair<T>(total[0], total[1],
+      add_pair<T>(total[half][0], total[half][1],
                   *reinterpret_cast<const u32*>(static_cast<const T*>(p.residual) + place(half)));
-    if (!group.failed)
-      *reinterpret_cast<u32*>(static_cast<T*>(p.y) + place(half)) = pack<T>(total[0], total[1]);
+    *reinterpret_cast<u32*>(static_cast<T*>(p.y) + place(half)) =
+        pack<T>(total[half][0], total[half][1]);
   }
 }
 

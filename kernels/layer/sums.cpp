@@ -1,5 +1,5 @@
 // The sum over a group's ranks together with what stands beside it: in one launch with the product
-// in front, for few tokens (all_reduce/product.cu); and with the norm behind.
+// in front (all_reduce/product.cu, product_sm90.cu); and with the norm behind.
 #include <fmt/format.h>
 
 #include <deque>
@@ -12,6 +12,7 @@
 #include "device/group_layout.hpp"
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/all_reduce/product.cuh"
+#include "kernels/all_reduce/product_sm90.cuh"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/decode/decode.hpp"
@@ -39,16 +40,89 @@ std::vector<std::size_t> places_of(const Problem& problem, const std::vector<std
   return places;
 }
 
+/// A kernel of a product and its sum: the engine whose space and tiles it has, and its launch with
+/// all of its parameters but those that the fields are of.
+struct SummedKernel {
+  const Engine& engine;
+  const char* source;
+  DType summands;  // f32, or no f32: the type of y
+  struct Fields {
+    all_reduce::GroupFields group;
+    std::size_t residual, y, tag;
+  } fields;
+  KernelLaunch& (*append)(Program&, const GemmProblem&, const TensorPlaces&, const DeviceFacts&,
+                          const Config&, const all_reduce::Form&);
+};
+
+KernelLaunch& append_decode(Program& program, const GemmProblem& gemm, const TensorPlaces& places,
+                            const DeviceFacts&, const Config& config,
+                            const all_reduce::Form& form) {
+  const summed_product_config block{.tokens = decode_tokens(gemm),
+                                    .rows = config.get("rows"),
+                                    .warps = config.get("warps"),
+                                    .unroll = config.get("unroll")};
+  const auto split_k = static_cast<std::uint32_t>(config.get("split_k"));
+  KernelLaunch& launch = append_kernel(
+      program, "all_reduce/product.cu",
+      fmt::format("summed_product<{}, {}, {}, fftune::summed_product_config{{{}, {}, {}, {}}}>",
+                  element_type(gemm.dtype), form.adds, form.ranks, block.tokens, block.rows,
+                  block.warps, block.unroll),
+      {static_cast<std::uint32_t>(quotient_up(gemm.n, block.rows) + 1), split_k},
+      static_cast<std::uint32_t>(block.threads()), {});
+  launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes());
+  launch.cluster.y = split_k;
+  using Params = summed_product_params;
+  launch.parameters =
+      ParameterStruct{.bytes = sizeof(Params),
+                      .fields = {{offsetof(Params, a), tensor_of(places, gemm.a[0].front())},
+                                 {offsetof(Params, b), tensor_of(places, gemm.b[0].front())},
+                                 {offsetof(Params, m), static_cast<std::int32_t>(gemm.m)},
+                                 {offsetof(Params, n), static_cast<std::int32_t>(gemm.n)},
+                                 {offsetof(Params, k), static_cast<std::int32_t>(gemm.k)},
+                                 {offsetof(Params, split_k), static_cast<std::int32_t>(split_k)}}};
+  return launch;
+}
+
+/// The engine's own launch, of the kernel with another epilogue and more parameters.
+KernelLaunch& append_sm90(Program& program, const GemmProblem& gemm, const TensorPlaces& places,
+                          const DeviceFacts& facts, const Config& config,
+                          const all_reduce::Form& form) {
+  sm90_engine.append(program, {gemm}, places, facts, config);
+  KernelSource& kernel = program.kernels.back();
+  kernel.file = "all_reduce/product_sm90.cu";
+  kernel.expression.pop_back();
+  const std::string plain = "fftune::gemm_sm90<";
+  kernel.expression = fmt::format("fftune::summed_gemm_sm90<{}, {}, {}>",
+                                  kernel.expression.substr(plain.size()), form.ranks, form.adds);
+  auto& launch = std::get<KernelLaunch>(program.steps.back());
+  launch.parameters->bytes = sizeof(summed_sm90_params);
+  return launch;
+}
+
+template <class Params>
+constexpr SummedKernel::Fields fields_of() {
+  return {{offsetof(Params, loopback), offsetof(Params, table)},
+          offsetof(Params, residual),
+          offsetof(Params, y),
+          offsetof(Params, tag)};
+}
+
+const SummedKernel decode_kernel{decode_engine, "all_reduce/product.cu", DType::f32,
+                                 fields_of<summed_product_params>(), append_decode};
+const SummedKernel sm90_kernel{sm90_engine, "all_reduce/product_sm90.cu", DType::bf16,
+                               fields_of<summed_sm90_params>(), append_sm90};
+
 /// A product of a rank's slice and the sum of its result.
 struct SummedStage {
   std::string_view family, summary;
   std::string part, stage, sum;  // names: the product's part and its last stage, the sum's part
   GemmProblem (*gemm)(const Problem&);
+  const SummedKernel& kernel;
 };
 
 class SummedProduct final : public Family {
  public:
-  explicit SummedProduct(SummedStage of) : of_(std::move(of)) {}
+  SummedProduct(SummedStage of) : of_(std::move(of)) {}
 
   std::string_view name() const override { return of_.family; }
   std::string_view summary() const override { return of_.summary; }
@@ -56,7 +130,7 @@ class SummedProduct final : public Family {
   std::vector<std::string> stages() const override {
     return {of_.part + "." + of_.stage, of_.sum + "." + stage_forward};
   }
-  std::vector<std::string> sources() const override { return {source}; }
+  std::vector<std::string> sources() const override { return {of_.kernel.source}; }
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
@@ -73,75 +147,66 @@ class SummedProduct final : public Family {
     if (packed_format(product->problem).packed) return "the kernel reads weights of x's type";
     const GemmProblem gemm = of_.gemm(product->problem);
     if (gemm.epilogue.adds()) return "the kernel adds no bias, and no factor, to a rank's summand";
-    if (auto reason = no_decode(gemm)) return reason;
-    if (all_reduce::form_of(sum->problem).bytes() * 4 /
-            static_cast<std::int64_t>(dtype_bytes(gemm.dtype)) >
-        static_cast<std::int64_t>(most_packet_message))
-      return "the float32 summands are more than go as packets";
-    return decode_engine.can_implement({gemm}, facts);
+    if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
+      return "a packet has summands of bf16 and fp16 products";
+    if (message(*sum).bytes() > static_cast<std::int64_t>(most_packet_message))
+      return fmt::format("{} bytes of summands are more than go as packets, {}",
+                         message(*sum).bytes(), most_packet_message);
+    return of_.kernel.engine.can_implement({gemm}, facts);
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return decode_engine.search.space({gemm(problem)}, facts);
+    return of_.kernel.engine.search.space({gemm(problem)}, facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return decode_engine.search.default_config({gemm(problem)}, facts);
+    return of_.kernel.engine.search.default_config({gemm(problem)}, facts);
   }
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
     const auto parts = parts_of(problem);
     const OpPart &product = *part_of(parts, of_.part), &sum = *part_of(parts, of_.sum);
-    const GemmProblem gemm = of_.gemm(product.problem);
-    all_reduce::Form form = all_reduce::form_of(sum.problem);
-    const summed_product_config block{.tokens = decode_tokens(gemm),
-                                      .rows = config.get("rows"),
-                                      .warps = config.get("warps"),
-                                      .unroll = config.get("unroll")};
-    const int split_k = config.get("split_k");
-    const std::string expression =
-        fmt::format("summed_product<{}, {}, {}, fftune::summed_product_config{{{}, {}, {}, {}}}>",
-                    element_type(gemm.dtype), form.adds, form.ranks, block.tokens, block.rows,
-                    block.warps, block.unroll);
-    Program program;
+    // The product's tensors, then those of the sum.
+    auto own = product.op->tensors(product.problem);
+    std::vector<std::string> names;
+    for (const TensorSpec& tensor : own) names.push_back(product.tensor(tensor.name));
+    const std::size_t of_sum = own.size();
+    const auto sums = all_reduce_op().tensors(sum.problem);
+    for (const TensorSpec& tensor : sums) names.push_back(sum.tensor(tensor.name));
+    const auto place = [&](const char* name) {
+      return TensorArgument{of_sum + tensor_index(sums, name)};
+    };
+    const all_reduce::Form form = message(sum);
+    const auto& fields = of_.kernel.fields;
+    Program from, program;
     KernelLaunch& launch =
-        append_kernel(program, source, expression,
-                      {static_cast<std::uint32_t>(quotient_up(gemm.n, block.rows) + 1),
-                       static_cast<std::uint32_t>(split_k)},
-                      static_cast<std::uint32_t>(block.threads()), {});
-    launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes());
-    launch.cluster.y = static_cast<std::uint32_t>(split_k);
+        of_.kernel.append(from, gemm(problem), TensorPlaces(std::move(own)), facts, config, form);
     launch.programmatic = true;
-    ParameterStruct parameters{.bytes = sizeof(summed_product_params), .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
-      parameters.fields.push_back({offset, std::move(value)});
+      launch.parameters->fields.push_back({offset, std::move(value)});
     };
-    const auto set_tensor = [&](std::size_t offset, const std::string& name) {
-      set(offset, TensorArgument{places_of(problem, {name}).front()});
-    };
-    form.dtype = DType::f32;  // of the summands
-    all_reduce::set_group(
-        parameters, program, form,
-        form.loopback ? absent : places_of(problem, {sum.tensor("group")}).front(),
-        {offsetof(summed_product_params, loopback), offsetof(summed_product_params, table)});
-    set_tensor(offsetof(summed_product_params, a), product.tensor(std::string(gemm.a[0].front())));
-    set_tensor(offsetof(summed_product_params, b), product.tensor(std::string(gemm.b[0].front())));
-    if (form.adds) set_tensor(offsetof(summed_product_params, residual), sum.tensor("residual"));
-    set_tensor(offsetof(summed_product_params, y), sum.tensor("y"));
-    set(offsetof(summed_product_params, m), static_cast<std::int32_t>(gemm.m));
-    set(offsetof(summed_product_params, n), static_cast<std::int32_t>(gemm.n));
-    set(offsetof(summed_product_params, k), static_cast<std::int32_t>(gemm.k));
-    set(offsetof(summed_product_params, split_k), std::int32_t{split_k});
-    set(offsetof(summed_product_params, tag),
-        static_cast<std::int32_t>(
-            all_reduce::tag_of(sum.problem, fmt::format("{} {} {}", expression, gemm.k, split_k))));
-    launch.parameters = std::move(parameters);
+    all_reduce::set_group(*launch.parameters, from, form,
+                          form.loopback ? absent : place("group").tensor, fields.group);
+    if (form.adds) set(fields.residual, place("residual"));
+    set(fields.y, place("y"));
+    const auto tag = all_reduce::tag_of(
+        product.problem, fmt::format("{} {}", from.kernels.back().expression, config.text()));
+    set(fields.tag, static_cast<std::int32_t>(tag));
+    append_moved(program, std::move(from), places_of(problem, names),
+                 layer_op().tensors(unrepeated(layer_op(), problem)).size());
     return program;
   }
 
  private:
-  static constexpr const char* source = "all_reduce/product.cu";
-
   GemmProblem gemm(const Problem& problem) const {
-    return of_.gemm(part_of(parts_of(problem), of_.part)->problem);
+    GemmProblem gemm = of_.gemm(part_of(parts_of(problem), of_.part)->problem);
+    gemm.follows = true;
+    return gemm;
+  }
+  /// What a rank sends.
+  all_reduce::Form message(const OpPart& sum) const {
+    all_reduce::Form form = all_reduce::form_of(sum.problem);
+    if (of_.kernel.summands == DType::f32) form.dtype = DType::f32;
+    return form;
   }
 
   SummedStage of_;
@@ -211,26 +276,42 @@ class NormedSum final : public Family {
 }  // namespace
 
 std::vector<const Family*> sums() {
-  static const SummedProduct out({.family = "out.summed_decode",
-                                  .summary = "the output product and its sum over the ranks in one "
-                                             "launch, up to 16 tokens",
-                                  .part = "out",
-                                  .stage = linear::stage_product,
-                                  .sum = "attn_reduce",
-                                  .gemm = linear::product_gemm});
-  static const SummedProduct down({.family = "ffn.summed_down_decode",
-                                   .summary = "the product down and its sum over the ranks in one "
-                                              "launch, up to 16 tokens",
-                                   .part = "ffn",
-                                   .stage = ffn::stage_down,
-                                   .sum = "ffn_reduce",
-                                   .gemm = ffn::down_gemm});
+  static const SummedProduct products[] = {
+      {{.family = "out.summed_decode",
+        .summary = "the output product and its sum over the ranks in one launch, up to 16 tokens",
+        .part = "out",
+        .stage = linear::stage_product,
+        .sum = "attn_reduce",
+        .gemm = linear::product_gemm,
+        .kernel = decode_kernel}},
+      {{.family = "out.summed_sm90",
+        .summary = "the same for as many tokens as go as packets",
+        .part = "out",
+        .stage = linear::stage_product,
+        .sum = "attn_reduce",
+        .gemm = linear::product_gemm,
+        .kernel = sm90_kernel}},
+      {{.family = "ffn.summed_down_decode",
+        .summary = "the product down and its sum over the ranks in one launch, up to 16 tokens",
+        .part = "ffn",
+        .stage = ffn::stage_down,
+        .sum = "ffn_reduce",
+        .gemm = ffn::down_gemm,
+        .kernel = decode_kernel}},
+      {{.family = "ffn.summed_down_sm90",
+        .summary = "the same for as many tokens as go as packets",
+        .part = "ffn",
+        .stage = ffn::stage_down,
+        .sum = "ffn_reduce",
+        .gemm = ffn::down_gemm,
+        .kernel = sm90_kernel}}};
   static const auto normed = [] {
     std::deque<NormedSum> all;
     for (const Family* family : all_reduce_op().families()) all.emplace_back(*family);
     return all;
   }();
-  std::vector<const Family*> list{&out, &down};
+  std::vector<const Family*> list;
+  for (const SummedProduct& family : products) list.push_back(&family);
   for (const NormedSum& family : normed) list.push_back(&family);
   return list;
 }
