@@ -14,10 +14,15 @@ namespace {
 constexpr const char* packets_file = "all_reduce/packets.cu";
 constexpr const char* chunks_file = "all_reduce/chunks.cu";
 
-/// "fftune::bf16, fftune::llama_norm, true, true, 2": the first template arguments of both kernels.
+/// "fftune::bf16, fftune::llama_norm, true, true, fftune::norm_output::same, 2": the first template
+/// arguments of both kernels.
 std::string template_arguments(const Form& form) {
-  return fmt::format("{}, fftune::{}_norm, {}, {}, {}", element_type(form.dtype), form.convention,
-                     form.normalises, form.adds, form.ranks);
+  return fmt::format("{}, fftune::{}_norm, {}, {}, fftune::norm_output::{}, {}",
+                     element_type(form.dtype), form.convention, form.normalises, form.adds,
+                     form.scale_given ? "fp8_static"
+                     : form.quantises ? "fp8"
+                                      : "same",
+                     form.ranks);
 }
 
 /// Adds a kernel with the fields of all_reduce_params. A rank that is alone has its memory in
@@ -45,6 +50,7 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   set_tensor(offsetof(all_reduce_params, w), "w");
   set_tensor(offsetof(all_reduce_params, y), "y");
   set_tensor(offsetof(all_reduce_params, sum), "sum");
+  set_tensor(offsetof(all_reduce_params, scales), "scale");
   set(offsetof(all_reduce_params, rows), form.m);
   set(offsetof(all_reduce_params, chunk_rows), chunk_rows);
   set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(form.d));
@@ -209,12 +215,18 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
   const std::int64_t blocks = std::min<std::int64_t>(quotient_up(form.m, chunk_rows),
                                                      config.at("blocks") * facts.multiprocessors);
   Program program;
-  append(program, problem, facts, chunks_file,
-         fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
-                     template_arguments(form), config.at("shots") == 2, chunk_vector(form),
-                     config.at("senders"), config.at("summers"), chunk_vectors(form, config),
-                     config.at("parts")),
-         blocks + 1, chunk_threads(config), chunk_rows);
+  KernelLaunch& launch =
+      append(program, problem, facts, chunks_file,
+             fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
+                         template_arguments(form), config.at("shots") == 2, chunk_vector(form),
+                         config.at("senders"), config.at("summers"), chunk_vectors(form, config),
+                         config.at("parts")),
+             blocks + 1, chunk_threads(config), chunk_rows);
+  if (form.quantises && !form.adds && chunk_vectors(form, config) == 0) {
+    launch.parameters->fields.push_back(
+        {offsetof(all_reduce_params, sum), ScratchArgument{program.scratch.size()}});
+    program.scratch.push_back({static_cast<std::size_t>(form.bytes()), false});
+  }
   return program;
 }
 
