@@ -6,7 +6,7 @@
 // for all (fp8-static). q is y / scale rounded once, from an unrounded y, as in
 // kernels/norm/norm.hpp.
 //
-// x, residual, y, sum [m, d], w [d], scale [m], or [1] if it is given. Sums are of float, in the
+// x, residual, y, sum [m, d], w [d], scale [m], the given y_scale [1]. Sums are of float, in the
 // order of the ranks, so every rank has the same bits. `group` is the rank's own memory
 // (kernels/common/group_memory.cuh), as fftune_group_memory gives it. With link=loopback there is
 // none: one rank plays all, whose x are equal, in memory of the plan; so a device that is alone can

@@ -41,7 +41,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
   program.steps.emplace_back(
       HostFunction([=, tag = tag_of(problem, ""), x = at.at("x"), residual = at.at("residual"),
                     w = at.at("w"), group = at.at("group"), y = at.at("y"), sum = at.at("sum"),
-                    scale = at.at("scale")](const HostCall& call) {
+                    scale = at.at(form.scale_given ? "y_scale" : "scale")](const HostCall& call) {
         const auto place = [&](std::size_t tensor) {
           return static_cast<std::byte*>(address_of(call, tensor));
         };

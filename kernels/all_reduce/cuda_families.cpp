@@ -50,7 +50,7 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   set_tensor(offsetof(all_reduce_params, w), "w");
   set_tensor(offsetof(all_reduce_params, y), "y");
   set_tensor(offsetof(all_reduce_params, sum), "sum");
-  set_tensor(offsetof(all_reduce_params, scales), "scale");
+  set_tensor(offsetof(all_reduce_params, scales), form.scale_given ? "y_scale" : "scale");
   set(offsetof(all_reduce_params, rows), form.m);
   set(offsetof(all_reduce_params, chunk_rows), chunk_rows);
   set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(form.d));

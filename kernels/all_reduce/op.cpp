@@ -76,7 +76,7 @@ class AllReduce final : public DescribedOp {
       if (form.convention == "gemma") tensors.back().scale = 0.25;
     }
     if (form.scale_given) {
-      tensors.push_back({"scale", DType::f32, {1}, Role::input, 1});
+      tensors.push_back({"y_scale", DType::f32, {1}, Role::input, 1});
       tensors.back().draw = [](std::uint64_t, std::span<double> values) { values[0] = 0.0625; };
     }
     if (!form.loopback) tensors.push_back(group_tensor());
@@ -129,7 +129,7 @@ class AllReduce final : public DescribedOp {
       }
       if (!form.quantises) return;
       const std::span<double> of_row(y.data() + row * d, d);
-      scales[row] = form.scale_given ? tensors.at("scale")[0]
+      scales[row] = form.scale_given ? tensors.at("y_scale")[0]
                                      : scale_of(largest_magnitude(std::span<const double>(of_row)));
       for (double& value : of_row) value = std::clamp(value / scales[row], -448.0, 448.0);
     });

@@ -36,6 +36,18 @@ def _add_and_norm(rank: int, ranks: int, name: str) -> None:
             assert torch.equal(added, total)
             expected = ops.rmsnorm(total, w, eps=1e-5)
             torch.testing.assert_close(y, expected)
+            # In fp8, with a scale of each row, and with a given one.
+            q, scale, added = ops.all_reduce_norm_quantised(xs[rank], w, residual=residual,
+                                                            group=group, eps=1e-5)
+            q_alone, scale_alone = ops.rmsnorm_quantised(total, w, eps=1e-5)
+            assert torch.equal(added, total) and torch.equal(q.float(), q_alone.float())
+            torch.testing.assert_close(scale, scale_alone)
+            given = torch.tensor([0.25])
+            q, same, added = ops.all_reduce_norm_quantised(xs[rank], w, residual=residual, scale=given,
+                                                           group=group, eps=1e-5)
+            assert same is given and torch.equal(added, total)
+            torch.testing.assert_close(q.float() * given, expected.float(), rtol=0.07, atol=1e-3)
+            assert len(ops.all_reduce_norm_quantised(xs[rank], w, group=group)) == 2
             # Views, and a compiled call.
             turned = xs[rank].transpose(0, 1)
             assert torch.equal(ops.all_reduce(turned, group=group),

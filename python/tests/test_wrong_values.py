@@ -123,7 +123,9 @@ GROUP = fftune.distributed.Group(f"wrong values {os.getpid()}", 0, 1)
 GOOD |= {"all_reduce": dict(x=X, group=GROUP, residual=X),
          "all_argmax": dict(ids=torch.zeros(3, dtype=torch.int32), logit=torch.randn(3), vocab=8,
                             group=GROUP),
-         "all_reduce_norm": dict(x=X, w=V, group=GROUP, residual=X, eps=1e-6, convention="llama")}
+         "all_reduce_norm": dict(x=X, w=V, group=GROUP, residual=X, eps=1e-6, convention="llama"),
+         "all_reduce_norm_quantised": dict(x=X, w=V, group=GROUP, residual=X,
+                                           scale=torch.tensor([0.1]), eps=1e-6, convention="llama")}
 for name in ("layer", "decode"):
     GOOD[name]["group"] = GROUP
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)
