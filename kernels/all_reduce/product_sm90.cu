@@ -154,11 +154,14 @@ __global__ void __launch_bounds__(sm90_plan_of(form, config).threads,
     summed_gemm_sm90(const __grid_constant__ summed_sm90_params params) {
   extern __shared__ unsigned char shared_memory[];
   gemm_kernel<summed_traits<form, config, ranks, adds>>::run(params.gemm, shared_memory);
-  wait_for_dependencies();  // in a block without a tile too
-  __syncthreads();
+  // The producers have given their registers away, and are done.
+  constexpr int mma_threads = config.mma_warpgroups * 128;
+  if (threadIdx.x >= mma_threads) return;
+  wait_for_dependencies();
+  named_barrier_sync(0, mma_threads);
   peer_group<ranks> group(params.table, params.loopback, params.tag);
-  if (blockIdx.x == 0 && threadIdx.x < 32) group.await_greeting(threadIdx.x);
-  __syncthreads();
+  if (blockIdx.x == 0 && threadIdx.x < 32) group.await_greeting(static_cast<int>(threadIdx.x));
+  named_barrier_sync(0, mma_threads);
   if (threadIdx.x == 0) group.finish();
 }
 

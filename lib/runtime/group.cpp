@@ -221,6 +221,7 @@ class Group::Members {
   }
 
   void* memory() const { return own_->data(); }
+  const GroupOptions& options() const { return options_; }
 
   double largest(double value) {
     if (options_.ranks == 1) return value;
@@ -509,6 +510,14 @@ Group::~Group() = default;
 
 void* Group::memory() const {
   return members_->memory();
+}
+
+int Group::rank() const {
+  return members_->options().rank;
+}
+
+int Group::ranks() const {
+  return members_->options().ranks;
 }
 
 double Group::largest(double value) const {

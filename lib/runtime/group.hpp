@@ -37,6 +37,8 @@ class Group {
 
   /// The rank's own memory, which begins with its GroupTable: the tensor `group` of collectives.
   void* memory() const;
+  int rank() const;
+  int ranks() const;
   /// The largest of the ranks' values, the same on all. Every rank calls it as often as the others.
   /// Throws Error(device_fault) if a rank is gone, or does not come in time.
   double largest(double value) const;
