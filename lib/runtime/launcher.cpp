@@ -60,9 +60,10 @@ LaunchedRank launched_rank(const std::function<const char*(const char*)>& variab
     if (job.empty()) job = fmt::format("{}.", ::getppid());
     return {job, *rank, *ranks};
   }
-  throw Error(ErrorKind::invalid_input,
-              "no launcher's variables say which rank this process is: start it by mpirun, torchrun "
-              "or srun, or give rank and ranks");
+  throw Error(
+      ErrorKind::invalid_input,
+      "no launcher's variables say which rank this process is: start it by mpirun, torchrun "
+      "or srun, or give rank and ranks");
 }
 
 LaunchedRank launched_rank() {

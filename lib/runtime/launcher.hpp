@@ -8,7 +8,8 @@
 namespace fftune {
 
 struct LaunchedRank {
-  std::string job;  // the same in all ranks of the host that were started together, and in no others
+  std::string
+      job;  // the same in all ranks of the host that were started together, and in no others
   int rank = 0, ranks = 0;  // among those of this host
 };
 

@@ -1,4 +1,4 @@
-"""Groups of processes on one host, and the collectives that run as fftune's kernels.
+"""Groups of processes, or threads, on one host, and the collectives that run as fftune's kernels.
 
     torch.distributed.init_process_group("nccl")
     group = fftune.distributed.init_group()
@@ -37,11 +37,14 @@ class _Memory:
 
 
 class Group:
-    """This process's rank of a group.
+    """A rank of a group: of this process, or of this thread with a GPU of its own.
 
     Args:
-        name: The same on all ranks, and no other group's on this host.
-        rank, ranks: This rank, from 0, and how many there are, 8 at most.
+        name: The same on all ranks, and no other group's on this host; one that begins with a slash is
+            the path of a socket's file, for ranks in several containers.
+        rank, ranks: This rank, from 0, and how many there are, 8 at most. None: those of this host's
+            processes by the environment that mpirun, torchrun or srun gave them; the name then need
+            only be no other group's of that job.
         device: The rank's GPU, or the CPU.
         max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and up to
             2 MB for each rank besides.
@@ -50,24 +53,29 @@ class Group:
 
     TABLE_WORDS = 18  # of the memory, all that a tensor shows
 
-    def __init__(self, name: str, rank: int, ranks: int, *, device=None, max_bytes: int = 1 << 26,
-                 timeout: float = 60):
+    def __init__(self, name: str, rank: int | None = None, ranks: int | None = None, *, device=None,
+                 max_bytes: int = 1 << 26, timeout: float = 60):
         self._handle = None
+        if (rank is None) != (ranks is None) or ranks == 0:
+            raise Error(f"a group's rank is {rank} and its ranks are {ranks}: give both, or neither")
         self.device = torch.device("cpu" if device is None else device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.device.type not in ("cpu", "cuda"):
             raise Error(f"a group's device is {self.device}: use a CUDA device or the CPU")
-        self.rank, self.ranks, self.max_bytes, self.timeout = rank, ranks, max_bytes, timeout
+        self.max_bytes, self.timeout = max_bytes, timeout
         ordinal = self.device.index if self.device.type == "cuda" else -1
         if ordinal >= 0:
             torch.cuda.init()
-        options = _Options(ctypes.sizeof(_Options), name.encode(), rank, ranks, max_bytes,
+        options = _Options(ctypes.sizeof(_Options), name.encode(), rank or 0, ranks or 0, max_bytes,
                            max(1, round(timeout * 1000)))
         handle = ctypes.c_void_p()
         check_status(library().fftune_group_create(
             context(ordinal).handle, ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
+        place = ctypes.c_int(), ctypes.c_int()
+        check_status(library().fftune_group_place(handle, *map(ctypes.byref, place)))
+        self.rank, self.ranks = (number.value for number in place)
         address = library().fftune_group_memory(handle)
         if ordinal >= 0:
             self.memory = torch.as_tensor(_Memory(address, self.TABLE_WORDS), device=self.device)

@@ -62,6 +62,26 @@ def test_ranks_have_the_sum_and_its_norm(ranks):
     _start(_add_and_norm, ranks)
 
 
+def _launched(rank: int, ranks: int, name: str) -> None:
+    os.environ.update({"OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "PMIX_NAMESPACE": name,
+                       "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)})
+    with distributed.Group("sums", max_bytes=1 << 10, timeout=20) as group:
+        assert (group.rank, group.ranks) == (rank, ranks)
+        total = ops.all_reduce(torch.full((4,), 1.0 + rank), group=group)
+        assert torch.equal(total, torch.full((4,), ranks * (ranks + 1) / 2))
+
+
+def test_a_launcher_says_which_rank_a_process_is():
+    _start(_launched, 3)
+
+
+def test_a_rank_is_given_whole():
+    with pytest.raises(fftune.Error, match="rank is 0 and its ranks are None"):
+        distributed.Group("a", 0)
+    with pytest.raises(fftune.Error, match="mpirun, torchrun or srun"):
+        distributed.Group("a")
+
+
 def _compiled(rank: int, ranks: int, name: str) -> None:
     with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=60) as group:
         xs, residual, w = _tensors(ranks, torch.float32, 4, 48)

@@ -226,18 +226,18 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
  * service's steps. */
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
-/* A group: ranks of this host that reach each other's memory, each with a device. They are processes,
- * or threads of one process with a context each. Collectives such as the op all-reduce are plans as others are; their buffer "group" is
- * fftune_group_memory(). On a CPU the memory is shared pages, on CUDA handles of inter-process
- * communication over NVLink or PCIe. All ranks run the same collectives in the same order, on one
- * stream each. */
+/* A group: ranks of this host that reach each other's memory, each with a device. They are
+ * processes, or threads of one process with a context each. Collectives such as the op all-reduce
+ * are plans as others are; their buffer "group" is fftune_group_memory(). On a CPU the memory is
+ * shared pages, on CUDA handles of inter-process communication over NVLink or PCIe. All ranks run
+ * the same collectives in the same order, on one stream each. */
 typedef struct fftune_group fftune_group;
 
 /* Set struct_size to sizeof(fftune_group_options) and what is not wanted to zero. */
 typedef struct fftune_group_options {
   size_t struct_size;
-  /* The same on all ranks, and no other group's; 90 bytes at most. Ranks meet at a socket of that name;
-   * one that begins with a slash is the path of its file, for ranks in several containers. */
+  /* The same on all ranks, and no other group's; 90 bytes at most. Ranks meet at a socket of that
+   * name; one that begins with a slash is the path of its file, for ranks in several containers. */
   const char* name;
   int rank; /* 0 to ranks - 1 */
   /* 8 at most; 0: rank and ranks are those of this host's processes by the environment that mpirun,
