@@ -46,7 +46,7 @@ struct normed_rows {
 #pragma unroll
     for (int e = 0; e < count; ++e) largest = larger_magnitude::join(largest, fabsf(value[e]));
   }
-  // Of a row whose largest magnitude this is; 1 if y is not quantised.
+  // The scale of a row with this largest magnitude; 1 if y is not quantised.
   __device__ __forceinline__ float scale(float largest) const {
     if constexpr (output == norm_output::fp8) return scale_of<fp8>(largest);
     if constexpr (output == norm_output::fp8_static) return *params.scales;

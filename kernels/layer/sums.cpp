@@ -202,7 +202,7 @@ class SummedProduct final : public Family {
     gemm.follows = true;
     return gemm;
   }
-  /// What a rank sends.
+  /// The message of a rank.
   all_reduce::Form message(const OpPart& sum) const {
     all_reduce::Form form = all_reduce::form_of(sum.problem);
     if (of_.kernel.summands == DType::f32) form.dtype = DType::f32;

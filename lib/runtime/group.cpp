@@ -136,7 +136,7 @@ std::optional<Received> receive_message(const Socket& socket) {
   return received;
 }
 
-/// Of a socket in the abstract namespace, or of a file: a name that begins with a slash.
+/// Address of a socket in the abstract namespace, or of its file: a name that begins with a slash.
 struct Address {
   explicit Address(const std::string& name) : is_file(name.starts_with('/')) {
     // A first byte of zero: the abstract namespace.

@@ -178,6 +178,12 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
     return {name: part(name, tensor) for name, tensor in weights.items()}
 
 
+def _host() -> str:
+    """The same in all processes of this host, and of no other."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
                timeout: float = 60) -> Group:
     """A group of the ranks of a process group of torch.distributed, all on one host.
@@ -191,12 +197,18 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
     if not dist.is_initialized():
         raise Error("init_group: call torch.distributed.init_process_group first, or make "
                     "fftune.distributed.Group with a name, a rank and the number of ranks")
-    names = [secrets.token_hex(16)]
+    names = [secrets.token_hex(16), _host()]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    dist.broadcast_object_list(names, src=first, group=process_group,
-                               device=torch.device(device) if dist.get_backend(process_group) == "nccl"
-                               else None)
-    return Group(names[0], dist.get_rank(process_group), dist.get_world_size(process_group),
-                 device=device, max_bytes=max_bytes, timeout=timeout)
+    place = torch.device(device) if dist.get_backend(process_group) == "nccl" else None
+    dist.broadcast_object_list(names, src=first, group=process_group, device=place)
+    rank = dist.get_rank(process_group)
+    # The highest rank that is elsewhere, which all learn together.
+    elsewhere = torch.tensor([rank if names[1] != _host() else 0], device=place)
+    dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
+    if elsewhere.item() > 0:
+        raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: a group has the "
+                    "ranks of one host; make one of each host's process group, and use NCCL across hosts")
+    return Group(names[0], rank, dist.get_world_size(process_group), device=device,
+                 max_bytes=max_bytes, timeout=timeout)

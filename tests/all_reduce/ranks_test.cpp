@@ -242,7 +242,7 @@ void time_variants(const Task& task) {
       {"all_reduce_packets/threads=256,cluster=1", {{64, 4096}}},
       {"all_reduce_packets/threads=256,cluster=2", {{64, 4096}}},
       {"all_reduce_chunks/shots=2,senders=2,summers=256,parts=1,blocks=2", {{1024, 4096}}}};
-  // Of chunks: senders, summers, parts and blocks.
+  // Chunks have senders, summers, parts and blocks.
   const auto add = [&](std::initializer_list<std::array<int, 4>> configs,
                        const std::vector<Size>& sizes) {
     for (const auto& [senders, summers, parts, blocks] : configs)
