@@ -40,22 +40,20 @@ class Parts {
     add_qkv();
     add_attention();
     add_product("out", "attended", "w_o");
-    if (sliced_ && !beside_)
-      add_reduce("attn_reduce", "attn_out", post_norms_ ? nullptr : "x",
-                 post_norms_ ? "attn_sum" : "mid");
+    const bool normed = add_attn_reduce();
     if (post_norms_) add_post_norm("attn_post_norm", sliced_ ? "attn_sum" : "attn_out", "x", "mid");
-    if (norms_first_ && !shares_norm) add_norm("ffn_norm", beside_ ? "x" : "mid", "ffn_normalised");
+    if (norms_first_ && !shares_norm && !normed)
+      add_norm("ffn_norm", beside_ ? "x" : "mid", "ffn_normalised");
     ffn_input_ = !norms_first_ ? "mid" : shares_norm ? "normalised" : "ffn_normalised";
     if (has_experts(problem_))
       add_experts();
     else
       add_ffn();
     if (sliced_)
-      add_reduce("ffn_reduce", "ffn_out",
-                 post_norms_ ? nullptr
-                 : beside_   ? "x"
-                             : "mid",
-                 post_norms_ ? "ffn_sum" : "y");
+      add_reduce("ffn_reduce", post_norms_ ? "no" : "yes", "none",
+                 {{"x", "ffn_out"},
+                  {"residual", beside_ ? "x" : "mid"},
+                  {"y", post_norms_ ? "ffn_sum" : "y"}});
     if (post_norms_) add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", "y");
     return std::move(parts_);
   }
@@ -99,17 +97,35 @@ class Parts {
         {{"x", x}, {"w", name}, {"residual", residual}, {"y", y}});
   }
 
-  /// The sum of a sublayer's output over the ranks, with the residual where there is one. Beside a
-  /// feed-forward network attention has no sum: the last one is of both.
-  void add_reduce(const char* name, const char* x, const char* residual, const char* y) {
+  /// The sum of a sublayer's output over the ranks: each rank has a summand.
+  void add_reduce(const char* name, const char* residual, const std::string& norm, Names names) {
     auto sizes = row_sizes();
     sizes["ranks"] = problem_.size("ranks");
     add(name, all_reduce_op(), std::move(sizes),
-        {{"norm", "none"},
-         {"residual", residual != nullptr ? "yes" : "no"},
+        {{"norm", norm},
+         {"residual", residual},
          {"eps", option_or(problem_, "eps", usual_eps)},
          {"link", option_or(problem_, "link", "loopback")}},
-        {{"x", x}, {"residual", residual != nullptr ? residual : ""}, {"y", y}});
+        std::move(names));
+  }
+
+  /// That of attention, with the norm behind it where that is an RMSNorm; returns whether it is.
+  /// Beside a feed-forward network the sum is that of both.
+  bool add_attn_reduce() {
+    if (!sliced_ || beside_) return false;
+    // A sum that is computed with the product in front of it leaves the norm to what is behind.
+    const bool normed =
+        !post_norms_ && !problem_.has("norm", "layer") && !problem_.has("sums", "fused");
+    add_reduce("attn_reduce", post_norms_ ? "no" : "yes",
+               normed ? option_or(problem_, "convention", "llama") : "none",
+               {{"x", "attn_out"},
+                {"residual", "x"},
+                {"w", "ffn_norm"},
+                {"sum", "mid"},
+                {"y", normed        ? "ffn_normalised"
+                      : post_norms_ ? "attn_sum"
+                                    : "mid"}});
+    return normed;
   }
 
   /// Whether attention's output has its residual added by the product, and so the network's.

@@ -245,9 +245,8 @@ class PersistentLayers final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
     if (network_ == Network::slices)
-      return {"attn_norm.forward",   "qkv.product",      "attention.forward", "out.product",
-              "attn_reduce.forward", "ffn_norm.forward", "ffn.gate_up",       "ffn.down",
-              "ffn_reduce.forward"};
+      return {"attn_norm.forward",   "qkv.product", "attention.forward", "out.product",
+              "attn_reduce.forward", "ffn.gate_up", "ffn.down",          "ffn_reduce.forward"};
     std::vector<std::string> stages{"attn_norm.forward", "qkv.product", "attention.forward",
                                     "out.product", "ffn_norm.forward"};
     const auto add = [&](std::initializer_list<const char*> more) {

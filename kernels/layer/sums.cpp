@@ -1,8 +1,7 @@
-// The sum over a group's ranks together with what stands beside it: in one launch with the product
-// in front (all_reduce/product.cu, product_sm90.cu); and with the norm behind.
+// The sum over a group's ranks in one launch with the product in front of it
+// (all_reduce/product.cu, product_sm90.cu), where a problem asks for it by sums=fused.
 #include <fmt/format.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +18,6 @@
 #include "kernels/gemm/engine.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
-#include "kernels/norm/norm.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune::layer {
@@ -135,6 +133,7 @@ class SummedProduct final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
+    if (!problem.has("sums", "fused")) return "it is for sums=fused";
     if (facts.compute_capability < 90)
       return "the kernel needs compute capability 9.0: blocks that share k are a cluster";
     const auto parts = parts_of(problem);
@@ -212,67 +211,6 @@ class SummedProduct final : public Family {
   SummedStage of_;
 };
 
-/// A family of all-reduce for the sum behind attention and the RMSNorm behind it.
-class NormedSum final : public Family {
- public:
-  explicit NormedSum(const Family& family)
-      : family_(family), name_("attn_reduce.normed_" + std::string(family.name())) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return family_.summary(); }
-  DeviceKind device_kind() const override { return family_.device_kind(); }
-  std::vector<std::string> stages() const override {
-    return {"attn_reduce.forward", "ffn_norm.forward"};
-  }
-  std::vector<std::string> sources() const override { return family_.sources(); }
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    const auto parts = parts_of(problem);
-    const OpPart *const sum = part_of(parts, "attn_reduce"), *const norm =
-                                                                 part_of(parts, "ffn_norm");
-    if (!sum || !norm) return std::string("the layer has no ") + (sum ? "ffn_norm" : "attn_reduce");
-    if (sum->tensor("y") != norm->tensor("x")) return "the norm is not that of the sum";
-    return family_.refusal(whole(parts), facts);
-  }
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return family_.space(whole(parts_of(problem)), facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return family_.default_config(whole(parts_of(problem)), facts);
-  }
-  bool is_preferred(const Problem& problem, const DeviceFacts& facts) const override {
-    return family_.is_preferred(whole(parts_of(problem)), facts);
-  }
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const auto parts = parts_of(problem);
-    const OpPart &sum = *part_of(parts, "attn_reduce"), &norm = *part_of(parts, "ffn_norm");
-    const Problem fused = whole(parts);
-    std::vector<std::string> names;
-    for (const TensorSpec& tensor : all_reduce_op().tensors(fused))
-      names.push_back(tensor.name == "w" || tensor.name == "y" ? norm.tensor(tensor.name)
-                      : tensor.name == "sum"                   ? sum.tensor("y")
-                                                               : sum.tensor(tensor.name));
-    Program program;
-    append_moved(program, family_.program(fused, facts, config), places_of(problem, names),
-                 layer_op().tensors(unrepeated(layer_op(), problem)).size());
-    return program;
-  }
-
- private:
-  /// The sum with the norm, as a problem of all-reduce.
-  static Problem whole(const std::vector<OpPart>& parts) {
-    Problem sum = part_of(parts, "attn_reduce")->problem;
-    const Problem& norm = part_of(parts, "ffn_norm")->problem;
-    sum.options["norm"] = norm.option("convention");
-    sum.options["eps"] = norm.option("eps");
-    return sum;
-  }
-
-  const Family& family_;
-  std::string name_;
-};
-
 }  // namespace
 
 std::vector<const Family*> sums() {
@@ -305,14 +243,8 @@ std::vector<const Family*> sums() {
         .sum = "ffn_reduce",
         .gemm = ffn::down_gemm,
         .kernel = sm90_kernel}}};
-  static const auto normed = [] {
-    std::deque<NormedSum> all;
-    for (const Family* family : all_reduce_op().families()) all.emplace_back(*family);
-    return all;
-  }();
   std::vector<const Family*> list;
   for (const SummedProduct& family : products) list.push_back(&family);
-  for (const NormedSum& family : normed) list.push_back(&family);
   return list;
 }
 

@@ -189,6 +189,31 @@ def test_a_search_on_all_ranks():
     _start(_tuned, 2)
 
 
+def _tuned_layers(rank: int, ranks: int, name: str) -> None:
+    """The search of a layer's slices also divides what one family covers among several."""
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
+        torch.manual_seed(7)
+        (x, weights, caches, lengths, heads, kv_heads), options = make_layers()
+        own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads) for w in weights]
+        own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
+                            for c in pair) for pair in caches]
+        expected = ops.layer(x, weights, caches, lengths, heads, kv_heads, **options)
+
+        def call():
+            return ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks, group=group,
+                             **options)
+
+        problems = group.tune(call, budget=2)
+        assert [problem["op"] for problem in problems] == ["layer"]
+        assert fftune.explain(problems[0], "cpu")["reason"] == "a search on the ranks of a group"
+        torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
+        group.check()
+
+
+def test_a_search_of_slices_on_all_ranks():
+    _start(_tuned_layers, 2)
+
+
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=ranks)

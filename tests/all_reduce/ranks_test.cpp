@@ -497,9 +497,25 @@ TEST_CASE("ranks whose clocks differ choose the same variants, on one GPU", "[gp
 
 namespace {
 
-/// The work of each rank by a thread of this process. Catch's assertions are not for threads: the
-/// rank whose results differ throws.
+/// The work of each rank by a thread of this process. Catch's assertions are not for threads, so
+/// variants are drawn before, and a thread's results compared behind it.
 void run_as_threads(int ranks, const std::string& device, const std::string& name) {
+  struct Work {
+    Problem problem;
+    std::vector<DrawnVariant> variants;
+  };
+  std::vector<Work> works;
+  {
+    const Task task{0, ranks, name, device, ""};
+    const auto backend = open(task);
+    const DType dtype = backend->facts().kind == DeviceKind::cuda ? DType::bf16 : DType::f32;
+    std::mt19937_64 random(7);
+    for (const auto& [m, d] : {std::pair{1, 4096}, {37, 264}}) {
+      const Problem problem = peers(*backend, task, dtype, m, d, "t5", "yes");
+      works.push_back(
+          {problem, draw_variants(backend->facts(), all_reduce_op(), problem, random, 1)});
+    }
+  }
   std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
@@ -509,18 +525,13 @@ void run_as_threads(int ranks, const std::string& device, const std::string& nam
         const Task task{rank, ranks, name, device, ""};
         const auto backend = open(task);
         const Group group(*backend, {name, rank, ranks, std::uint64_t{2} << 20});
-        const bool gpu = backend->facts().kind == DeviceKind::cuda;
-        std::mt19937_64 random(7);
-        for (const auto& [m, d] : {std::pair{1, 4096}, {37, 264}}) {
-          const Problem problem =
-              peers(*backend, task, gpu ? DType::bf16 : DType::f32, m, d, "t5", "yes");
-          RankRun run(*backend, task, group.memory(), problem);
-          for (const auto& variant :
-               draw_variants(backend->facts(), all_reduce_op(), problem, random, 1))
-            for (const std::uint64_t seed : {1000u, 2000u, 3000u}) {
-              own += run.check(plan_of(*backend, problem, variant), seed);
-              group.check();
-            }
+        for (const Work& work : works) {
+          RankRun run(*backend, task, group.memory(), work.problem);
+          for (const auto& variant : work.variants) {
+            const Plan plan = plan_of(*backend, work.problem, variant);
+            for (const std::uint64_t seed : {1000u, 2000u, 3000u}) own += run.check(plan, seed);
+            group.check();
+          }
         }
       } catch (const Error& error) {
         own += error.what();
