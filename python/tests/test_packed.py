@@ -388,7 +388,7 @@ def test_an_mlp_with_packed_weights_computes_as_with_the_dense_ones():
 @pytest.mark.parametrize("seed", range(24))
 @torch.no_grad()
 def test_random_packed_weights_come_back_and_compute_what_they_say(seed):
-    """Of sizes that are no multiples of tiles, with groups that end in the middle of one."""
+    """Sizes are no multiples of tiles, and groups end in the middle of one."""
     draw = torch.Generator().manual_seed(seed)
     below = lambda most: int(torch.randint(most, (), generator=draw))
     format = ("int4", "int4", "mxfp4", "fp8", "int8", "nvfp4")[seed % 6]
