@@ -67,6 +67,11 @@ def ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act):
     return dx, d_gate.T @ x, d_up.T @ x, dy.T @ hidden
 
 
+def ffn_frozen_backward(dy, x, gate, *others):
+    # x has no part in dx where gate is given
+    return ffn_backward(dy, dy if x is None else x, gate, *others)[0]
+
+
 def _add(into: tuple, gradients: tuple) -> None:
     for tensor, gradient in zip(into, gradients, strict=True):
         tensor += gradient
@@ -383,6 +388,11 @@ def masked_linear_backward(dy, x, mask, w_true, w_false, pattern):
     return results[0][0] + results[1][0], results[0][1], results[1][1]
 
 
+def masked_linear_frozen_backward(dy, mask, w_true, w_false, pattern):
+    x = dy.new_zeros(*dy.shape[:-1], w_true.shape[1])
+    return masked_linear_backward(dy, x, mask, w_true, w_false, pattern)[0]
+
+
 def masked_ffn(x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false,
                act, pattern):
     return _chosen(mask, ffn(x, w_gate_true, w_up_true, w_down_true, None, None, act),
@@ -403,6 +413,10 @@ def masked_ffn_backward(dy, x, mask, gate, up, *weights_and_options):
     true = ffn_backward(torch.where(marked, dy, 0), x, gate, up, *weights[:3], act)
     false = ffn_backward(torch.where(marked, 0, dy), x, gate, up, *weights[3:], act)
     return (true[0] + false[0], *true[1:], *false[1:])
+
+
+def masked_ffn_frozen_backward(dy, x, *others):
+    return masked_ffn_backward(dy, dy if x is None else x, *others)[0]
 
 
 def masked_linear_backward_into(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
@@ -562,6 +576,10 @@ def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate
             db_down[expert] = grad_out.sum(0)
     return (dx.to(x.dtype).view(x.shape), d_shares.view(every.shape)[..., :k].contiguous(),
             *(t for t in d_experts if t is not None))
+
+
+def moe_ffn_frozen_backward(*arguments):
+    return moe_ffn_backward(*arguments)[:2]
 
 
 def moe_ffn_backward_into(dy, x, ids, weights, gate, up, *others):
@@ -791,6 +809,10 @@ def rmsnorm_backward(dy, x, w, dsum, rstd, eps, convention):
     return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype)
 
 
+def rmsnorm_frozen_backward(*arguments):
+    return rmsnorm_backward(*arguments)[0]
+
+
 def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     total = x if residual is None else x + residual
     y = _normalised(total, eps) * (1 + w.float() if convention == "gemma" else w.float())
@@ -826,6 +848,10 @@ def layernorm_backward(dy, x, w, dsum, eps):
     return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype), _rows(grad).sum(0).to(w.dtype)
 
 
+def layernorm_frozen_backward(*arguments):
+    return layernorm_backward(*arguments)[0]
+
+
 # elementwise
 
 def bias_gelu(x, bias, act):
@@ -835,6 +861,10 @@ def bias_gelu(x, bias, act):
 def bias_gelu_backward(dy, x, bias, act):
     dx = activation_backward(act, dy, (x + bias).to(x.dtype))
     return dx, _rows(dx).sum(0).to(bias.dtype)
+
+
+def bias_gelu_frozen_backward(*arguments):
+    return bias_gelu_backward(*arguments)[0]
 
 
 def act_mul(gate, up, act):
