@@ -27,6 +27,9 @@ _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
                  for name in ("unquantized", "fp8"))
 _KERNELS = tuple(f"vllm.model_executor.kernels.linear.mixed_precision.{name}"
                  for name in ("machete", "marlin"))
+# Read in 0.24 alone.
+_FP8_KERNELS = tuple(f"vllm.model_executor.kernels.linear.scaled_mm.{name}"
+                     for name in ("cutlass", "deep_gemm", "flashinfer", "triton"))
 _MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
     ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
     ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"))}
@@ -74,10 +77,14 @@ def _decide() -> Decision:
         return _nothing(f"it was not measured in vLLM {vllm.__version__} on this device: "
                         "FFTUNE_VLLM=1 turns fftune's kernels on")
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
-        if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts \
-                and "prompts" not in wanted.parts:
-            return Decision(tuple(part for part in wanted.parts if part != "layers"),
-                            f"layers stay vLLM's: {name} is set, and batches with prompts run by "
+        if os.environ.get(name, "0") in ("", "0"):
+            continue
+        # Calls of other numbers of tokens run by vLLM's kernels.
+        left = {"linears", *(() if "prompts" in wanted.parts else ("layers",))} & {*wanted.parts}
+        if left:
+            others = "batches with prompts" if "layers" in left else "calls of many tokens"
+            return Decision(tuple(part for part in wanted.parts if part not in left),
+                            f"{' and '.join(sorted(left))} stay vLLM's: {name} is set, and {others} run by "
                             "vLLM's kernels, which give other bits")
     return wanted
 
@@ -140,7 +147,10 @@ def _patch(part: str, parts: tuple[str, ...]) -> None:
         for name in _ORACLES:
             after_import(name, _patch_oracle)
     elif part == "linears":
-        for name in _KERNELS:
+        import vllm
+
+        of_fp8 = _FP8_KERNELS if _version(vllm.__version__) == (0, 24) else ()
+        for name in _KERNELS + of_fp8:
             after_import(name, _patch_kernels)
     elif part == "layers":
         for name in _MODELS:
