@@ -75,60 +75,6 @@ def test_few_tokens_run_by_linear(linears, caplog, kernel, options):
         assert error(y, x.float() @ kernel.dense.float() + bias.float()) < 0.01
 
 
-SCALED = "vllm.model_executor.kernels.linear.scaled_mm.cutlass"
-
-
-def an_fp8_layer(form, n=192, k=256, dtype=torch.bfloat16):
-    """(kernel, layer) with random codes and scales of the tensor, of rows, or of blocks."""
-    kinds, layer = module(SCALED), nn.Module()
-    config = kinds.FP8ScaledMMLinearLayerConfig((n, k), dtype, dtype)
-    weight = torch.randn(n, k).to(torch.float8_e4m3fn)
-    if form == "block":
-        layer.weight = parameter(weight)
-        layer.weight_scale_inv = parameter(torch.rand(-(-n // 128), -(-k // 128)) * 0.1 + 0.01)
-        return kinds.CutlassFp8BlockScaledMMKernel(config), layer
-    layer.weight = parameter(weight.t())
-    layer.weight_scale = parameter(torch.rand(n, 1) * 0.1 + 0.01 if form == "rows" else torch.tensor(0.03))
-    return kinds.CutlassFP8ScaledMMLinearKernel(config, ["weight", "weight_scale", "input_scale", "input_scale_ub"]), layer
-
-
-@pytest.mark.parametrize("form", ("tensor", "rows", "block"))
-def test_few_tokens_of_fp8_layers_run_by_linear(linears, caplog, form):
-    kernel, layer = an_fp8_layer(form)
-    with caplog.at_level(logging.INFO):
-        kernel.process_weights_after_loading(layer)
-    assert "linear layers with weights of fp8 run by linear up to 64 tokens" in caplog.text
-    bias = torch.randn(192, dtype=torch.bfloat16)
-    for rows, calls in ((1, 0), (64, 0), (65, 1)):
-        kernel.calls = 0
-        x = torch.randn(rows, 256, dtype=torch.bfloat16)
-        y = kernel.apply_weights(layer, x, bias)
-        assert kernel.calls == calls and y.dtype == torch.bfloat16
-        # Activations are not rounded by fftune's kernel.
-        assert error(y, x.float() @ kernel.dense(layer) + bias.float()) < (0.05 if calls else 0.005)
-    rounded = object()  # by the norm in front of it
-    with pytest.raises(AttributeError):
-        kernel.apply_weights(layer, rounded)
-
-
-@pytest.mark.parametrize("change, words", (
-    (lambda kernel, layer: setattr(kernel.config, "out_dtype", torch.float32), "activations of torch.float32"),
-    (lambda kernel, layer: setattr(kernel, "weight_group_shape", (128, 48)), "scales, for which there is no kernel"),
-    (lambda kernel, layer: layer.weight.data.view(torch.uint8).__setitem__((3, 5), 0x7F), "codes have NaN"),
-    (lambda kernel, layer: setattr(layer.weight_scale_inv, "data", layer.weight_scale_inv.data * 3),
-     "results differ from vLLM's")), ids=str)
-def test_other_fp8_layers_stay(linears, caplog, change, words, monkeypatch):
-    kernel, layer = an_fp8_layer("block")
-    if "differ" in words:  # a kernel that knows other scales
-        dense = kernel.dense(layer)
-        monkeypatch.setattr(type(kernel), "dense", lambda *_: dense)
-    change(kernel, layer)
-    with caplog.at_level(logging.INFO):
-        kernel.process_weights_after_loading(layer)
-    assert not hasattr(kernel, "_fftune_key")
-    assert "linear layers by CutlassFp8BlockScaledMMKernel stay vLLM's: " in caplog.text and words in caplog.text
-
-
 def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog):
     monkeypatch.setenv("FFTUNE_VLLM", "linears")
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
@@ -144,11 +90,11 @@ def test_parameters_of_0_33(linears):
     from types import SimpleNamespace
 
     kernel, layer = a_layer()
-    own, order, _ = linears._packed(kernel, layer)
+    own, order = linears._packed(kernel, layer)
     config = {name: value for name, value in vars(kernel.config).items() if name != "has_g_idx"}
     newer = SimpleNamespace(config=SimpleNamespace(**config),
                             _get_weight_params=lambda layer: kernel._get_weight_params(layer)[:3])
-    packed, newer_order, _ = linears._packed(newer, layer)
+    packed, newer_order = linears._packed(newer, layer)
     assert torch.equal(packed.w, own.w) and order is None and newer_order is None
 
 

@@ -93,21 +93,6 @@ TOUCHED = {
         "Qwen3MoeMLP": "gate_up_proj down_proj act_fn expert_gate",
         "Qwen3MoeSparseMoeBlock": "forward is_sequence_parallel"},
 }
-# Kernels of fp8 layers, which the plugin touches in one version.
-_SCALED = "model_executor/kernels/linear/scaled_mm"
-_OF_ROWS = "config layer_param_names process_weights_after_loading apply_weights"
-_OF_BLOCKS = "config weight_group_shape process_weights_after_loading apply_weights"
-ONLY = {"0.24": {
-    f"{_SCALED}/cutlass": {"CutlassFP8ScaledMMLinearKernel": _OF_ROWS, "CutlassFp8BlockScaledMMKernel": _OF_BLOCKS},
-    f"{_SCALED}/flashinfer": {"FlashInferFP8ScaledMMLinearKernel": _OF_ROWS,
-                              "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": _OF_BLOCKS},
-    f"{_SCALED}/deep_gemm": {"DeepGemmFp8BlockScaledMMKernel": _OF_BLOCKS},
-    f"{_SCALED}/triton": {"TritonFp8BlockScaledMMKernel": _OF_BLOCKS},
-    f"{_SCALED}/ScaledMMLinearKernel": {"FP8ScaledMMLinearLayerConfig": "input_dtype out_dtype"}}}
-
-
-def touched(version: str) -> dict:
-    return TOUCHED | ONLY.get(version, {})
 
 
 def parameters(function: ast.FunctionDef) -> str:
@@ -179,9 +164,9 @@ class Sources:
                 return value
         return None
 
-    def record(self, names_of: dict) -> dict:
+    def record(self) -> dict:
         found: dict = {}
-        for module, classes in names_of.items():
+        for module, classes in TOUCHED.items():
             for cls, names in classes.items():
                 own = found.setdefault(module, {})[cls] = {}
                 home = self.class_of(module, cls) if cls else None
@@ -204,7 +189,7 @@ def main() -> int:
         return 2
     _, version, folder = sys.argv
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record[version] = Sources(Path(folder)).record(touched(version))
+    record[version] = Sources(Path(folder)).record()
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     return 0
 

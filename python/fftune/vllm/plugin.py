@@ -27,9 +27,6 @@ _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
                  for name in ("unquantized", "fp8"))
 _KERNELS = tuple(f"vllm.model_executor.kernels.linear.mixed_precision.{name}"
                  for name in ("machete", "marlin"))
-# Read in 0.24 alone.
-_FP8_KERNELS = tuple(f"vllm.model_executor.kernels.linear.scaled_mm.{name}"
-                     for name in ("cutlass", "deep_gemm", "flashinfer", "triton"))
 _MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
     ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
     ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"))}
@@ -147,10 +144,7 @@ def _patch(part: str, parts: tuple[str, ...]) -> None:
         for name in _ORACLES:
             after_import(name, _patch_oracle)
     elif part == "linears":
-        import vllm
-
-        of_fp8 = _FP8_KERNELS if _version(vllm.__version__) == (0, 24) else ()
-        for name in _KERNELS + of_fp8:
+        for name in _KERNELS:
             after_import(name, _patch_kernels)
     elif part == "layers":
         for name in _MODELS:
