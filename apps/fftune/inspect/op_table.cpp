@@ -94,9 +94,12 @@ class Samples {
       });
       auto& extents_of = extents[&first];
       if (extents_of.empty()) extents_of = symbols(op_, first.problem);
-      rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
-                                 dtype_symbol(op_, first.problem, buffer.name),
-                                 extents_of[buffer.name], condition(buffer)});
+      std::vector<const Sample*> samples;
+      for (const Sample& sample : samples_) samples.push_back(&sample);
+      for (const Json& condition : conditions(buffer, samples))
+        rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
+                                   dtype_symbol(op_, first.problem, buffer.name),
+                                   extents_of[buffer.name], condition});
     }
     return rows;
   }
@@ -184,38 +187,60 @@ class Samples {
     return sorted;
   }
 
-  /// The values that axes have where the buffer is, for those axes that decide about it.
-  Json condition(const Buffer& buffer) const {
+  /// The values that axes have where the buffer is, for those axes that decide about it. If no such
+  /// values tell, the axis is split that makes the fewest rows: a condition for each of its values.
+  std::vector<Json> conditions(const Buffer& buffer,
+                               const std::vector<const Sample*>& samples) const {
     std::vector<std::set<std::size_t>> with(axes_.size());
     std::vector<bool> has;
-    for (const Sample& sample : samples_) {
-      has.push_back(std::count(sample.buffers.begin(), sample.buffers.end(), buffer) > 0);
+    for (const Sample* sample : samples) {
+      has.push_back(std::count(sample->buffers.begin(), sample->buffers.end(), buffer) > 0);
       if (has.back())
         for (std::size_t i = 0; i < axes_.size(); ++i)
-          if (deciding_[i]) with[i].insert(sample.choice[i]);
+          if (deciding_[i]) with[i].insert(sample->choice[i]);
     }
+    if (std::count(has.begin(), has.end(), true) == 0) return {};
     const auto holds_for = [&](const Sample& sample) {
       for (std::size_t i = 0; i < axes_.size(); ++i)
         if (!with[i].empty() && with[i].count(sample.choice[i]) == 0) return false;
       return true;
     };
     const auto is_told = [&] {
-      for (std::size_t i = 0; i < samples_.size(); ++i)
-        if (has[i] != holds_for(samples_[i])) return false;
+      for (std::size_t i = 0; i < samples.size(); ++i)
+        if (has[i] != holds_for(*samples[i])) return false;
       return true;
     };
-    const bool told = is_told();
+    if (!is_told()) return split(buffer, samples);
     // The last axes first: those that only come along with others are left out.
-    for (std::size_t i = axes_.size(); told && i-- > 0;) {
+    for (std::size_t i = axes_.size(); i-- > 0;) {
       auto values = std::exchange(with[i], {});
       if (!is_told()) with[i] = std::move(values);
     }
     Json result{Json::Object()};
-    if (!told) result["untold"] = true;
     for (std::size_t i = 0; i < axes_.size(); ++i)
       for (const std::size_t value : with[i])
         result[axes_[i].name].push_back(axes_[i].values[value]);
-    return result;
+    return {result};
+  }
+
+  std::vector<Json> split(const Buffer& buffer, const std::vector<const Sample*>& samples) const {
+    std::vector<Json> fewest;
+    for (std::size_t i = 0; i < axes_.size(); ++i) {
+      std::vector<Json> found;
+      for (std::size_t value = 0; value < axes_[i].values.size(); ++value) {
+        std::vector<const Sample*> own;
+        std::copy_if(samples.begin(), samples.end(), std::back_inserter(own),
+                     [&](const Sample* sample) { return sample->choice[i] == value; });
+        if (own.size() == samples.size()) break;  // it splits nothing
+        for (Json& condition : conditions(buffer, own)) {
+          condition[axes_[i].name].push_back(axes_[i].values[value]);
+          found.push_back(std::move(condition));
+        }
+      }
+      if (!found.empty() && (fewest.empty() || found.size() < fewest.size()))
+        fewest = std::move(found);
+    }
+    return fewest;
   }
 
   const Op& op_;
