@@ -16,6 +16,10 @@ def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | No
                     eps: float=1e-06, convention: str='llama'
                    ) -> tuple[Tensor, Tensor] | Tensor: ...
 
+def all_reduce_norm_quantised(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
+                              scale: Tensor | None=None, eps: float=1e-06, convention: str='llama'
+                             ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None=None, *,
               causal: bool=False, window: int=0, bias: Tensor | None=None,
               offsets: Tensor | None=None, kv_offsets: Tensor | None=None,
