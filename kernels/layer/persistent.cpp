@@ -191,6 +191,7 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   form.head_groups = config.get("head_groups");
+  form.balanced = config.get("balanced") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -261,12 +262,13 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .balanced = {}, "
+      ".sinks = {}, "
       ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.sinks, c.out_bias, rare + mixture, token,
+      c.held, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
@@ -344,6 +346,7 @@ class PersistentLayers final : public Family {
       return post_norms_ ? "the layers have no norms behind their parts"
                          : "the layers have norms behind their parts";
     const bool slices = network_ == Network::slices;
+    if (problem.has("sums", "fused")) return "sums=fused is of the parts: its own sums are within";
     if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
     if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
                    problem.has("out-bias", "yes") || problem.has("residual-scale", "yes") ||
@@ -395,8 +398,8 @@ class PersistentLayers final : public Family {
       return configured(form, facts, c);
     };
     const std::vector<std::string> sizes{
-        "warps",      "chunk",    "in_flight",  "attention_in_flight",
-        "least_keys", "input_kb", "head_groups"};
+        "warps",      "chunk",    "in_flight",   "attention_in_flight",
+        "least_keys", "input_kb", "head_groups", "balanced"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -412,6 +415,15 @@ class PersistentLayers final : public Family {
         .parameter("held", "stages of a product that wait in registers for its activations",
                    {0, 2, 4, 6})
         .when_absent(0)
+        .parameter("balanced",
+                   "1: blocks with more tiles of other packed products have fewer of gate and up",
+                   {0, 1})
+        .when_absent(0)
+        .constraint("only packed weights have tiles to balance",
+                    [packs = packing_ != Packing::none](const Config& c) {
+                      return packs || c.at("balanced") == 0;
+                    },
+                    {"balanced"})
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
@@ -468,9 +480,9 @@ class PersistentLayers final : public Family {
     const bool packs = packing_ != Packing::none;
     const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : packs || post_norms_ ? 2 : 4;
     return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
-      return std::tuple(c.at("held") != held, packs && c.at("chunk") != 512, c.at("head_groups"),
-                        c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
-                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+      return std::tuple(c.at("held") != held, c.at("balanced"), packs && c.at("chunk") != 512,
+                        c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
+                        c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
                         c.at("input_kb") != (many ? 16 : 36));
     });

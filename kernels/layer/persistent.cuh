@@ -32,6 +32,7 @@ struct persistent_config {
   int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
+  bool balanced = false;    // CTAs with more of other packed products have less of gate and up
   bool sinks = false, out_bias = false;
   bool caps_scores = false;
   bool scales_residual = false;  // what is added to the residual stream is multiplied by a vector
@@ -103,9 +104,9 @@ struct persistent_config {
     const int before = static_cast<int>(1ll * up(rows, unit) * block / blocks) * unit;
     return before < rows ? before : rows;
   }
-  // Tiles of packed weights are too large to be shared out evenly. A CTA that has more of the other
-  // products has less of gate and up: its stream is as long as those of others, and what it waits
-  // for after one product is already there for the next. In half bytes, without scales.
+  // Tiles of packed weights are too large to be shared out evenly. With `balanced` a CTA that has
+  // more of the other products has less of gate and up: all streams are as long, and what a CTA
+  // waits for after one product is already there for the next. In half bytes, without scales.
   constexpr long long other_bytes(int of_qkv, int of_d) const {
     const int attention = packs_attention ? format.parts() : 4;
     return attention * (1ll * of_qkv * d + 1ll * of_d * q_rows()) +
@@ -122,7 +123,7 @@ struct persistent_config {
     return other_bytes_before(blocks) + all_hidden() / hidden_unit() * hidden_unit_bytes();
   }
   constexpr bool balances() const {
-    return packs_network && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), qkv_unit()),
+    return balanced && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), qkv_unit()),
                                                                most_rows(d, residual_unit()));
   }
   constexpr int first_hidden(int block) const {

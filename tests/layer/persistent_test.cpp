@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "device/facts.hpp"
+#include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
@@ -241,7 +243,7 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
 }
 
 /// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
-/// heads are shared out among blocks.
+/// heads are shared out among blocks, and tiles of packed weights are balanced.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -259,7 +261,11 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    if (family.space(problem, backend->facts()).feasible().size() > 0) shared.set("held", 2);
+    for (const char* name : {"held", "balanced"}) {
+      Config more = shared;
+      more.set(name, name == std::string_view("held") ? 2 : 1);
+      if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
+    }
     verify_layers(*backend, all[i], 2, shared);
   }
 }
@@ -323,6 +329,43 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(mixture({{"experts", 300}}), "experts=300");
   refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
   refuses(mixture({{"h", 96}}), "96 rows");
+}
+
+TEST_CASE("balanced CTAs of packed layers have all features between them, and streams as long") {
+  const packed_form int4{}, mxfp4{.group = 32, .code = packed_code::mxfp4};
+  const persistent_config llama{.d = 4096,
+                                .h = 14336,
+                                .heads = 32,
+                                .kv_heads = 8,
+                                .dim = 128,
+                                .blocks = 132,
+                                .balanced = true,
+                                .packs_attention = true,
+                                .packs_network = true,
+                                .format = int4};
+  persistent_config small = llama, qwen = llama, gpt = llama;
+  small.d = 512, small.h = 1152;
+  qwen.d = 2048, qwen.h = 768, qwen.kv_heads = 4, qwen.experts = 128, qwen.choices = 8;
+  gpt.d = gpt.h = 2880, gpt.heads = 64, gpt.dim = 64, gpt.experts = 32, gpt.choices = 4;
+  gpt.packs_attention = false, gpt.format = mxfp4;
+  persistent_config gpt_of_4 = gpt;
+  gpt_of_4.tokens = 4;
+  CHECK_FALSE(small.balances());
+  for (const persistent_config& c : {llama, small, qwen, gpt, gpt_of_4}) {
+    CAPTURE(c.d, c.tokens);
+    CHECK(c.first_hidden(0) == 0);
+    CHECK(c.first_hidden(c.blocks) == c.all_hidden());
+    long long longest = 0;
+    for (int block = 0; block < c.blocks; ++block) {
+      const int first = c.first_hidden(block), rows = c.first_hidden(block + 1) - first;
+      CHECK(first % packed_rows == 0);
+      CHECK(rows >= 0);
+      CHECK(rows <= c.most_hidden());
+      longest = std::max(longest, c.other_bytes_before(block + 1) - c.other_bytes_before(block) +
+                                      rows / packed_rows * c.hidden_unit_bytes());
+    }
+    if (c.balances()) CHECK(longest <= c.all_bytes() / c.blocks + c.hidden_unit_bytes());
+  }
 }
 
 TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
