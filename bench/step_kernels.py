@@ -35,7 +35,7 @@ def spans_of(step) -> list[tuple[str, float, float]]:
 
 
 def own_times(spans) -> tuple[dict[str, list[float]], float]:
-    """Of each kernel the parts of its runs in which none before it ran, and the time of no kernel."""
+    """For each kernel the parts of its runs in which none before it ran; and the time of no kernel."""
     of_kernel, idle, end = defaultdict(list), 0.0, spans[0][1]
     for name, begin, finish in spans:
         idle += max(0.0, begin - end)
