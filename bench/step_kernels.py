@@ -5,7 +5,8 @@ usage: step_kernels.py LABEL... [--rows N]
 
 Labels are those of models.py: compile+patch, eager+liger, and so on. A step is timed as there, then
 two steps run under torch.profiler. For each kernel: milliseconds a step, launches a step, and its
-name; then the time in which the device ran no kernel.
+name; then the time in which the device ran no kernel. A kernel that is launched before the one in
+front of it ends waits for it on idle SMs: its time counts from that end on.
 """
 import argparse
 import gc
@@ -33,12 +34,14 @@ def spans_of(step) -> list[tuple[str, float, float]]:
     return sorted(found, key=lambda span: span[1])
 
 
-def idle(spans) -> float:
-    total, end = 0.0, spans[0][1]
-    for _, begin, finish in spans:
-        total += max(0.0, begin - end)
+def own_times(spans) -> tuple[dict[str, list[float]], float]:
+    """For each kernel the parts of its runs in which none before it ran; and the time of no kernel."""
+    of_kernel, idle, end = defaultdict(list), 0.0, spans[0][1]
+    for name, begin, finish in spans:
+        idle += max(0.0, begin - end)
+        of_kernel[name].append(max(0.0, finish - max(begin, end)))
         end = max(end, finish)
-    return total
+    return of_kernel, idle
 
 
 def show(label: str, rows: int) -> None:
@@ -54,14 +57,12 @@ def show(label: str, rows: int) -> None:
         print(f"\n{label}: {statistics.median(times):.1f} ms a step, "
               f"{torch.cuda.max_memory_allocated() / 1e9:.2f} GB")
         spans = spans_of(step)
-    of_kernel = defaultdict(list)
-    for name, begin, end in spans:
-        of_kernel[name].append(end - begin)
+    of_kernel, idle = own_times(spans)
     ordered = sorted(of_kernel.items(), key=lambda item: -sum(item[1]))
     for name, each in ordered[:rows]:
         print(f"{sum(each) / STEPS / 1e3:9.3f} {len(each) / STEPS:7.1f}  {name[:150]}")
     rest = sum(sum(each) for _, each in ordered[rows:])
-    print(f"{rest / STEPS / 1e3:9.3f}          the others\n{idle(spans) / STEPS / 1e3:9.3f}          none")
+    print(f"{rest / STEPS / 1e3:9.3f}          the others\n{idle / STEPS / 1e3:9.3f}          none")
 
 
 def main() -> None:

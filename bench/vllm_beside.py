@@ -159,8 +159,8 @@ class Steps:
         return result
 
     def summary(self):
-        """Of each kind: steps, tokens, and milliseconds: of the host in the model, of the GPU from the
-        model's begin to its end, and from a step's begin to the next one's."""
+        """The number of steps of each kind, their tokens, and their milliseconds: the host's in the model,
+        the GPU's from the model's begin to its end, and those from a step's begin to the next one's."""
         import torch
 
         torch.cuda.synchronize()
@@ -407,14 +407,16 @@ def settings_of(model, arguments):
     """The engine's settings: the cache has room for the largest batch, or for a part if it is to be
     too small."""
     config = MODELS[model]
-    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] // arguments.tp
+    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    row //= arguments.tp
     if arguments.check:
-        return dict(tensor_parallel_size=arguments.tp, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256,
-                    enable_prefix_caching=True, kv_cache_memory_bytes=row * 16 * 320)
+        return dict(tensor_parallel_size=arguments.tp, max_model_len=1024, max_num_seqs=32,
+                    max_num_batched_tokens=256, enable_prefix_caching=True,
+                    kv_cache_memory_bytes=row * 16 * 320)
     longest, most = arguments.context + 512, max(arguments.batch + [64 if arguments.serve else 4])
     tokens = max(most * (1536 if arguments.serve else longest), 8 * 1536)
-    return dict(tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536), max_num_seqs=most,
-                max_num_batched_tokens=8192, enable_prefix_caching=False,
+    return dict(tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536),
+                max_num_seqs=most, max_num_batched_tokens=8192, enable_prefix_caching=False,
                 kv_cache_memory_bytes=row * tokens)
 
 

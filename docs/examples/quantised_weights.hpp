@@ -1,13 +1,16 @@
-// Weights of 4 bits in a saved model: GPTQ, AWQ and compressed-tensors' pack-quantized, as codes
-// and in the order of kernels. Part of the example run_model.cpp.
+// Weights of 4 and 8 bits in a saved model, as codes and in the order of kernels: GPTQ, AWQ,
+// compressed-tensors' pack-quantized, int-quantized and float-quantized, and transformers' fp8.
+// Part of the example run_model.cpp.
 #pragma once
 
 #include <fftune/fftune.hpp>
 
 #include "saved_files.hpp"
 
-/// A weight [n, k]: (q - zero) * scale, with a scale for each group of inputs.
+/// A weight [n, k]: the value of a code times a scale for each group of inputs. Values are q - zero
+/// with 4 bits, and e4m3 or integers with 8.
 struct Codes {
+  std::string format = "int4";  // of the library: or "fp8", "int8"
   std::int64_t n = 0, k = 0, groups = 0;
   std::vector<std::uint8_t> q;      // [n, k]
   std::vector<float> scale;         // [n, groups]
@@ -17,8 +20,17 @@ struct Codes {
   float at(std::int64_t row, std::int64_t input) const {
     const auto place =
         static_cast<std::size_t>(row * groups + group[static_cast<std::size_t>(input)]);
-    const int offset = zero.empty() ? 8 : zero[place];
-    return static_cast<float>(q[static_cast<std::size_t>(row * k + input)] - offset) * scale[place];
+    const int code = q[static_cast<std::size_t>(row * k + input)];
+    if (format == "fp8") return value_of_e4m3(code) * scale[place];
+    const int value =
+        format == "int8" ? static_cast<std::int8_t>(code) : code - (zero.empty() ? 8 : zero[place]);
+    return static_cast<float>(value) * scale[place];
+  }
+  static float value_of_e4m3(int code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                     : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+    return code & 128 ? -size : size;
   }
   /// The library's word for groups of inputs next to each other; empty where groups are others.
   std::string word() const {
@@ -49,26 +61,39 @@ class QuantisedWeights {
     if (method_ == "gptq" && (layout == "gptq" || layout == "gptq_v2" || layout.empty()))
       version_ = layout == "gptq_v2" ? 2 : 1;
     else if (!(method_ == "awq" && own.value("version", own.value("format", "gemm")) == "gemm") &&
-             !(method_ == "compressed-tensors" && layout == "pack-quantized"))
+             !(method_ == "compressed-tensors" && layout.ends_with("-quantized")) &&
+             method_ != "fp8")
       fail("quantization_config is " + method_ + " " + layout +
-           ": this example runs gptq, awq gemm and compressed-tensors pack-quantized");
-    std::vector<json> bits{own.value("bits", json(4))};
+           ": this example runs gptq, awq gemm, fp8, and compressed-tensors pack-quantized, "
+           "int-quantized and float-quantized");
+    has_bytes_ = method_ == "fp8" || layout == "int-quantized" || layout == "float-quantized";
+    block_ = own.value("weight_block_size", json(nullptr));
+    std::vector<json> bits{own.value("bits", json(has_bytes_ ? 8 : 4))};
     if (own.contains("config_groups")) bits.clear();
     const json groups = own.value("config_groups", json::object());
-    for (const auto& [name, group] : groups.items())
-      bits.push_back(group.at("weights").at("num_bits"));
+    for (const auto& [name, group] : groups.items()) {
+      const json& weights = group.at("weights");
+      bits.push_back(weights.at("num_bits"));
+      if (block_.is_null()) block_ = weights.value("block_structure", json(nullptr));
+    }
     for (const json& number : bits)
-      if (number != 4) fail("weights of " + number.dump() + " bits: this example runs those of 4");
+      if (number != (has_bytes_ ? 8 : 4))
+        fail("weights of " + number.dump() +
+             " bits: this example runs those of 4, and of 8 that "
+             "have a byte each");
   }
 
   /// Whether the module of this name has codes.
   bool has(const std::string& module) const {
     return !method_.empty() &&
-           files_.find(module + (method_ == "compressed-tensors" ? ".weight_packed"
-                                                                 : ".qweight")) != nullptr;
+           files_.find(module + (method_ == "fp8"                  ? ".weight_scale_inv"
+                                 : has_bytes_                      ? ".weight_scale"
+                                 : method_ == "compressed-tensors" ? ".weight_packed"
+                                                                   : ".qweight")) != nullptr;
   }
   /// The tensors that a module may have beside a bias.
-  static std::vector<std::string> tensors() {
+  std::vector<std::string> tensors() const {
+    if (has_bytes_) return {"weight", "weight_scale", "weight_scale_inv"};
     return {"qweight",
             "qzeros",
             "scales",
@@ -82,8 +107,9 @@ class QuantisedWeights {
 
   /// The weight; its format alone without `q`.
   Codes codes(const std::string& module, bool with_q = true) const {
-    Codes codes =
-        method_ == "compressed-tensors" ? compressed(module, with_q) : by_columns(module, with_q);
+    Codes codes = has_bytes_                        ? bytes(module, with_q)
+                  : method_ == "compressed-tensors" ? compressed(module, with_q)
+                                                    : by_columns(module, with_q);
     for (const float scale : codes.scale)
       if (!std::isfinite(scale)) fail(module + " has a scale that is not finite");
     bool eights = true;
@@ -172,6 +198,39 @@ class QuantisedWeights {
     return codes;
   }
 
+  /// e4m3 or integers of 8 bits [n, k], with a scale of the tensor, of rows or of blocks.
+  Codes bytes(const std::string& module, bool with_q) const {
+    Codes codes;
+    const Tensor& weight = files_.at(module + ".weight");
+    codes.format = weight.dtype == "I8" ? "int8" : "fp8";
+    if (weight.shape.size() != 2 || (weight.dtype != "I8" && weight.dtype != "F8_E4M3"))
+      fail(module + ".weight is " + weight.dtype + " " + json(weight.shape).dump());
+    const std::int64_t n = weight.shape[0], k = weight.shape[1];
+    codes.n = n, codes.k = k;
+    const auto saved =
+        numbers(files_.at(module + (method_ == "fp8" ? ".weight_scale_inv" : ".weight_scale")));
+    std::int64_t rows = n, columns = k;
+    if (block_.is_array())
+      rows = block_.at(0), columns = block_.at(1);
+    else if (static_cast<std::int64_t>(saved.size()) == n)
+      rows = 1;
+    if (rows < 1 || columns < 1) fail("a weight_block_size of " + block_.dump());
+    codes.groups = (k + columns - 1) / columns;
+    if (static_cast<std::int64_t>(saved.size()) != (n + rows - 1) / rows * codes.groups)
+      fail(module + " has " + std::to_string(saved.size()) + " scales, not those of blocks of " +
+           std::to_string(rows) + " x " + std::to_string(columns));
+    for (std::int64_t row = 0; row < n; ++row)
+      for (std::int64_t group = 0; group < codes.groups; ++group)
+        codes.scale.push_back(saved[static_cast<std::size_t>(row / rows * codes.groups + group)]);
+    for (std::int64_t i = 0; i < k; ++i) codes.group.push_back(i / columns);
+    if (!with_q) return codes;
+    const Bytes elements = weight.read(0, weight.bytes);
+    codes.q.assign(elements.begin(), elements.end());
+    for (const std::uint8_t code : codes.q)
+      if (codes.format == "fp8" && (code & 127) == 127) fail(module + ".weight has NaN");
+    return codes;
+  }
+
   Codes compressed(const std::string& module, bool with_q) const {
     Codes codes;
     const Tensor& shape = files_.at(module + ".weight_shape");
@@ -208,6 +267,8 @@ class QuantisedWeights {
   const Files& files_;
   std::string method_;
   int version_ = 2;
+  bool has_bytes_ = false;
+  json block_;  // rows and columns with one scale
 };
 
 /// The rows of several weights one after the other, in the order of kernels, by the op pack-weight.
@@ -217,19 +278,24 @@ inline Packed pack(const std::vector<Codes>& parts, const std::string& group, bo
   const std::int64_t groups = k / size;
   std::int64_t n = 0;
   for (const Codes& part : parts) n += part.n;
-  Bytes codes(static_cast<std::size_t>(n * ((k + 1) / 2)));
-  Bytes scale(static_cast<std::size_t>(n * groups) * dtype.bytes), zero(zeros ? n * groups : 0);
+  const std::string& format = parts.front().format;
+  const bool narrow = format == "int4";
+  const Dtype& of_scale = narrow ? dtype : dtype_of("F32");
+  const std::int64_t width = narrow ? (k + 1) / 2 : k;
+  Bytes codes(static_cast<std::size_t>(n * width));
+  Bytes scale(static_cast<std::size_t>(n * groups) * of_scale.bytes), zero(zeros ? n * groups : 0);
   std::int64_t first = 0;
   for (const Codes& part : parts) {
     for (std::int64_t row = 0; row < part.n; ++row) {
       for (std::int64_t i = 0; i < k; ++i)
-        codes[static_cast<std::size_t>((first + row) * ((k + 1) / 2) + i / 2)] |=
-            static_cast<char>(part.q[static_cast<std::size_t>(row * k + i)] << i % 2 * 4);
+        codes[static_cast<std::size_t>((first + row) * width + (narrow ? i / 2 : i))] |=
+            static_cast<char>(part.q[static_cast<std::size_t>(row * k + i)]
+                              << (narrow ? i % 2 * 4 : 0));
       for (std::int64_t at = 0; at < groups; ++at) {
         const auto from = static_cast<std::size_t>(row * part.groups +
                                                    part.group[static_cast<std::size_t>(at * size)]);
         const auto to = static_cast<std::size_t>((first + row) * groups + at);
-        write_number(dtype, part.scale[from], &scale[to * dtype.bytes]);
+        write_number(of_scale, part.scale[from], &scale[to * of_scale.bytes]);
         if (zeros) zero[to] = static_cast<char>(part.zero.empty() ? 8 : part.zero[from]);
       }
     }
@@ -241,7 +307,7 @@ inline Packed pack(const std::vector<Codes>& parts, const std::string& group, bo
       {"dtype", dtype.name},
       {"n", n},
       {"k", k},
-      {"weights", "int4"},
+      {"weights", format},
       {"group", group},
       {"zeros",
        zeros ? "yes" : "no"}}.dump());

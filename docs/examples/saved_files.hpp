@@ -19,6 +19,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,7 @@ inline const Dtype& dtype_of(const std::string& saved) {
 
 /// Bytes of an element of a saved tensor: codes and indices are integers.
 inline std::size_t bytes_of(const std::string& saved) {
+  if (saved == "F8_E4M3" || saved == "I8") return 1;
   return saved == "I32" ? 4 : saved == "I64" ? 8 : dtype_of(saved).bytes;
 }
 

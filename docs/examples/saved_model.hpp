@@ -165,8 +165,8 @@ class SavedModel {
       problem["scale"] = json(1 / std::sqrt(scalar)).dump();
     if (value({"scale_attn_by_inverse_layer_idx"}, false))
       fail("scale_attn_by_inverse_layer_idx is not known to this example");
-    if (const auto [group, zeros] = packed_format(index); !group.empty()) {
-      problem["weights"] = "int4";
+    if (const auto [format, group, zeros] = packed_format(index); !group.empty()) {
+      problem["weights"] = format;
       problem["group"] = group;
       problem["zeros"] = zeros ? "yes" : "no";
     }
@@ -205,8 +205,7 @@ class SavedModel {
   void expect_same(std::int64_t index, const std::map<std::string, Shape>& shapes) const {
     std::set<std::string> used;
     const auto use_codes = [&](const std::string& module) {
-      for (const std::string& tensor : QuantisedWeights::tensors())
-        used.insert(module + "." + tensor);
+      for (const std::string& tensor : quantised_.tensors()) used.insert(module + "." + tensor);
     };
     for (const auto& [name, shape] : shapes) {
       if (is_packed(index, name)) {
@@ -367,33 +366,37 @@ class SavedModel {
     return true;
   }
 
-  /// The groups of the layer's packed weights, and whether they have zero points; no groups where a
-  /// weight has no codes, or another format than the others: the layer is dense then.
-  std::pair<std::string, bool> packed_format(std::int64_t index) const {
+  struct PackedFormat {
+    std::string weights, group;
+    bool zeros = false;
+  };
+  /// The format of the layer's packed weights; no groups where a weight has no codes, or another
+  /// format than the others: the layer is dense then.
+  PackedFormat packed_format(std::int64_t index) const {
     const auto known = formats_.find(index);
     if (known != formats_.end()) return known->second;
-    std::pair<std::string, bool>& format = formats_[index];
-    std::set<std::string> words;
+    PackedFormat& format = formats_[index];
+    std::set<std::pair<std::string, std::string>> words;
     for (const char* weight : {"w_qkv", "w_o", "w_gate", "w_up", "w_down"})
       for (const std::string& module : modules_of(weight)) {
         const std::string name = start_of(index) + module;
         if (!quantised_.has(name)) return format;
         const Codes codes = quantised_.codes(name, false);
-        format.second = format.second || !codes.zero.empty();
-        words.insert(codes.word());
+        format.zeros = format.zeros || !codes.zero.empty();
+        words.emplace(codes.format, codes.word());
       }
-    if (words.size() == 1) format.first = *words.begin();
+    if (words.size() == 1) std::tie(format.weights, format.group) = *words.begin();
     return format;
   }
   bool is_packed(std::int64_t index, const std::string& weight) const {
-    return !modules_of(weight).empty() && !packed_format(index).first.empty();
+    return !modules_of(weight).empty() && !packed_format(index).group.empty();
   }
   /// A packed weight, its scales or its zero points: the last weight is kept for those.
   Bytes packed_weight(std::int64_t index, const std::string& name) const {
     const std::vector<std::string>& modules = modules_of(name);
     const std::string key = start_of(index) + modules.front();
     if (key != packed_key_) {
-      const auto [group, zeros] = packed_format(index);
+      const auto [format, group, zeros] = packed_format(index);
       std::vector<Codes> parts;
       for (const std::string& module : modules)
         parts.push_back(quantised_.codes(start_of(index) + module));
@@ -516,7 +519,7 @@ class SavedModel {
   Files files_;
   json config_;
   QuantisedWeights quantised_;
-  mutable std::map<std::int64_t, std::pair<std::string, bool>> formats_;  // of layers
+  mutable std::map<std::int64_t, PackedFormat> formats_;  // of layers
   mutable std::string packed_key_;
   mutable Packed packed_;
   std::string type_, prefix_;

@@ -2,10 +2,15 @@
 //
 //   sum = round(x_0 + x_1 + … + residual)    y = rmsnorm(sum), or the sum itself
 //
-// x, residual, y, sum [m, d], w [d]. Sums are of float, in the order of the ranks, so every rank
-// has the same bits. `group` is the rank's own memory (kernels/common/group_memory.cuh), as
-// fftune_group_memory gives it. With link=loopback there is none: one rank plays all, whose x are
-// equal, in memory of the plan; so a device that is alone can check and time the kernels.
+// y may be quantised to fp8: with a scale for each token, which is written, or with a given scale
+// for all (fp8-static). q is y / scale rounded once, from an unrounded y, as in
+// kernels/norm/norm.hpp.
+//
+// x, residual, y, sum [m, d], w [d], scale [m], the given y_scale [1]. Sums are of float, in the
+// order of the ranks, so every rank has the same bits. `group` is the rank's own memory
+// (kernels/common/group_memory.cuh), as fftune_group_memory gives it. With link=loopback there is
+// none: one rank plays all, whose x are equal, in memory of the plan; so a device that is alone can
+// check and time the kernels.
 #pragma once
 
 #include "core/dtype.hpp"
@@ -30,12 +35,19 @@ struct Form {
   bool normalises = false;  // and `convention` says how
   std::string convention;   // "llama", "gemma", "t5"
   float eps = 0;
+  bool quantises = false;    // y, to fp8
+  bool scale_given = false;  // one for all tokens
   bool loopback = false;
 
   std::int64_t row_bytes() const { return d * static_cast<std::int64_t>(dtype_bytes(dtype)); }
   std::int64_t bytes() const { return m * row_bytes(); }
 };
 Form form_of(const Problem& problem);
+
+/// The scale of a token whose elements are at most `largest`, in fp8.
+constexpr double scale_of(double largest) {
+  return largest <= 0x1p-100 ? 1 : largest / 448;
+}
 
 /// The rank's memory as an input of a collective, with link=peers.
 TensorSpec group_tensor();

@@ -11,10 +11,8 @@
 // goes to its owner alone, which adds it and sends the rounded sum to the peers; each byte crosses
 // a link 2 (ranks - 1) / ranks times instead of ranks - 1 times. The last block exchanges
 // greetings.
-#include "common/all_reduce.cuh"
+#include "all_reduce/normed_rows.cuh"
 #include "common/peers.cuh"
-#include "common/rows.cuh"
-#include "common/vectors.cuh"
 
 namespace fftune {
 
@@ -27,19 +25,19 @@ struct chunk_config {
   int parts;
 };
 
-// The sum over the summing threads; `memory` has two halves that alternate.
-template <int threads>
-__device__ __forceinline__ float sum_of_summers(float value, float* memory) {
+// A reduction over the summing threads; `memory` has two halves that alternate.
+template <int threads, class Join = addition>
+__device__ __forceinline__ float join_summers(float value, float* memory) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
-    value += __shfl_xor_sync(~0u, value, distance);
+    value = Join::join(value, __shfl_xor_sync(~0u, value, distance));
   if constexpr (threads > 32) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x % 32 == 0) memory[warp] = value;
     named_barrier_sync(1, threads);
     value = memory[0];
 #pragma unroll
-    for (int i = 1; i < threads / 32; ++i) value += memory[i];
+    for (int i = 1; i < threads / 32; ++i) value = Join::join(value, memory[i]);
   }
   return value;
 }
@@ -75,12 +73,13 @@ __device__ __forceinline__ u32 owner_of(i64 chunk, i64 blocks) {
   return static_cast<u32>((chunk + chunk / blocks) % ranks);
 }
 
-template <class T, class Convention, bool normalises, bool adds, int ranks, chunk_config config>
+template <class T, class Convention, bool normalises, bool adds, norm_output output, int ranks,
+          chunk_config config>
 __global__ void __launch_bounds__(config.summers + 32 * config.senders)
     all_reduce_chunks(const __grid_constant__ all_reduce_params params) {
   constexpr int count = config.vector / static_cast<int>(sizeof(T));
   constexpr int parts = config.parts, summers = config.summers;
-  __shared__ float memory[2][summers / 32];
+  __shared__ float memory[2][summers / 32], memory_of_largest[2][summers / 32];
   wait_and_launch_dependents();
 
   const i64 rows = params.rows, chunk_rows = params.chunk_rows;
@@ -153,7 +152,9 @@ __global__ void __launch_bounds__(config.summers + 32 * config.senders)
     const T* const residual = static_cast<const T*>(params.residual);
     const T* const w = static_cast<const T*>(params.w);
     T* const y = static_cast<T*>(params.y);
-    T* const kept_sum = normalises && adds ? static_cast<T*>(params.sum) : y;
+    // A sum that is read again has memory of its own where y is of another type.
+    constexpr bool has_sum = normalises && (adds || output != norm_output::same);
+    T* const kept_sum = has_sum ? static_cast<T*>(params.sum) : y;
     int buffer = 0;
     // Two shots: first the chunks that this rank adds for its peers, then those that they add.
     for (int shot = 0; shot < (config.two_shots ? 2 : 1); ++shot) {
@@ -259,27 +260,33 @@ __global__ void __launch_bounds__(config.summers + 32 * config.senders)
             for (int e = 0; e < count; ++e) squares += total[e] * total[e];
           }
           if constexpr (normalises) {
-            const float r = reciprocal_deviation(sum_of_summers<summers>(squares, memory[buffer]),
-                                                 d, params.eps);
+            const normed_rows<T, Convention, output> normed(
+                join_summers<summers>(squares, memory[buffer]), params);
+            // body(column, sum, weights) for each vector of this thread.
+            const auto for_each_vector = [&](const auto& body) {
 #pragma unroll
-            for (int i = 0; i < steps; ++i) {
-              const int column = (i * summers + thread) * count;
-              if (column >= d || group.failed) continue;
-              const i64 at = row * d + column;
-              float value[count], weight[count];
-              if constexpr (config.vectors > 0) {
-                to_floats(kept[i], value);
-              } else {
-                to_floats(load_arrived<T, count>(reinterpret_cast<const char*>(kept_sum + at)),
-                          value);
+              for (int i = 0; i < steps; ++i) {
+                const int column = (i * summers + thread) * count;
+                if (column >= d || group.failed) continue;
+                aligned_vector<T, count> sum = kept[config.vectors > 0 ? i : 0];
+                if constexpr (config.vectors == 0)
+                  sum = load_arrived<T, count>(
+                      reinterpret_cast<const char*>(kept_sum + row * d + column));
+                body(column, sum, load_through_l1<T, count>(w + column, true));
               }
-              to_floats(load_through_l1<T, count>(w + column, true), weight);
-#pragma unroll
-              for (int e = 0; e < count; ++e)
-                value[e] = Convention::template normalised<T>(value[e] * r) *
-                           Convention::factor(weight[e]);
-              store_once(y + at, from_floats<T>(value), policy);
+            };
+            float largest = 0;
+            if constexpr (output == norm_output::fp8) {
+              for_each_vector([&](int, const auto& sum, const auto& weights) {
+                normed.join_largest(largest, sum, weights);
+              });
+              largest = join_summers<summers, larger_magnitude>(largest, memory_of_largest[buffer]);
+              if (thread == 0 && !group.failed) params.scales[row] = normed.scale(largest);
             }
+            const float scale = normed.scale(largest);
+            for_each_vector([&](int column, const auto& sum, const auto& weights) {
+              normed.store(row * d + column, sum, weights, scale, policy);
+            });
           }
         }
         if constexpr (config.two_shots) {

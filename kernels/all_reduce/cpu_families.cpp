@@ -38,9 +38,10 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
     loopback = loopback_table(form);
     program.scratch = {{loopback_bytes(loopback), true}};
   }
-  program.steps.emplace_back(HostFunction(
-      [=, tag = tag_of(problem, ""), x = at.at("x"), residual = at.at("residual"), w = at.at("w"),
-       group = at.at("group"), y = at.at("y"), sum = at.at("sum")](const HostCall& call) {
+  program.steps.emplace_back(
+      HostFunction([=, tag = tag_of(problem, ""), x = at.at("x"), residual = at.at("residual"),
+                    w = at.at("w"), group = at.at("group"), y = at.at("y"), sum = at.at("sum"),
+                    scale = at.at(form.scale_given ? "y_scale" : "scale")](const HostCall& call) {
         const auto place = [&](std::size_t tensor) {
           return static_cast<std::byte*>(address_of(call, tensor));
         };
@@ -68,18 +69,29 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
           };
           for (int p = 1; p < form.ranks; ++p) add(part(p));
           if (form.adds) add(row_of(place(residual)));
-          std::byte* const out = place(y) + offset;
-          round_all(form.dtype, total, form.normalises && form.adds ? place(sum) + offset : out);
+          std::byte* const out =
+              place(y) + (form.quantises ? row * form.d : row * form.row_bytes());
+          std::vector<std::byte> rounded(static_cast<std::size_t>(form.row_bytes()));
+          round_all(form.dtype, total,
+                    form.normalises && form.adds ? place(sum) + offset : rounded.data());
+          if (!form.normalises) std::copy(rounded.begin(), rounded.end(), out);
           if (!form.normalises) return;
           double squares = 0;
           for (const float value : total) squares += double{value} * value;
           const auto r = static_cast<float>(
               1 / std::sqrt(squares / static_cast<double>(form.d) + double{form.eps}));
           for (float& value : total) value *= r;
-          if (form.convention == "llama") round_all(form.dtype, total, out);
+          if (form.convention == "llama" && !form.quantises)
+            round_all(form.dtype, total, rounded.data());
           for (std::size_t i = 0; i < total.size(); ++i)
             total[i] *= form.convention == "gemma" ? 1 + weights[i] : weights[i];
-          encode(form.dtype, std::span<const float>(total), out);
+          if (!form.quantises) return encode(form.dtype, std::span<const float>(total), out);
+          auto* const scales = reinterpret_cast<float*>(place(scale));
+          if (!form.scale_given)
+            scales[row] =
+                static_cast<float>(scale_of(largest_magnitude(std::span<const float>(total))));
+          for (float& value : total) value /= scales[form.scale_given ? 0 : row];
+          encode(DType::fp8, std::span<const float>(total), out);
         });
         peers.finish();
       }));

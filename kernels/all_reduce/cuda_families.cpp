@@ -14,10 +14,15 @@ namespace {
 constexpr const char* packets_file = "all_reduce/packets.cu";
 constexpr const char* chunks_file = "all_reduce/chunks.cu";
 
-/// "fftune::bf16, fftune::llama_norm, true, true, 2": the first template arguments of both kernels.
+/// "fftune::bf16, fftune::llama_norm, true, true, fftune::norm_output::same, 2": the first template
+/// arguments of both kernels.
 std::string template_arguments(const Form& form) {
-  return fmt::format("{}, fftune::{}_norm, {}, {}, {}", element_type(form.dtype), form.convention,
-                     form.normalises, form.adds, form.ranks);
+  return fmt::format("{}, fftune::{}_norm, {}, {}, fftune::norm_output::{}, {}",
+                     element_type(form.dtype), form.convention, form.normalises, form.adds,
+                     form.scale_given ? "fp8_static"
+                     : form.quantises ? "fp8"
+                                      : "same",
+                     form.ranks);
 }
 
 /// Adds a kernel with the fields of all_reduce_params. A rank that is alone has its memory in
@@ -45,6 +50,7 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   set_tensor(offsetof(all_reduce_params, w), "w");
   set_tensor(offsetof(all_reduce_params, y), "y");
   set_tensor(offsetof(all_reduce_params, sum), "sum");
+  set_tensor(offsetof(all_reduce_params, scales), form.scale_given ? "y_scale" : "scale");
   set(offsetof(all_reduce_params, rows), form.m);
   set(offsetof(all_reduce_params, chunk_rows), chunk_rows);
   set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(form.d));
@@ -154,7 +160,7 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
   space
       .parameter("shots",
                  "1: every rank adds all rows; 2: a row's owner adds it, and sends the sum", {1, 2})
-      .parameter("senders", "warps that send", {2, 4, 8, 16})
+      .parameter("senders", "warps that send", {1, 2, 4, 8, 16})
       .parameter("summers", "threads that add and normalise", {128, 256, 512})
       .parameter("parts", "parts of a chunk, each sent by a warp", {1, 2, 4, 8, 16})
       .parameter("blocks", "blocks for each SM", {1, 2, 3, 4})
@@ -180,14 +186,15 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
 }
 
 /// Few rows: all warps of a block send a row together, and a thread adds a vector or two. Many
-/// rows: a warp sends a row, and blocks are small enough for two of an SM, unless rows are wide.
-/// Between two ranks one shot moves as many bytes over the link as two.
+/// rows: two warps send a row each, as more of them fill the link's queues and no more of the link,
+/// and blocks are small enough for two of an SM, unless rows are wide. Between two ranks one shot
+/// moves as many bytes over the link as two.
 Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   const std::int64_t vectors = form.row_bytes() / chunk_vector(form);
   const bool few = form.m <= 4 * facts.multiprocessors;
   Config config{{"shots", form.ranks > 2 ? 2 : 1},
-                {"senders", 4},
+                {"senders", few ? 4 : 2},
                 {"summers", vectors <= 128 ? 128 : 256},
                 {"parts", 1}};
   if (chunk_vectors(form, config) == 0) config.set("summers", 512);
@@ -208,12 +215,18 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
   const std::int64_t blocks = std::min<std::int64_t>(quotient_up(form.m, chunk_rows),
                                                      config.at("blocks") * facts.multiprocessors);
   Program program;
-  append(program, problem, facts, chunks_file,
-         fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
-                     template_arguments(form), config.at("shots") == 2, chunk_vector(form),
-                     config.at("senders"), config.at("summers"), chunk_vectors(form, config),
-                     config.at("parts")),
-         blocks + 1, chunk_threads(config), chunk_rows);
+  KernelLaunch& launch =
+      append(program, problem, facts, chunks_file,
+             fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
+                         template_arguments(form), config.at("shots") == 2, chunk_vector(form),
+                         config.at("senders"), config.at("summers"), chunk_vectors(form, config),
+                         config.at("parts")),
+             blocks + 1, chunk_threads(config), chunk_rows);
+  if (form.quantises && !form.adds && chunk_vectors(form, config) == 0) {
+    launch.parameters->fields.push_back(
+        {offsetof(all_reduce_params, sum), ScratchArgument{program.scratch.size()}});
+    program.scratch.push_back({static_cast<std::size_t>(form.bytes()), false});
+  }
   return program;
 }
 

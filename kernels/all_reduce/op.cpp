@@ -41,12 +41,22 @@ OpFacts facts() {
             .help = "added to the mean square",
             .choices = {"1e-06"},
             .number = NumberRange{0, 1}},
+           {.name = "output",
+            .help = "element type of the norm: the op's, or fp8 with a scale for each token, or "
+                    "with a given one",
+            .choices = {"same", "fp8", "fp8-static"},
+            .rare = true},
            {.name = "link",
             .help = "peers: a group's memory is given; loopback: one rank plays all, whose x "
                     "are equal",
             .choices = {"loopback", "peers"},
             .rare = true}},
-      .families = {cuda_families, cpu_families}};
+      .families = {cuda_families, cpu_families},
+      .contradiction = [](const Problem& problem) -> std::string {
+        if (problem.has("norm", "none") && problem.options.contains("output"))
+          return "output=" + problem.option("output") + " without a norm: a sum is not quantised";
+        return "";
+      }};
 }
 
 class AllReduce final : public DescribedOp {
@@ -65,9 +75,16 @@ class AllReduce final : public DescribedOp {
       // In gemma's convention w is the factor's distance from 1.
       if (form.convention == "gemma") tensors.back().scale = 0.25;
     }
+    if (form.scale_given) {
+      tensors.push_back({"y_scale", DType::f32, {1}, Role::input, 1});
+      tensors.back().draw = [](std::uint64_t, std::span<double> values) { values[0] = 0.0625; };
+    }
     if (!form.loopback) tensors.push_back(group_tensor());
     tensors.push_back(matrix("y", Role::output));
+    if (form.quantises) tensors.back().dtype = DType::fp8;
     if (form.adds && form.normalises) tensors.push_back(matrix("sum", Role::output));
+    if (form.quantises && !form.scale_given)
+      tensors.push_back({"scale", DType::f32, {form.m}, Role::output, 1});
     return tensors;
   }
 
@@ -92,6 +109,7 @@ class AllReduce final : public DescribedOp {
     const auto& x = tensors.at("x");
     auto sum = large_vector<double>(x.size(), parallel);
     auto y = large_vector<double>(x.size(), parallel);
+    std::vector<double> scales(m);
     for_each_row(m, d, parallel, [&](std::size_t row) {
       double squares = 0;
       for (std::size_t i = row * d; i < (row + 1) * d; ++i) {
@@ -105,12 +123,19 @@ class AllReduce final : public DescribedOp {
       for (std::size_t i = row * d; i < (row + 1) * d; ++i) {
         const double w = tensors.at("w")[i - row * d];
         const double value = y[i] * r;
-        y[i] = (form.convention == "llama" ? round_to(form.dtype, value) : value) *
-               (form.convention == "gemma" ? 1 + w : w);
+        y[i] =
+            (form.convention == "llama" && !form.quantises ? round_to(form.dtype, value) : value) *
+            (form.convention == "gemma" ? 1 + w : w);
       }
+      if (!form.quantises) return;
+      const std::span<double> of_row(y.data() + row * d, d);
+      scales[row] = form.scale_given ? tensors.at("y_scale")[0]
+                                     : scale_of(largest_magnitude(std::span<const double>(of_row)));
+      for (double& value : of_row) value = std::clamp(value / scales[row], -448.0, 448.0);
     });
     tensors["y"] = std::move(y);
     if (form.adds && form.normalises) tensors["sum"] = std::move(sum);
+    if (form.quantises && !form.scale_given) tensors["scale"] = std::move(scales);
   }
 };
 
@@ -126,6 +151,8 @@ Form form_of(const Problem& problem) {
   form.normalises = !problem.has("norm", "none");
   form.convention = form.normalises ? problem.option("norm") : "t5";
   form.eps = static_cast<float>(problem.number("eps"));
+  form.scale_given = problem.has("output", "fp8-static");
+  form.quantises = form.scale_given || problem.has("output", "fp8");
   form.loopback = !problem.has("link", "peers");
   return form;
 }

@@ -5,15 +5,14 @@
 // A cluster of `cluster` blocks has a row. A thread has vectors of 16 bytes, vector i being number
 // (i * cluster + rank) * threads + thread of the row. Each vector is four packets. The last cluster
 // has no row: it exchanges greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
-#include "common/all_reduce.cuh"
+#include "all_reduce/normed_rows.cuh"
 #include "common/peers.cuh"
-#include "common/rows.cuh"
 #include "common/vectors.cuh"
 
 namespace fftune {
 
-template <class T, class Convention, bool normalises, bool adds, int ranks, int threads,
-          int vectors, int cluster>
+template <class T, class Convention, bool normalises, bool adds, norm_output output, int ranks,
+          int threads, int vectors, int cluster>
 __global__ void __launch_bounds__(threads)
     all_reduce_packets(const __grid_constant__ all_reduce_params params) {
   constexpr int count = 16 / static_cast<int>(sizeof(T));
@@ -110,18 +109,22 @@ __global__ void __launch_bounds__(threads)
 
   if constexpr (normalises) {
     row_sums::apply(squares, shared, 0);
-    const float r = reciprocal_deviation(squares[0], d, params.eps);
+    const normed_rows<T, Convention, output> rows(squares[0], params);
+    float largest[1] = {};
+    if constexpr (output == norm_output::fp8) {
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      if (!valid(i) || group.failed) continue;
-      float value[count], weight[count];
-      to_floats(own[i], value);
-      to_floats(weights[i], weight);
-#pragma unroll
-      for (int e = 0; e < count; ++e)
-        value[e] = Convention::template normalised<T>(value[e] * r) * Convention::factor(weight[e]);
-      store_once(static_cast<T*>(params.y) + place(i), from_floats<T>(value), policy);
+      for (int i = 0; i < vectors; ++i)
+        if (valid(i)) rows.join_largest(largest[0], own[i], weights[i]);
+      using row_largest = row_sum<1, threads, 1, cluster, larger_magnitude>;
+      __shared__ typename row_largest::memory shared_largest;
+      row_largest::apply(largest, shared_largest, 0);
     }
+    const float scale = rows.scale(largest[0]);
+    if (output == norm_output::fp8 && has_row && first_column == 0 && !group.failed)
+      params.scales[row] = scale;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i)
+      if (valid(i) && !group.failed) rows.store(place(i), own[i], weights[i], scale, policy);
     row_sums::finish();
   }
   __syncthreads();

@@ -13,6 +13,7 @@ struct all_reduce_params {
   const void* w;             // [d]
   void* y;                   // [rows, d]
   void* sum;                 // [rows, d]
+  float* scales;             // of y in fp8: [rows], written; or the one that is given
   i64 rows;
   i64 chunk_rows;  // of all_reduce_chunks: rows that are announced together
   int d;

@@ -242,17 +242,23 @@ struct peer_group {
   // Exchanges greetings, a lane for each peer. A peer's greeting of this epoch says that its
   // earlier launches are complete, so that nothing of the epoch before is still read there.
   __device__ __forceinline__ void greet(int p) {
+    send_greeting(p);
+    await_greeting(p);
+  }
+  __device__ __forceinline__ void send_greeting(int p) {
     if (p >= ranks || !is_peer(p) || failed) return;
-    const u32 parity = epoch & 1;
     char* theirs = nullptr;
 #pragma unroll
     for (int q = 0; q < ranks; ++q)
       if (q == p) theirs = base[q];
-    store_release_system(&control(theirs)->greeting[parity][slot_at(p)],
+    store_release_system(&control(theirs)->greeting[epoch & 1][slot_at(p)],
                          static_cast<u64>(tag) << 32 | epoch);
+  }
+  __device__ __forceinline__ void await_greeting(int p) {
+    if (p >= ranks || !is_peer(p) || failed) return;
     u64 word = 0;
     const bool came = wait(p, [&] {
-      word = load_acquire_system(&control()->greeting[parity][p]);
+      word = load_acquire_system(&control()->greeting[epoch & 1][p]);
       // A launch of many epochs may have ended there, and the next one's greeting be here.
       return static_cast<int>(static_cast<u32>(word) - epoch) >= 0;
     });

@@ -183,9 +183,9 @@ class PersistentToken final : public Family {
 std::vector<const Family*> persistent_tokens() {
   static const auto families = [] {
     std::vector<std::unique_ptr<const PersistentToken>> all;
-    for (const bool packs_head : {false, true})
-      for (const Family* layers : layer::persistent_layers())
-        all.push_back(std::make_unique<PersistentToken>(*layers, packs_head));
+    for (const Family* layers : layer::layers_of_tokens())
+      all.push_back(std::make_unique<PersistentToken>(*layers, false));
+    all.push_back(std::make_unique<PersistentToken>(*layer::layers_of_tokens().front(), true));
     return all;
   }();
   std::vector<const Family*> list;

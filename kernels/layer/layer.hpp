@@ -21,8 +21,9 @@
 // With the size `ranks` a rank of a group has a slice of each layer: some heads, and some of the
 // features between up and down, which heads, kv-heads, h and shared-h count. Its outputs of
 // attention and of the feed-forward network are summands, which all-reduce adds over the ranks,
-// with the residual and the RMSNorm behind it. x, mid and y are the same on all ranks. One rank
-// alone has b_o and b_down; its peers' are zeros.
+// with the residual and the RMSNorm behind it. With sums=fused the product in front of a sum may
+// compute it in its own launch, and the norm is apart. x, mid and y are the same on all ranks. One
+// rank alone has b_o and b_down; its peers' are zeros.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
 // attention, linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and
@@ -91,9 +92,14 @@ std::vector<PartKind> part_kinds();
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
 
+/// Families of the sum over a group's ranks together with the product in front of it.
+std::vector<const Family*> sums();
+
 /// The families that have all stages of layers, and all layers of a plan, in one launch: one for
-/// each kind of feed-forward network, the dense one first.
+/// each kind of feed-forward network and of weights. Those that serve whole tokens too, the one
+/// with a dense network first.
 std::vector<const Family*> persistent_layers();
+std::vector<const Family*> layers_of_tokens();
 
 /// The rest of a whole token, which one launch computes together with its layers. The fields are
 /// those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's

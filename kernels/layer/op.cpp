@@ -380,6 +380,10 @@ std::vector<OptionField> option_fields() {
                   "with ranks, peers: a group's memory is given; loopback: one rank plays all, "
                   "whose summands are equal",
                   {"loopback", "peers"}),
+      rare_option("sums",
+                  "with ranks, fused: a sum over them may be computed by the launch of the product "
+                  "in front of it",
+                  {"apart", "fused"}),
       rare_option("lengths",
                   "keys of the sequences in tests and measurements: as many as the cache has room "
                   "for, or fewer",
@@ -491,6 +495,8 @@ class Layer final : public DescribedOp {
       return "pages without page: give the keys of a page";
     if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
       return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
+    if (problem.options.contains("sums") && !problem.sizes.contains("ranks"))
+      return "sums=" + problem.option("sums") + " without ranks: give the ranks of the group";
     if (problem.sizes.contains("ranks") && problem.has("qk-norm", "rows"))
       return fmt::format(
           "qk-norm=rows with ranks={}: a norm of all heads needs those of other ranks",
@@ -573,6 +579,7 @@ class Layer final : public DescribedOp {
     // Untuned a norm is a kernel of its own: behind another it takes about a microsecond, no more
     // than it takes each block of a product to find the deviations, and only a search can tell.
     std::vector<const Family*> list = persistent_layers();
+    for (const Family* family : sums()) list.push_back(family);
     for (const PartFamily& family : families) list.push_back(&family);
     for (const Family* family : normed_products()) list.push_back(family);
     return list;

@@ -93,9 +93,7 @@ struct persistent_layers {
       typename choose_type<(c.ranks > 0), persistent_rank_params, persistent_params>::type;
   using network_params =
       typename choose_type<c.has_experts(), persistent_expert_params, dense_params>::type;
-  using packed_params = typename choose_type<c.has_experts(), persistent_packed_expert_params,
-                                             persistent_packed_params>::type;
-  using params = typename choose_type<c.packs(), packed_params, network_params>::type;
+  using params = typename choose_type<c.packs(), persistent_packed_params, network_params>::type;
   using peers = peer_group<(c.ranks > 0 ? c.ranks : 1)>;
   const params& p;
   const u32 shared;
@@ -104,7 +102,6 @@ struct persistent_layers {
   // Which of the keys is that of the sequence's first new token, and which one its first query is
   // at. They differ where the new token has no row in the cache. May be < 0.
   int first_new, first_query;
-  int own_hidden = 0, next_hidden = 0;  // features between gate and down, where they are balanced
   // Kept across layers, because the cleaner's fences leave nothing in L1.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
@@ -115,10 +112,6 @@ struct persistent_layers {
     head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = first_new = first_query = first_key = 0;
-    if constexpr (c.balances()) {
-      own_hidden = c.first_hidden(static_cast<int>(blockIdx.x));
-      next_hidden = c.first_hidden(static_cast<int>(blockIdx.x) + 1);
-    }
     if (sequence < c.sequences()) {
       const int length = length_of(sequence), each = keys_of_split(length);
       first_key = c.first_seen(length) + split * each;
@@ -175,19 +168,23 @@ struct persistent_layers {
     return from_float<T>(value * p.token.embed_scale);
   }
   __device__ __forceinline__ bool chooses() const { return c.has_head() && p.token.chooses != 0; }
+  // Where the rows of CTA `block` begin, which are whole units.
+  static __device__ __forceinline__ int first_row_of(u32 block, int rows, int unit) {
+    const i64 before = static_cast<i64>(ceil_div(rows, unit)) * block / c.blocks;
+    return smaller(static_cast<int>(before) * unit, rows);
+  }
   static __device__ __forceinline__ int first_row(int rows, int unit) {
-    return c.first_row(static_cast<int>(blockIdx.x), rows, unit);
+    return first_row_of(blockIdx.x, rows, unit);
   }
   static __device__ __forceinline__ int rows_of_block(int rows, int unit) {
-    return c.first_row(static_cast<int>(blockIdx.x) + 1, rows, unit) - first_row(rows, unit);
+    return first_row_of(blockIdx.x + 1, rows, unit) - first_row(rows, unit);
   }
-  // The first of a CTA's features between gate and down, and their number.
-  __device__ __forceinline__ int first_hidden() const {
-    return c.balances() ? own_hidden : c.first_hidden(static_cast<int>(blockIdx.x));
+  // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
+  static __device__ __forceinline__ int first_hidden() {
+    return first_row(c.all_hidden(), c.hidden_unit());
   }
-  __device__ __forceinline__ int hidden_rows() const {
-    return (c.balances() ? next_hidden : c.first_hidden(static_cast<int>(blockIdx.x) + 1)) -
-           first_hidden();
+  static __device__ __forceinline__ int hidden_rows() {
+    return rows_of_block(c.all_hidden(), c.hidden_unit());
   }
   __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
     if constexpr (c.has_experts() || c.packs())
@@ -221,12 +218,10 @@ struct persistent_layers {
       }
     }
   }
-  // The same of packed weights, a tile of 16 rows after the other; from the element `first` of k
-  // on.
+  // The same of packed weights, a tile of 16 rows after the other.
   struct packed_run {
     packed_matrix of;
     i64 tile;
-    int first = 0;
   };
   template <packed_form format, class RunOf>
   __device__ __forceinline__ void load_packed(int k, int tiles, const RunOf& run_of) {
@@ -236,8 +231,7 @@ struct persistent_layers {
       for (int tile = 0; tile < tiles; ++tile) {
         const packed_run of = run_of(tile);
         for (int at = begin; at < end; at += shape.k())
-          load_packed_stage<shape>(pipeline, of.of, of.tile, of.first + at,
-                                   of.first + smaller(end, at + shape.k()));
+          load_packed_stage<shape>(pipeline, of.of, of.tile, at, smaller(end, at + shape.k()));
       }
     }
   }
@@ -333,10 +327,6 @@ struct persistent_layers {
         });
         route(static_cast<const float*>(router.choice_bias), layer);
         pipeline.most_in_flight = c.in_flight;
-        if constexpr (c.packs_network) {
-          load_packed_experts(of, layer, router);
-          continue;
-        }
         const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
         load_weights(c.d, of_hidden / 8, 8, [&](int block) {
           const int first = hidden + block * 8, expert = expert_of(first / c.h);
@@ -409,35 +399,6 @@ struct persistent_layers {
     load_packed<c.format>(of.k, rows / 16, [&](int tile) {
       return packed_run{of, first / 16 + tile};
     });
-  }
-
-  // Tiles of gate and up in turn, then those of down of each slot.
-  __device__ __forceinline__ void load_packed_experts(const persistent_layer_pointers& of,
-                                                      int layer,
-                                                      const persistent_router_pointers& router) {
-    const int hidden = first_hidden();
-    const auto is_own = [](int expert) { return c.own > 0 && expert >= all_experts; };
-    load_packed<c.format>(c.d, hidden_rows() / 8, [&](int block) {
-      const int first = hidden + block / 2 * 16, expert = expert_of(first / c.h);
-      const bool own = is_own(expert), up = block % 2 != 0;
-      const void* const codes =
-          own ? (up ? router.own_up : router.own_gate) : (up ? of.up : of.gate);
-      const int which = (own ? packed::own_gate : packed::gate) + (up ? 1 : 0);
-      const i64 part = own ? expert - all_experts : expert;
-      return packed_run{packed_of(layer, which, codes, c.d), (part * c.h + first % c.h) / 16};
-    });
-    const int out = first_row(c.d, c.residual_unit()) / 16;
-    const int tiles = rows_of_block(c.d, c.residual_unit()) / 16;
-    for (int tile = 0; tile < tiles; ++tile)
-      for (int slot = 0; slot < c.slots(); ++slot)
-        load_packed<c.format>(c.h, 1, [&](int) {
-          const int expert = expert_of(slot);
-          if (is_own(expert))
-            return packed_run{packed_of(layer, packed::own_down, router.own_down, c.own * c.h),
-                              out + tile, (expert - all_experts) * c.h};
-          return packed_run{packed_of(layer, packed::down, of.down, c.h),
-                            static_cast<i64>(expert) * (c.d / 16) + out + tile};
-        });
   }
 
   // Experts of the weights; behind them parts of the network of all tokens are numbered.
@@ -799,7 +760,7 @@ struct persistent_layers {
     }
     static __device__ __forceinline__ void multiply(accumulators& sum, const fragment& of,
                                                     u32 tokens, bool has_token, int at, int end) {
-      product::run(sum, of, tokens, c.has_experts() && c.tokens > 1, has_token, end - at);
+      product::run(sum, of, tokens, end - at);
     }
     template <class Pipeline>
     static __device__ __forceinline__ void multiply_stage(accumulators& sum, Pipeline& pipeline,
@@ -1002,17 +963,15 @@ struct persistent_layers {
   // with ranks the summands of the peers before it. With post-norms the sum alone is stored.
   template <class Bias, class Group>
   __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain,
-                                                  const T* scale, const Bias& bias,
+                                                  const Bias& bias,
                                                   [[maybe_unused]] Group& group) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
     if (row >= rows_of_block(c.d, c.residual_unit())) return;
     const i64 place = static_cast<i64>(column) * c.d + first_row(c.d, c.residual_unit()) + row;
     float sum = sum_of(row / 16, row % 16, column);
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
-    const int feature = first_row(c.d, c.residual_unit()) + row;
-    sum += bias(feature, column);
-    if constexpr (c.scales_residual) sum *= to_float(scale[feature]);
-    const T result = from_float<T>(residual + sum);
+    const T result =
+        from_float<T>(residual + sum + bias(first_row(c.d, c.residual_unit()) + row, column));
     if constexpr (!c.post_norms) residual = to_float(result);
     T* const at = to + place;
     if (plain)
@@ -1560,23 +1519,13 @@ struct persistent_layers {
       for (int at = threadIdx.x; at < p.layers * packed::count; at += c.consumers()) {
         const int layer = at / packed::count, which = at % packed::count;
         const persistent_layer_pointers& of = layer_of(layer);
-        constexpr i64 experts = c.has_experts() ? all_experts : 1;
         if constexpr (c.packs_attention) {
           if (which == packed::qkv) read(of.qkv[0], c.format.code, c.qkv_rows(), c.d);
           if (which == packed::out) read(of.out, c.format.code, c.d, c.q_rows());
         }
-        if constexpr (c.packs_network) {
-          if (which == packed::gate || which == packed::up)
-            read(which == packed::gate ? of.gate : of.up, c.format.code, experts * c.h, c.d);
-          if (which == packed::down) read(of.down, c.format.code, experts * c.d, c.h);
-          if constexpr (c.own > 0) {
-            const persistent_router_pointers& router = p.of[layer].router;
-            if (which == packed::own_gate || which == packed::own_up)
-              read(which == packed::own_gate ? router.own_gate : router.own_up, c.format.code,
-                   c.own * c.h, c.d);
-            if (which == packed::own_down) read(router.own_down, c.format.code, c.d, c.own * c.h);
-          }
-        }
+        if (which == packed::gate || which == packed::up)
+          read(which == packed::gate ? of.gate : of.up, c.format.code, c.h, c.d);
+        if (which == packed::down) read(of.down, c.format.code, c.d, c.h);
       }
     }
     if constexpr (c.packs_head)
@@ -1678,7 +1627,6 @@ struct persistent_layers {
         } else {
           finish_residual(
               residual, product == out_product ? mid : y, product == down && end,
-              static_cast<const T*>(of.residual_scale),
               [&](int feature, int token) {
                 float bias = 0;
                 if constexpr (c.out_bias) {

@@ -34,7 +34,6 @@ struct persistent_config {
   int held = 0;             // stages of a product that wait in registers for its activations
   bool sinks = false, out_bias = false;
   bool caps_scores = false;
-  bool scales_residual = false;  // what is added to the residual stream is multiplied by a vector
   // Norms behind attention and the feed-forward network. Every CTA has the whole residual stream,
   // because it knows a norm when all of its input is there.
   bool post_norms = false;
@@ -98,51 +97,11 @@ struct persistent_config {
   // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
   constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
-  // Where the rows of CTA `block` of a product begin.
-  constexpr int first_row(int block, int rows, int unit) const {
-    const int before = static_cast<int>(1ll * up(rows, unit) * block / blocks) * unit;
-    return before < rows ? before : rows;
-  }
-  // Tiles of packed weights are too large to be shared out evenly. A CTA that has more of the other
-  // products has less of gate and up: its stream is as long as those of others, and what it waits
-  // for after one product is already there for the next. In half bytes, without scales.
-  constexpr long long other_bytes(int of_qkv, int of_d) const {
-    const int attention = packs_attention ? format.parts() : 4;
-    return attention * (1ll * of_qkv * d + 1ll * of_d * q_rows()) +
-           1ll * format.parts() * of_d * h * (has_experts() ? slots() : 1);
-  }
-  constexpr long long other_bytes_before(int block) const {
-    return other_bytes(first_row(block, qkv_rows(), qkv_unit()),
-                       first_row(block, d, residual_unit()));
-  }
-  constexpr long long hidden_unit_bytes() const {
-    return 2ll * format.parts() * hidden_unit() * d;
-  }
-  constexpr long long all_bytes() const {
-    return other_bytes_before(blocks) + all_hidden() / hidden_unit() * hidden_unit_bytes();
-  }
-  constexpr bool balances() const {
-    return packs_network && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), qkv_unit()),
-                                                               most_rows(d, residual_unit()));
-  }
-  constexpr int first_hidden(int block) const {
-    if (!balances()) return first_row(block, all_hidden(), hidden_unit());
-    const long long before = all_bytes() * block / blocks - other_bytes_before(block);
-    return static_cast<int>(before / hidden_unit_bytes()) * hidden_unit();
-  }
-  constexpr int most_hidden() const {
-    if (!balances()) return most_rows(all_hidden(), hidden_unit());
-    const long long least = other_bytes(qkv_rows() / qkv_unit() / blocks * qkv_unit(),
-                                        d / residual_unit() / blocks * residual_unit());
-    const long long most = all_bytes() / blocks + 1 - least;
-    return static_cast<int>((most + hidden_unit_bytes() - 1) / hidden_unit_bytes() + 1) *
-           hidden_unit();
-  }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
     const int of[] = {up(most_rows(qkv_rows(), qkv_unit()), 16),
                       up(most_rows(d, residual_unit()), 16),
-                      up(most_hidden(), 8)};
+                      up(most_rows(all_hidden(), hidden_unit()), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
@@ -297,7 +256,6 @@ struct persistent_config {
 struct persistent_layer_pointers {
   const void *attn_norm, *ffn_norm;
   const void *attn_post_norm, *ffn_post_norm;
-  const void* residual_scale;  // [d]
   const void* qkv[3];   // the first alone if they are packed
   const void* bias[3];  // likewise
   const void* head_norms[2];
@@ -321,17 +279,12 @@ struct persistent_expert_layer {
 
 // Packed weights have their codes where dense ones are.
 struct persistent_packed_pointers {
-  enum : int { qkv, out, gate, up, down, own_gate, own_up, own_down, count };
+  enum : int { qkv, out, gate, up, down, count };
   const void* scales[count];
   const unsigned char* zeros[count];
 };
 struct persistent_packed_layer {
   persistent_layer_pointers layer;
-  persistent_packed_pointers packed;
-};
-struct persistent_packed_expert_layer {
-  persistent_layer_pointers layer;
-  persistent_router_pointers router;
   persistent_packed_pointers packed;
 };
 
@@ -396,9 +349,7 @@ using persistent_expert_params = persistent_params_of<persistent_expert_layer, 4
 using persistent_rank_params =
     persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
 using persistent_packed_params = persistent_params_of<persistent_packed_layer, 48>;
-using persistent_packed_expert_params = persistent_params_of<persistent_packed_expert_layer, 48>;
 static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
-              sizeof(persistent_rank_params) <= 16384 &&
-              sizeof(persistent_packed_expert_params) <= 20480);
+              sizeof(persistent_rank_params) <= 16384 && sizeof(persistent_packed_params) <= 16384);
 
 }  // namespace fftune

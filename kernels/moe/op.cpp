@@ -266,13 +266,16 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
   tensors.push_back(inner("d_hidden", Role::intermediate));
-  for (const std::string_view name : weighed_gradients(problem)) {
-    tensors.push_back(inner(name, Role::intermediate));
-    if (packing_of(problem) != Packing::separate) tensors.back().shape[1] *= 2;
-  }
-  if (again) tensors.push_back(inner("hidden", Role::intermediate));
-  if (weighs_hidden(problem))
-    tensors.push_back(inner(hidden_of_gradient(problem), Role::intermediate));
+  const auto add_gradients = [&](bool weighted) {
+    for (const std::string_view name : gate_gradients(problem, weighted)) {
+      tensors.push_back(inner(name, Role::intermediate));
+      if (packing_of(problem) != Packing::separate) tensors.back().shape[1] *= 2;
+    }
+  };
+  add_gradients(true);
+  if (before) add_gradients(false);
+  if (again || before) tensors.push_back(inner("hidden", Role::intermediate));
+  if (!before) tensors.push_back(inner("weighted_hidden", Role::intermediate));
   tensors.push_back(sorted_rows(problem, "dx_rows", dtype, shape.d, Role::intermediate));
   return tensors;
 }
@@ -315,9 +318,13 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
     }
   } else {
     stage.inputs = {"d_hidden", "gate", "up", "weights", "places"};
-    add(stage.outputs, weighed_gradients(problem));
-    if (weighs_hidden(problem)) stage.outputs.emplace_back(hidden_of_gradient(problem));
-    if (!before) stage.outputs.emplace_back("d_weights");
+    add(stage.outputs, gate_gradients(problem, true));
+    if (before) {
+      add(stage.outputs, gate_gradients(problem, false));
+      if (!recomputes(problem)) stage.outputs.emplace_back("hidden");
+    } else {
+      add(stage.outputs, {"weighted_hidden", "d_weights"});
+    }
     if (reads_down_bias(problem)) add(stage.inputs, {"ids", "dy", "b_down"});
   }
   for (const auto* names : {&stage.inputs, &stage.outputs})
@@ -602,23 +609,6 @@ std::vector<std::string_view> gate_gradients(const Problem& problem, bool weight
 
 std::vector<std::string_view> gate_gradients(const Problem& problem) {
   return gate_gradients(problem, !weighs_before(problem));
-}
-
-std::vector<std::string_view> weighed_gradients(const Problem& problem) {
-  std::vector<std::string_view> all;
-  for (const bool weighted : {true, false})
-    if (weighs_gradients(problem, weighted))
-      for (const std::string_view name : gate_gradients(problem, weighted)) all.push_back(name);
-  return all;
-}
-
-bool weighs_gradients(const Problem& problem, bool weighted) {
-  if (!weighs_before(problem)) return weighted;
-  return !weighted || !is_frozen(problem);
-}
-
-bool weighs_hidden(const Problem& problem) {
-  return !is_frozen(problem) && !(weighs_before(problem) && recomputes(problem));
 }
 
 std::string_view hidden_of_gradient(const Problem& problem) {

@@ -159,10 +159,9 @@ class Weigh final : public StageFamily {
     for (const bool weighted : {true, false}) {
       const auto names = gate_gradients(problem, weighted);
       for (std::size_t i = 0; i < 2; ++i)
-        add(weighs_gradients(problem, weighted) && i < names.size(),
-            names[std::min(i, names.size() - 1)]);
+        add((weighted || before) && i < names.size(), names[std::min(i, names.size() - 1)]);
     }
-    add(weighs_hidden(problem), hidden_of_gradient(problem));
+    add(!before || !recomputes(problem), hidden_of_gradient(problem));
     add(!before, "d_weights");
     arguments.emplace_back(shape.rows());
     for (const std::int64_t size : {shape.top_k, shape.shared})

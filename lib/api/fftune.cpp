@@ -20,6 +20,7 @@
 #include "runtime/choice.hpp"
 #include "runtime/device_sources.hpp"
 #include "runtime/devices.hpp"
+#include "runtime/launcher.hpp"
 #include "runtime/rank_search.hpp"
 
 using namespace fftune;
@@ -437,6 +438,13 @@ fftune_status fftune_group_create(fftune_context* context, const fftune_group_op
                        .rank = own.rank,
                        .ranks = own.ranks,
                        .max_bytes = own.max_bytes};
+    if (own.ranks == 0) {
+      const LaunchedRank launched = launched_rank();
+      group.rank = launched.rank;
+      group.ranks = launched.ranks;
+      // A path is where it is.
+      if (!group.name.starts_with('/')) group.name = launched.job + group.name;
+    }
     if (own.timeout_milliseconds != 0)
       group.timeout = std::chrono::milliseconds(own.timeout_milliseconds);
     auto handle = std::make_unique<fftune_group>();
@@ -452,6 +460,14 @@ void* fftune_group_memory(const fftune_group* group) {
   if (!group) return nullptr;
   used(group, "fftune_group_memory");
   return group->group->memory();
+}
+
+fftune_status fftune_group_place(const fftune_group* group, int* rank, int* ranks) {
+  if (!group) return fail(FFTUNE_INVALID_INPUT, "fftune_group_place: group is NULL");
+  used(group, "fftune_group_place");
+  if (rank) *rank = group->group->rank();
+  if (ranks) *ranks = group->group->ranks();
+  return FFTUNE_OK;
 }
 
 fftune_status fftune_group_check(const fftune_group* group) {

@@ -69,6 +69,7 @@ void load_entry_points(const SharedLibrary& library, Driver& driver) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(library.find(name));
   };
   find(driver.device_can_access_peer, "cuDeviceCanAccessPeer");
+  find(driver.ctx_enable_peer_access, "cuCtxEnablePeerAccess");
   find(driver.device_get_by_pci_bus_id, "cuDeviceGetByPCIBusId");
   find(driver.ipc_get_mem_handle, "cuIpcGetMemHandle");
   find(driver.ipc_open_mem_handle, "cuIpcOpenMemHandle_v2");

@@ -67,6 +67,7 @@ struct Driver {
 
   // Memory that processes share; null where the library lacks one.
   decltype(&::cuDeviceCanAccessPeer) device_can_access_peer;
+  decltype(&::cuCtxEnablePeerAccess) ctx_enable_peer_access;
   decltype(&::cuDeviceGetByPCIBusId) device_get_by_pci_bus_id;
   decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle;
   decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle;

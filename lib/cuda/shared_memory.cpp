@@ -1,11 +1,16 @@
-// Memory of a GPU that processes share through CUDA's handles for inter-process communication.
+// Memory of a GPU that processes share through CUDA's handles for inter-process communication, and
+// threads of one process by its address.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/fork.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/facts.hpp"
 
@@ -13,6 +18,52 @@ namespace fftune::cuda {
 namespace {
 
 static_assert(sizeof(CUipcMemHandle) == sizeof(SharedHandle::bytes));
+
+/// Memory that this process shares, by the keys of its handles: its peers that are threads of the
+/// process share it too, so that it outlives a rank that leaves first.
+class OwnMemory {
+ public:
+  struct Entry {
+    std::weak_ptr<Buffer> memory;
+    SharedContext context;
+  };
+  static std::uint64_t add(Entry entry) {
+    const std::lock_guard lock(own().mutex_.own());
+    std::random_device random;
+    const std::uint64_t key = std::uint64_t{random()} << 32 | random();
+    own().entries_[key] = std::move(entry);
+    return key;
+  }
+  static void remove(std::uint64_t key) {
+    const std::lock_guard lock(own().mutex_.own());
+    own().entries_.erase(key);
+  }
+  /// One without memory: it is of another process.
+  static Entry find(std::uint64_t key) {
+    const std::lock_guard lock(own().mutex_.own());
+    const auto found = own().entries_.find(key);
+    return found == own().entries_.end() ? Entry{} : found->second;
+  }
+
+ private:
+  static OwnMemory& own() {
+    static OwnMemory memory;
+    return memory;
+  }
+  ForkMutex mutex_;
+  std::map<std::uint64_t, Entry> entries_;
+};
+
+/// That of a peer in this process.
+class SharedWithThread final : public Buffer {
+ public:
+  explicit SharedWithThread(std::shared_ptr<Buffer> memory) : memory_(std::move(memory)) {}
+  void* data() const override { return memory_->data(); }
+  std::size_t bytes() const override { return memory_->bytes(); }
+
+ private:
+  std::shared_ptr<Buffer> memory_;
+};
 
 class SharedDeviceBuffer final : public SharedBuffer {
  public:
@@ -35,7 +86,9 @@ class SharedDeviceBuffer final : public SharedBuffer {
     CUdeviceptr device = 0;
     driver.check(driver.mem_host_get_device_pointer(&device, host, 0), "cuMemHostGetDevicePointer");
     device_notices_ = device;
+    handle_.key = OwnMemory::add({memory_, context_});
   }
+  ~SharedDeviceBuffer() override { OwnMemory::remove(handle_.key); }
   void* data() const override { return memory_->data(); }
   std::size_t bytes() const override { return memory_->bytes(); }
   const SharedHandle& handle() const override { return handle_; }
@@ -44,7 +97,7 @@ class SharedDeviceBuffer final : public SharedBuffer {
 
  private:
   SharedContext context_;
-  std::unique_ptr<Buffer> memory_;
+  std::shared_ptr<Buffer> memory_;
   SharedHandle handle_;
   Owned<void*> notices_;
   std::uint64_t device_notices_ = 0;
@@ -82,6 +135,15 @@ std::unique_ptr<Buffer> CudaBackend::open_shared(const SharedHandle& handle, std
                 fmt::format("CUDA: GPU {} cannot reach the memory of GPU {}: choose GPUs that "
                             "`nvidia-smi topo -p2p r` shows as OK, or use NCCL",
                             here, there));
+  const OwnMemory::Entry of_thread = OwnMemory::find(handle.key);
+  if (auto memory = of_thread.memory.lock()) {
+    if (of_thread.context->device() != context_->device()) {
+      const CUresult enabled = driver.ctx_enable_peer_access(of_thread.context->handle(), 0);
+      if (enabled != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+        driver.accept(enabled, "cuCtxEnablePeerAccess");
+    }
+    return std::make_unique<SharedWithThread>(std::move(memory));
+  }
   CUipcMemHandle given;
   std::memcpy(&given, handle.bytes.data(), sizeof given);
   CUdeviceptr address = 0;

@@ -64,8 +64,9 @@ class Buffer {
   virtual std::size_t bytes() const = 0;
 };
 
-/// How another process finds memory that this one shares.
+/// How a peer finds memory that this process shares: another process, or a thread of this one.
 struct SharedHandle {
+  std::uint64_t key = 0;                 // of CUDA's memory: random, and known in this process
   std::array<std::byte, 64> bytes = {};  // CUDA's handle
   std::array<char, 32> device = {};      // where it is, for messages: a PCI bus, or nothing
   int descriptor = -1;                   // of SharedPages; the owner's

@@ -16,13 +16,19 @@ namespace {
 /// where it leaves a later stage without one.
 class Cover {
  public:
-  Cover(const Op& op, const Problem& problem, const DeviceFacts& facts, bool fallback_only)
-      : op_(op), problem_(problem), facts_(facts), fallback_only_(fallback_only) {
+  Cover(const Op& op, const Problem& problem, const DeviceFacts& facts, bool fallback_only,
+        std::string_view without = {})
+      : op_(op),
+        problem_(problem),
+        facts_(facts),
+        fallback_only_(fallback_only),
+        without_(without) {
     for (const auto& stage : op.stages(unrepeated(op, problem))) stages_.push_back(stage.name);
   }
 
   Recipe recipe() {
-    if (!from(0))
+    if (!from(0) && !without_.empty()) return {};
+    if (recipe_.empty())
       throw Error(ErrorKind::unavailable,
                   fmt::format("no family can run stage '{}' of {} on {}{}", stages_[furthest_],
                               problem_.text(), facts_.name, refusals_[furthest_]));
@@ -32,8 +38,9 @@ class Cover {
  private:
   bool fits(const Family& family, std::size_t done) const {
     const auto own = family.stages();
-    return family.device_kind() == facts_.kind && (!fallback_only_ || family.is_fallback()) &&
-           !own.empty() && done + own.size() <= stages_.size() &&
+    return family.device_kind() == facts_.kind && family.name() != without_ &&
+           (!fallback_only_ || family.is_fallback()) && !own.empty() &&
+           done + own.size() <= stages_.size() &&
            std::equal(own.begin(), own.end(), stages_.begin() + static_cast<std::ptrdiff_t>(done));
   }
 
@@ -59,6 +66,7 @@ class Cover {
   const Problem& problem_;
   const DeviceFacts& facts_;
   bool fallback_only_;
+  std::string_view without_;  // a family
   std::vector<std::string> stages_;
   Recipe recipe_;
   std::size_t furthest_ = 0;  // the last stage that could be reached
@@ -117,6 +125,11 @@ Recipe completed(const Op& op, const Problem& problem, const DeviceFacts& facts,
 
 Recipe default_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts) {
   return Cover(op, problem, facts, false).recipe();
+}
+
+Recipe default_recipe_without(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                              std::string_view family) {
+  return Cover(op, problem, facts, false, family).recipe();
 }
 
 Recipe fallback_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts) {

@@ -38,6 +38,9 @@ Recipe completed(const Op& op, const Problem& problem, const DeviceFacts& facts,
 /// The recipe to use untuned: for each stage in order the first family (in the op's order, so
 /// the fastest expected) that does not refuse, with its default configuration.
 Recipe default_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts);
+/// The same without one family; empty where the others do not cover all stages.
+Recipe default_recipe_without(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                              std::string_view family);
 /// The recipe of fallback families alone.
 Recipe fallback_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts);
 

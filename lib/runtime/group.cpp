@@ -16,6 +16,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -29,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t protocol = 0x31304f5254554646;  // "FFTUNO01"
+constexpr std::uint64_t protocol = 0x32304f5254554646;  // "FFTUNO02"
 
 enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
@@ -40,6 +41,7 @@ struct Message {
   std::int32_t rank = 0, ranks = 0;
   std::uint32_t device_kind = 0;
   std::uint64_t max_bytes = 0;
+  std::uint64_t key = 0;
   std::array<std::byte, 64> handle = {};
   std::array<char, 32> device = {};
   std::uint32_t fault = 0;          // of `gone`
@@ -134,15 +136,27 @@ std::optional<Received> receive_message(const Socket& socket) {
   return received;
 }
 
+/// Address of a socket in the abstract namespace, or of its file: a name that begins with a slash.
 struct Address {
-  explicit Address(const std::string& name) {
+  explicit Address(const std::string& name) : is_file(name.starts_with('/')) {
     // A first byte of zero: the abstract namespace.
-    const std::string path = "fftune-group-" + name;
+    const std::string path = is_file ? name : '\0' + ("fftune-group-" + name);
     value.sun_family = AF_UNIX;
-    std::copy(path.begin(), path.end(), value.sun_path + 1);
-    bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
+    std::copy(path.begin(), path.end(), value.sun_path);
+    bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+  }
+  /// A file that a process left which is gone; false: there is none such.
+  bool remove_left() const {
+    if (!is_file) return false;
+    const Socket probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    return ::connect(probe.get(), get(), bytes) != 0 && errno == ECONNREFUSED &&
+           ::unlink(value.sun_path) == 0;
+  }
+  void remove() const {
+    if (is_file) ::unlink(value.sun_path);
   }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
+  bool is_file;
   sockaddr_un value = {};
   socklen_t bytes = 0;
 };
@@ -207,6 +221,7 @@ class Group::Members {
   }
 
   void* memory() const { return own_->data(); }
+  const GroupOptions& options() const { return options_; }
 
   double largest(double value) {
     if (options_.ranks == 1) return value;
@@ -238,6 +253,7 @@ class Group::Members {
     Message message{.kind = Kind::hello, .rank = options_.rank, .ranks = options_.ranks};
     message.device_kind = static_cast<std::uint32_t>(backend.facts().kind);
     message.max_bytes = options_.max_bytes;
+    message.key = own_->handle().key;
     message.handle = own_->handle().bytes;
     message.device = own_->handle().device;
     return message;
@@ -245,6 +261,7 @@ class Group::Members {
 
   void open_memory(Backend& backend, const Received& from) {
     SharedHandle handle;
+    handle.key = from.message.key;
     handle.bytes = from.message.handle;
     handle.device = from.message.device;
     handle.descriptor = from.descriptor;
@@ -282,12 +299,17 @@ class Group::Members {
   void gather(Backend& backend) {
     const Address address(options_.name);
     const Socket listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (!listener || ::bind(listener.get(), address.get(), address.bytes) != 0 ||
+    const auto binds = [&] { return ::bind(listener.get(), address.get(), address.bytes) == 0; };
+    if (!listener || !(binds() || (errno == EADDRINUSE && address.remove_left() && binds())) ||
         ::listen(listener.get(), GroupTable::most_ranks) != 0)
       refuse(
           fmt::format("rank 0 cannot listen for group '{}': {}: give each group a name of its "
                       "own",
                       options_.name, reason()));
+    const struct Removal {
+      const Address& address;
+      ~Removal() { address.remove(); }
+    } removal{address};
     const Message own = hello(backend);
     std::vector<Received> members;
     while (members.size() + 1 < static_cast<std::size_t>(options_.ranks)) {
@@ -488,6 +510,14 @@ Group::~Group() = default;
 
 void* Group::memory() const {
   return members_->memory();
+}
+
+int Group::rank() const {
+  return members_->options().rank;
+}
+
+int Group::ranks() const {
+  return members_->options().ranks;
 }
 
 double Group::largest(double value) const {

@@ -1,4 +1,4 @@
-// A group: ranks that are processes of one host and reach each other's memory.
+// A group: ranks that are processes or threads of one host and reach each other's memory.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,9 @@
 namespace fftune {
 
 struct GroupOptions {
-  std::string name;  // the same on all ranks, and no other group's
+  /// The same on all ranks, and no other group's: a word, or the path of the socket's file where
+  /// the ranks do not share a network namespace.
+  std::string name;
   int rank = 0;
   int ranks = 1;
   std::uint64_t max_bytes = 0;               // of a message
@@ -21,7 +23,7 @@ struct GroupOptions {
 
 /// Ranks meet through a socket of Linux's abstract namespace, at which rank 0 listens: the kernel
 /// removes the name with the last process that has it. Rank 0 keeps a connection to each other
-/// rank, so the end of any is known to all at once.
+/// rank, so the end of any is known to all at once. Ranks are processes, or threads of one.
 class Group {
  public:
   /// Returns when all ranks are there and their memory is mapped and clear. Throws
@@ -35,6 +37,8 @@ class Group {
 
   /// The rank's own memory, which begins with its GroupTable: the tensor `group` of collectives.
   void* memory() const;
+  int rank() const;
+  int ranks() const;
   /// The largest of the ranks' values, the same on all. Every rank calls it as often as the others.
   /// Throws Error(device_fault) if a rank is gone, or does not come in time.
   double largest(double value) const;

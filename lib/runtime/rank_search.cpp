@@ -103,6 +103,36 @@ std::vector<Variant> others_of(const Op& op, const Problem& problem, const Devic
   return defaults;
 }
 
+/// Recipes that cover stages by other families' spans: one in the place of several variants, and
+/// the default without one that covers several. In an order that is the same on all ranks.
+std::vector<Recipe> other_covers(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                                 const Recipe& now) {
+  std::vector<Recipe> covers;
+  const auto add = [&](Recipe recipe) {
+    if (!recipe.empty() && recipe != now &&
+        std::find(covers.begin(), covers.end(), recipe) == covers.end())
+      covers.push_back(std::move(recipe));
+  };
+  for (std::size_t first = 0; first < now.size(); ++first) {
+    auto stages = family_of(op, now[first].family).stages();
+    if (stages.size() > 1) add(default_recipe_without(op, problem, facts, now[first].family));
+    for (std::size_t last = first + 1; last < now.size(); ++last) {
+      const auto more = family_of(op, now[last].family).stages();
+      stages.insert(stages.end(), more.begin(), more.end());
+      for (const Family* family : op.families()) {
+        if (family->device_kind() != facts.kind || family->stages() != stages ||
+            family->refusal(problem, facts))
+          continue;
+        Recipe recipe(now.begin(), now.begin() + static_cast<std::ptrdiff_t>(first));
+        recipe.push_back({std::string(family->name()), family->default_config(problem, facts)});
+        recipe.insert(recipe.end(), now.begin() + static_cast<std::ptrdiff_t>(last) + 1, now.end());
+        add(std::move(recipe));
+      }
+    }
+  }
+  return covers;
+}
+
 }  // namespace
 
 RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Op& op,
@@ -114,6 +144,29 @@ RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Op&
                 "the ranks' problems, devices or presets differ: give all ranks the same");
   RankSearchResult result{.recipe = std::move(start)};
   result.before = result.after = ranks.seconds(result.recipe);
+  const auto time_left = [&] {
+    const auto spent = std::chrono::steady_clock::now() - begin;
+    return group.largest(std::chrono::duration<double>(spent).count()) <=
+           std::chrono::duration<double>(options.budget).count();
+  };
+  // Takes it where all ranks have it and it is faster; returns whether it did.
+  const auto takes = [&](const Recipe& candidate) {
+    if (!ranks.all_have(recipe_text(candidate))) return false;
+    ++result.tried;
+    const double seconds = ranks.seconds(candidate);
+    if (seconds >= least_gain * result.after) return false;
+    result.recipe = candidate;
+    result.after = seconds;
+    return true;
+  };
+  // First which families share the stages, until none of the covers nearby is faster.
+  for (bool changes = true; changes;) {
+    changes = false;
+    for (const Recipe& cover : other_covers(op, problem, backend.facts(), result.recipe)) {
+      if (!time_left()) return result;
+      changes = takes(cover) || changes;
+    }
+  }
   std::vector<std::vector<Variant>> others;
   std::size_t longest = 0;
   for (const Variant& variant : result.recipe) {
@@ -123,18 +176,10 @@ RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Op&
   for (std::size_t round = 0; round < longest; ++round)
     for (std::size_t place = 0; place < result.recipe.size(); ++place) {
       if (round >= others[place].size()) continue;
-      const auto spent = std::chrono::steady_clock::now() - begin;
-      if (group.largest(std::chrono::duration<double>(spent).count()) >
-          std::chrono::duration<double>(options.budget).count())
-        return result;
+      if (!time_left()) return result;
       Recipe candidate = result.recipe;
       candidate[place] = others[place][round];
-      if (!ranks.all_have(recipe_text(candidate))) continue;
-      ++result.tried;
-      const double seconds = ranks.seconds(candidate);
-      if (seconds >= least_gain * result.after) continue;
-      result.recipe = std::move(candidate);
-      result.after = seconds;
+      takes(candidate);
     }
   return result;
 }

@@ -21,8 +21,9 @@ struct RankSearchResult {
   int tried = 0;                 // variants
 };
 
-/// Searches the recipe of `problem`, beginning with `start`: in turn each variant gives way to
-/// another configuration or family of the same stages, and stays so where the plan becomes faster.
+/// Searches the recipe of `problem`, beginning with `start`: first other families of several stages
+/// together, then in turn each variant gives way to another configuration or family of the same
+/// stages. A change that makes the plan faster stays.
 /// All ranks call it with the same problem and run each candidate together. A time is the largest
 /// of the ranks', and so are all decisions, so every rank returns the same recipe. `problem` is
 /// canonical, with link=peers, and none that repeats another. Throws Error(invalid_input) if ranks

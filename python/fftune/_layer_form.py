@@ -139,11 +139,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
             parallel: bool = False, rotation: str = "halves", grouped: bool = False,
             norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
-            packed: str = "", h: int = 0, ranks: int = 0) -> str:
+            packed: str = "", h: int = 0, ranks: int = 0, fused_sums: bool = False) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `ranks`: of the
-    group whose rank has a slice of the layers."""
+    group whose rank has a slice of the layers; `fused_sums`: over these, see layer()."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -185,7 +185,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("packed", packed, packed), ("h", packed, h),
             ("attn-weights", packed and not packs_attention, "dense"),
             ("zeros", packed and "w_gate_zero" in names, "yes"),
-            ("ranks", ranks, ranks), ("link", ranks, "peers"),
+            ("ranks", ranks, ranks), ("link", ranks, "peers"), ("sums", ranks and fused_sums, "fused"),
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
@@ -260,13 +260,18 @@ def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
 def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name, (n, k) in packed_sizes(form, d).items():
-        format, group = form.get("packed").split("-")
-        group = ONLY_GROUP.get(format, group)
-        tiles, groups = -(-n // 16), 1 if group == "row" else k // int(group)
-        parts = -(-k // 64) * (2 if format in WIDE_SCALES else 1)
-        scales = (tiles, 2 + -(-groups // 2), 32) if format == "nvfp4" else (tiles, groups, 16)
-        shapes |= {name: (tiles * parts + 1, 512), f"{name}_scale": scales, f"{name}_zero": scales}
+        codes, scales = shapes_of_packed(form.get("packed"), n, k)
+        shapes |= {name: codes, f"{name}_scale": scales, f"{name}_zero": scales}
     return shapes
+
+
+def shapes_of_packed(packed: str, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """The shapes of codes and scales of a packed weight "int4-128"."""
+    format, group = packed.split("-")
+    group = ONLY_GROUP.get(format, group)
+    tiles, groups = -(-n // 16), 1 if group == "row" else k // int(group)
+    parts = -(-k // 64) * (2 if format in WIDE_SCALES else 1)
+    return (tiles * parts + 1, 512), (tiles, 2 + -(-groups // 2), 32) if format == "nvfp4" else (tiles, groups, 16)
 
 
 def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, tuple[int, ...]]:
@@ -300,10 +305,13 @@ def dtype_of(form: LayerForm, name: str, dtype: torch.dtype) -> torch.dtype:
         return dtype
     if name in (PACKED_NETWORK if form.get("attn-weights") == "dense" else PACKED) or name.endswith("_zero"):
         return torch.uint8
-    format = form.get("packed").split("-")[0]
-    if name.endswith("_scale") and format != "int4":
-        return torch.float32 if format in WIDE_SCALES else torch.uint8
-    return dtype
+    return scale_type(form.get("packed"), dtype) if name.endswith("_scale") else dtype
+
+
+def scale_type(packed: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a packed weight's scales."""
+    format = packed.split("-")[0]
+    return dtype if format == "int4" else torch.float32 if format in WIDE_SCALES else torch.uint8
 
 
 @functools.cache  # for good: captured graphs read them

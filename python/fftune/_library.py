@@ -80,6 +80,7 @@ def _open() -> ctypes.CDLL:
         ("fftune_plan_run", ctypes.c_int, pointer, pointer, size, pointer, pointer),
         ("fftune_group_create", ctypes.c_int, pointer, pointer, pointer),
         ("fftune_group_memory", pointer, pointer),
+        ("fftune_group_place", ctypes.c_int, pointer, pointer, pointer),
         ("fftune_group_check", ctypes.c_int, pointer),
         ("fftune_group_tune", ctypes.c_int, pointer, text, ctypes.c_int64),
         ("fftune_group_destroy", None, pointer),

@@ -1,4 +1,4 @@
-"""Groups of processes on one host, and the collectives that run as fftune's kernels.
+"""Groups of processes, or threads, on one host, and the collectives that run as fftune's kernels.
 
     torch.distributed.init_process_group("nccl")
     group = fftune.distributed.init_group()
@@ -37,11 +37,14 @@ class _Memory:
 
 
 class Group:
-    """This process's rank of a group.
+    """A rank of a group: of this process, or of this thread with a GPU of its own.
 
     Args:
-        name: The same on all ranks, and no other group's on this host.
-        rank, ranks: This rank, from 0, and how many there are, 8 at most.
+        name: The same on all ranks, and no other group's on this host; one that begins with a slash is
+            the path of a socket's file, for ranks in several containers.
+        rank, ranks: This rank, from 0, and how many there are, 8 at most. None: those of this host's
+            processes by the environment that mpirun, torchrun or srun gave them; the name then need
+            only be no other group's of that job.
         device: The rank's GPU, or the CPU.
         max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and up to
             2 MB for each rank besides.
@@ -50,24 +53,29 @@ class Group:
 
     TABLE_WORDS = 18  # of the memory, all that a tensor shows
 
-    def __init__(self, name: str, rank: int, ranks: int, *, device=None, max_bytes: int = 1 << 26,
-                 timeout: float = 60):
+    def __init__(self, name: str, rank: int | None = None, ranks: int | None = None, *, device=None,
+                 max_bytes: int = 1 << 26, timeout: float = 60):
         self._handle = None
+        if (rank is None) != (ranks is None) or ranks == 0:
+            raise Error(f"a group's rank is {rank} and its ranks are {ranks}: give both, or neither")
         self.device = torch.device("cpu" if device is None else device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.device.type not in ("cpu", "cuda"):
             raise Error(f"a group's device is {self.device}: use a CUDA device or the CPU")
-        self.rank, self.ranks, self.max_bytes, self.timeout = rank, ranks, max_bytes, timeout
+        self.max_bytes, self.timeout = max_bytes, timeout
         ordinal = self.device.index if self.device.type == "cuda" else -1
         if ordinal >= 0:
             torch.cuda.init()
-        options = _Options(ctypes.sizeof(_Options), name.encode(), rank, ranks, max_bytes,
+        options = _Options(ctypes.sizeof(_Options), name.encode(), rank or 0, ranks or 0, max_bytes,
                            max(1, round(timeout * 1000)))
         handle = ctypes.c_void_p()
         check_status(library().fftune_group_create(
             context(ordinal).handle, ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
+        place = ctypes.c_int(), ctypes.c_int()
+        check_status(library().fftune_group_place(handle, *map(ctypes.byref, place)))
+        self.rank, self.ranks = (number.value for number in place)
         address = library().fftune_group_memory(handle)
         if ordinal >= 0:
             self.memory = torch.as_tensor(_Memory(address, self.TABLE_WORDS), device=self.device)
@@ -170,6 +178,12 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
     return {name: part(name, tensor) for name, tensor in weights.items()}
 
 
+def _host() -> str:
+    """The same in all processes of this host, and of no other."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
                timeout: float = 60) -> Group:
     """A group of the ranks of a process group of torch.distributed, all on one host.
@@ -183,12 +197,18 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
     if not dist.is_initialized():
         raise Error("init_group: call torch.distributed.init_process_group first, or make "
                     "fftune.distributed.Group with a name, a rank and the number of ranks")
-    names = [secrets.token_hex(16)]
+    names = [secrets.token_hex(16), _host()]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    dist.broadcast_object_list(names, src=first, group=process_group,
-                               device=torch.device(device) if dist.get_backend(process_group) == "nccl"
-                               else None)
-    return Group(names[0], dist.get_rank(process_group), dist.get_world_size(process_group),
-                 device=device, max_bytes=max_bytes, timeout=timeout)
+    place = torch.device(device) if dist.get_backend(process_group) == "nccl" else None
+    dist.broadcast_object_list(names, src=first, group=process_group, device=place)
+    rank = dist.get_rank(process_group)
+    # The highest rank that is elsewhere, which all learn together.
+    elsewhere = torch.tensor([rank if names[1] != _host() else 0], device=place)
+    dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
+    if elsewhere.item() > 0:
+        raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: a group has the "
+                    "ranks of one host; make one of each host's process group, and use NCCL across hosts")
+    return Group(names[0], rank, dist.get_world_size(process_group), device=device,
+                 max_bytes=max_bytes, timeout=timeout)

@@ -13,7 +13,7 @@ Conventions that every function shares:
 Each function is backed by custom ops (``torch.ops.fftune.*``) with fake kernels, gradients and
 autocast rules. ``torch.compile(fullgraph=True)`` keeps them whole, and CUDA graphs capture them.
 """
-from ._ops.all_reduce import all_argmax, all_reduce, all_reduce_norm
+from ._ops.all_reduce import all_argmax, all_reduce, all_reduce_norm, all_reduce_norm_quantised
 from ._ops.attention import attention, pack_mask
 from ._ops.cross_entropy import cross_entropy, linear_cross_entropy
 from ._ops.decode import decode
@@ -39,4 +39,5 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "line
            "ngram_block", "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
            "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer", "head", "head_logits", "sample",
            "decode", "cross_entropy", "linear_cross_entropy", "all_argmax", "all_reduce", "all_reduce_norm",
+           "all_reduce_norm_quantised",
            "PackedWeight", "pack_weight", "unpack_weight"]

@@ -16,6 +16,10 @@ def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | No
                     eps: float=1e-06, convention: str='llama'
                    ) -> tuple[Tensor, Tensor] | Tensor: ...
 
+def all_reduce_norm_quantised(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None=None,
+                              scale: Tensor | None=None, eps: float=1e-06, convention: str='llama'
+                             ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None=None, *,
               causal: bool=False, window: int=0, bias: Tensor | None=None,
               offsets: Tensor | None=None, kv_offsets: Tensor | None=None,
@@ -47,15 +51,16 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
            embedding: Tensor, weights: Sequence[Mapping[str, Tensor]],
-           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor, w_head: Tensor, heads: int,
-           kv_heads: int | None=None, *, limits: Tensor | None=None, stop: Tensor | None=None,
-           pages: Tensor | None=None, angles: Tensor | None=None,
-           final_norm_bias: Tensor | None=None, head_bias: Tensor | None=None,
-           temperature: Tensor | float | None=None, seeds: Tensor | int | None=None,
-           top_k: Tensor | int | None=None, top_p: Tensor | float | None=None,
-           min_p: Tensor | float | None=None, embed_scale: float=1.0, logit_softcap: float=0.0,
-           pad: int=0, logprobs: bool=False, best: int=0, options: Mapping | None=None,
-           group: Group | None=None) -> tuple[Tensor, ...]: ...
+           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor,
+           w_head: Tensor | PackedWeight, heads: int, kv_heads: int | None=None, *,
+           limits: Tensor | None=None, stop: Tensor | None=None, pages: Tensor | None=None,
+           angles: Tensor | None=None, final_norm_bias: Tensor | None=None,
+           head_bias: Tensor | None=None, temperature: Tensor | float | None=None,
+           seeds: Tensor | int | None=None, top_k: Tensor | int | None=None,
+           top_p: Tensor | float | None=None, min_p: Tensor | float | None=None,
+           embed_scale: float=1.0, logit_softcap: float=0.0, pad: int=0, logprobs: bool=False,
+           best: int=0, options: Mapping | None=None, group: Group | None=None
+          ) -> tuple[Tensor, ...]: ...
 
 def act_mul(gate: Tensor, up: Tensor | None=None, *,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu']='silu') -> Tensor: ...

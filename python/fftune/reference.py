@@ -730,9 +730,13 @@ def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, mi
 
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
-           form, embed_scale, logit_softcap, pad, logprobs, best, memory=None):
+           form, embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None,
+           w_head_zero=None, head_packed=""):
     _expect_no_group("decode", memory)
     found = parse(form)
+    if head_packed:
+        format, group = head_packed.split("-")
+        w_head = _dense(format, w_head, w_head_scale, w_head_zero, *embedding.shape, group, embedding.dtype)
     page = caches[0].shape[1] if pages is not None else 0
     cache = pages.shape[1] * page if page else caches[0].shape[2]
     alive = (ended == 0) & (lengths < cache)

@@ -36,6 +36,18 @@ def _add_and_norm(rank: int, ranks: int, name: str) -> None:
             assert torch.equal(added, total)
             expected = ops.rmsnorm(total, w, eps=1e-5)
             torch.testing.assert_close(y, expected)
+            # In fp8, with a scale of each row, and with a given one.
+            q, scale, added = ops.all_reduce_norm_quantised(xs[rank], w, residual=residual,
+                                                            group=group, eps=1e-5)
+            q_alone, scale_alone = ops.rmsnorm_quantised(total, w, eps=1e-5)
+            assert torch.equal(added, total) and torch.equal(q.float(), q_alone.float())
+            torch.testing.assert_close(scale, scale_alone)
+            given = torch.tensor([0.25])
+            q, same, added = ops.all_reduce_norm_quantised(xs[rank], w, residual=residual, scale=given,
+                                                           group=group, eps=1e-5)
+            assert same is given and torch.equal(added, total)
+            torch.testing.assert_close(q.float() * given, expected.float(), rtol=0.07, atol=1e-3)
+            assert len(ops.all_reduce_norm_quantised(xs[rank], w, group=group)) == 2
             # Views, and a compiled call.
             turned = xs[rank].transpose(0, 1)
             assert torch.equal(ops.all_reduce(turned, group=group),
@@ -48,6 +60,26 @@ def _add_and_norm(rank: int, ranks: int, name: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_have_the_sum_and_its_norm(ranks):
     _start(_add_and_norm, ranks)
+
+
+def _launched(rank: int, ranks: int, name: str) -> None:
+    os.environ.update({"OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "PMIX_NAMESPACE": name,
+                       "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)})
+    with distributed.Group("sums", max_bytes=1 << 10, timeout=20) as group:
+        assert (group.rank, group.ranks) == (rank, ranks)
+        total = ops.all_reduce(torch.full((4,), 1.0 + rank), group=group)
+        assert torch.equal(total, torch.full((4,), ranks * (ranks + 1) / 2))
+
+
+def test_a_launcher_says_which_rank_a_process_is():
+    _start(_launched, 3)
+
+
+def test_a_rank_is_given_whole():
+    with pytest.raises(fftune.Error, match="rank is 0 and its ranks are None"):
+        distributed.Group("a", 0)
+    with pytest.raises(fftune.Error, match="mpirun, torchrun or srun"):
+        distributed.Group("a")
 
 
 def _compiled(rank: int, ranks: int, name: str) -> None:
@@ -89,6 +121,9 @@ def _slices(rank: int, ranks: int, name: str) -> None:
             expected = ops.layer(x, weights, caches, lengths, heads, kv_heads, **options)
             got = ops.layer(x, own, caches_of, lengths, heads // ranks, kv_heads // ranks, group=group,
                             **options)
+            torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
+            got = ops.layer(x, own, caches_of, lengths, heads // ranks, kv_heads // ranks, group=group,
+                            fused_sums=True, **options)
             torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
             for pair, whole in zip(caches_of, caches):
                 for part, cache in zip(pair, whole):
@@ -157,6 +192,31 @@ def test_a_search_on_all_ranks():
     _start(_tuned, 2)
 
 
+def _tuned_layers(rank: int, ranks: int, name: str) -> None:
+    """The search of a layer's slices also divides what one family covers among several."""
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
+        torch.manual_seed(7)
+        (x, weights, caches, lengths, heads, kv_heads), options = make_layers()
+        own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads) for w in weights]
+        own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
+                            for c in pair) for pair in caches]
+        expected = ops.layer(x, weights, caches, lengths, heads, kv_heads, **options)
+
+        def call():
+            return ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks, group=group,
+                             **options)
+
+        problems = group.tune(call, budget=2)
+        assert [problem["op"] for problem in problems] == ["layer"]
+        assert fftune.explain(problems[0], "cpu")["reason"] == "a search on the ranks of a group"
+        torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
+        group.check()
+
+
+def test_a_search_of_slices_on_all_ranks():
+    _start(_tuned_layers, 2)
+
+
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=ranks)
@@ -165,6 +225,10 @@ def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     x = torch.full((2, 8), float(rank + 1))
     assert torch.equal(ops.all_reduce(x, group=group), torch.full((2, 8), 3.0))
     group.close()
+    host = distributed._host()
+    distributed._host = lambda: host if rank == 0 else "another"
+    with pytest.raises(fftune.Error, match="rank 1 is on another host than rank 0"):
+        distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
     torch.distributed.destroy_process_group()
 
 

@@ -170,6 +170,35 @@ def test_frozen_weights_have_no_gradients(monkeypatch):
             assert one is other is None or torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+def test_frozen_weights_of_an_mlp_and_sinks_have_no_gradients(monkeypatch):
+    from fftune import ops
+    from fftune._custom import OPS
+    torch.manual_seed(0)
+    calls = []
+    for name in ("linear_backward", "attention_backward"):
+        own = getattr(OPS, name)
+        monkeypatch.setattr(own, "kernel", lambda *a, run=own.kernel: calls.append(a) or run(*a))
+    x = torch.randn(6, 24, requires_grad=True)
+    tensors = torch.randn(40, 24), torch.randn(24, 40), torch.randn(40), torch.randn(24)
+    right = None
+    for needs in ((True,) * 4, (False,) * 4, *(tuple(i == j for j in range(4)) for i in range(4))):
+        given = [t.clone().requires_grad_(need) for t, need in zip(tensors, needs)]
+        ops.mlp(x, *given, act="gelu").square().sum().backward()
+        found = [t.grad for t in (x, *given)]
+        x.grad = None
+        right = found if right is None else right
+        for got, want, need in zip(found, right, (True, *needs)):
+            assert torch.allclose(got, want, rtol=1e-4, atol=1e-4) if need else got is None
+    assert len(calls) == 4  # both products with all gradients, and one with that of x and its weight
+    q, k, v = (torch.randn(1, 5, heads, 16, requires_grad=True) for heads in (4, 2, 2))
+    sinks, results = torch.randn(4), []
+    for need in (True, False):
+        y = ops.attention(q, k, v, causal=True, sinks=sinks.clone().requires_grad_(need))
+        results.append(torch.autograd.grad(y.square().sum(), (q, k, v)))
+    assert [call[13] is not None for call in calls[-2:]] == [True, False]
+    assert all(map(torch.allclose, *results))
+
+
 def test_hooks_of_others_see_every_tensor(made):
     model = patched("llama", "balanced")
     seen = []

@@ -383,3 +383,38 @@ def test_an_mlp_with_packed_weights_computes_as_with_the_dense_ones():
         fftune.ops.mlp(x, up, up)
     with pytest.raises(fftune.Error, match="no gradients"):
         fftune.ops.mlp(x.requires_grad_(), up, down)
+
+
+@pytest.mark.parametrize("seed", range(24))
+@torch.no_grad()
+def test_random_packed_weights_come_back_and_compute_what_they_say(seed):
+    """Sizes are no multiples of tiles, and groups end in the middle of one."""
+    draw = torch.Generator().manual_seed(seed)
+    below = lambda most: int(torch.randint(most, (), generator=draw))
+    format = ("int4", "int4", "mxfp4", "fp8", "int8", "nvfp4")[seed % 6]
+    only = {"mxfp4": 32, "nvfp4": 16}.get(format)
+    group = only or (128, 64, 32, 0)[below(4)]
+    n, k = 1 + below(80), (group or 1) * (1 + below(6 if group else 200))
+    groups = k // group if group else 1
+    wide = format in ("fp8", "int8")
+    codes = torch.randint(256, (n, k if wide else (k + 1) // 2), dtype=torch.uint8, generator=draw)
+    if format == "fp8":
+        codes[(codes & 127) == 127] = 0
+    if not wide and k % 2:
+        codes[:, -1] &= 15
+    zero = torch.randint(16, (n, groups), dtype=torch.uint8, generator=draw) if seed % 12 == 1 else None
+    scale = torch.rand(n, groups, generator=draw) + 0.5
+    if format == "mxfp4":
+        scale = torch.randint(120, 130, (n, groups), dtype=torch.uint8, generator=draw)
+    elif format == "nvfp4":
+        scale = (torch.randint(1, 126, (n, groups), dtype=torch.uint8, generator=draw).view(torch.float8_e4m3fn),
+                 torch.rand(n, generator=draw) + 0.5)
+    packed = fftune.ops.pack_weight(codes, scale, zero, k=k, group=group, format=format)
+    back = packed.unpack()
+    given = (codes, scale, zero)
+    bytes_of = lambda t: t.contiguous().view(torch.uint8) if isinstance(t, torch.Tensor) else t
+    for ours, theirs in zip(back, given):
+        for a, b in zip(*(t if isinstance(t, tuple) else (t,) for t in (ours, theirs))):
+            assert a is b or torch.equal(bytes_of(a), bytes_of(b)), (format, n, k, group)
+    x = torch.randn(3, k, generator=draw)
+    assert close(fftune.ops.linear(x, packed), x.double() @ packed.dense().double().T, 1e-5), (format, n, k, group)

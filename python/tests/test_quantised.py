@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fftune
+from fftune.patching.decoding import head_of
 from fftune.patching.quantised import packed_of
 from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, gptq_of, of_file, packed,
                               quantise_by_gptq, quantise_to_fp8)
@@ -419,14 +420,16 @@ def test_a_model_with_quantised_layers(kind, desc_act, device, dtype):
 
 
 @pytest.mark.parametrize("device, dtype", DEVICES)
-@pytest.mark.parametrize("kind", ("Llama", "Qwen2", "Qwen3"))
-def test_all_layers_of_a_quantised_model_by_one_op(kind, device, dtype):
-    model = llama(kind, dtype, device, group=32)
+@pytest.mark.parametrize("kind, fits_the_head", (("Llama", False), ("Llama", True), ("Qwen2", False),
+                                                 ("Qwen3", False)))
+def test_all_layers_of_a_quantised_model_by_one_op(kind, fits_the_head, device, dtype):
+    model = llama(kind, dtype, device, group=32, skip=() if fits_the_head else ("lm_head",))
     ids = torch.randint(3, 96, (2, 5), device=device)
     narrow, wide, saved = copy.deepcopy(model), copy.deepcopy(model).double(), bits_of(model)
     report = str(fftune.patch(model, whole_layers=True))
     assert "2 layers of" in report and "by layer in calls" in report, report
     given = fftune.generate(model, ids, 8)[:, ids.shape[1]:]
+    assert fits_the_head == isinstance(head_of(model).weight, fftune.ops.PackedWeight)
     with torch.no_grad():
         logits, rounded = (of(torch.cat((ids, given[:, :-1]), 1)).logits[:, ids.shape[1] - 1:]
                            for of in (wide, narrow))

@@ -211,6 +211,14 @@ DEVICES = ["cpu", pytest.param("0", marks=pytest.mark.skipif(not torch.cuda.is_a
     ("qwen2", "gptq", {}), ("qwen3", "awq", {}), ("llama", "compressed-tensors", {}),
     ("llama", "compressed-tensors", {"skip": ("lm_head", "up_proj")})), ids=str)
 def test_weights_of_4_bits(name, method, options, device, run_model, tmp_path):
+    model = small(name)
+    save_quantised(model, tmp_path, method, **{"group": 32, **options})
+    ids, logits = run(run_model, tmp_path, "--device", device, tokens=12)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+    assert ids == logits.argmax(-1).tolist()
+
+
+def small(name):
     import transformers
 
     config = transformers.AutoConfig.for_model(
@@ -221,7 +229,45 @@ def test_weights_of_4_bits(name, method, options, device, run_model, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
-    save_quantised(model, tmp_path, method, **{"group": 32, **options})
+    return model
+
+
+def save_in_bytes(model, folder, method):
+    """The model with fp8 or int8 weights, and scales of blocks or rows; it has the weights that these are."""
+    import json
+
+    from safetensors.torch import save_file
+
+    tensors, block = {}, 32
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear or name == "lm_head":
+            continue
+        w = module.weight.detach()
+        size = (block, block) if method == "fp8" else (1, w.shape[1])
+        most = 127 if method == "int-quantized" else 448
+        blocks = w.unflatten(0, (-1, size[0])).unflatten(2, (-1, size[1]))
+        scale = (blocks.abs().amax((1, 3)) / most).bfloat16().float()
+        wide = scale.repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)
+        codes = (w / wide).round().clamp(-127, 127).to(torch.int8) if most == 127 else (
+            w / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
+        module.weight.data = codes.float() * wide
+        tensors |= {f"{name}.weight": codes,
+                    f"{name}.weight_scale{'_inv' if method == 'fp8' else ''}": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [block, block]} if method == "fp8" else {
+        "quant_method": "compressed-tensors", "format": method, "config_groups": {"group_0": {
+            "weights": {"num_bits": 8, "strategy": "channel"}}}}
+    model.config.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(saved | {"quantization_config": config}))
+    save_file({**{name: t.contiguous() for name, t in model.state_dict().items()}, **tensors},
+              folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ("fp8", "float-quantized", "int-quantized"))
+def test_weights_of_8_bits(method, device, run_model, tmp_path):
+    model = small("llama")
+    save_in_bytes(model, tmp_path, method)
     ids, logits = run(run_model, tmp_path, "--device", device, tokens=12)
     assert error(logits, logits_of(model, ids)) < 1e-5
     assert ids == logits.argmax(-1).tolist()

@@ -75,6 +75,16 @@ def test_few_tokens_run_by_linear(linears, caplog, kernel, options):
         assert error(y, x.float() @ kernel.dense.float() + bias.float()) < 0.01
 
 
+def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog):
+    monkeypatch.setenv("FFTUNE_VLLM", "linears")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with caplog.at_level(logging.INFO):
+        module("fftune.vllm").register()
+    assert "linears stay vLLM's: VLLM_BATCH_INVARIANT is set, and calls of many tokens" in caplog.text
+    cls = module(f"{KERNELS}.machete").MacheteLinearKernel
+    assert not hasattr(cls.apply_weights, "_fftune_original")
+
+
 def test_parameters_of_0_33(linears):
     """There is no order of columns, and no word for it."""
     from types import SimpleNamespace

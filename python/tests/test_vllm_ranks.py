@@ -153,22 +153,28 @@ def _a_rank_with_wrong_keys(rank, stand_in, lines):
     assert line.endswith("of their norm on rank 1")
 
 
-def _no_group(rank, stand_in, lines):
+def _no_group(rank, stand_in, lines, cause):
     """Where the devices make no group, layers run op by op."""
     ranks = importlib.import_module("fftune.vllm.ranks")
-    ranks.TIMEOUT = 2
-    if rank == 1:
-        def fails(*_, **__):
-            raise OSError("no peer access")
+    if cause == "several hosts":
+        ranks._host = lambda: f"host {rank}"
+    else:
+        ranks.TIMEOUT = 2
+        if rank == 1:
+            def fails(*_, **__):
+                raise OSError(cause)
 
-        ranks.Group = fails
+            ranks.Group = fails
     model = warm(_model(rank, stand_in))
     assert _state(model).model.group is None
     assert lines[0].startswith("fftune: layers run op by op, with vLLM's all-reduce: ")
+    # Without its peer, which fails, the first rank has a reason, too.
+    assert cause in lines[0] or cause == "no peer access" and lines[0].endswith(" on rank 0")
     assert "run by fftune's ops" in lines[1]
     torch.manual_seed(8)
     expect_right(model, *batch_of(model))
 
 
-def test_ranks_without_a_group(tmp_path):
-    _start(_no_group, tmp_path)
+@pytest.mark.parametrize("cause", ["no peer access", "several hosts"])
+def test_ranks_without_a_group(tmp_path, cause):
+    _start(_no_group, tmp_path, cause)

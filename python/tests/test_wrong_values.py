@@ -104,7 +104,8 @@ GOOD = {
                   scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
                   renormalise=False, packing="halves", groups=0, top_groups=0, group_score="max",
                   route_scale=1.0, parallel=False, rotation="halves", constants=(), grouped=False,
-                  norm_last=False, multiplier=1.0, wide_logits=False, group=None),
+                  norm_last=False, multiplier=1.0, wide_logits=False, fused_sums=False,
+                  group=None),
 }
 DRAW = dict(temperature=torch.ones(3), seeds=torch.arange(3), steps=torch.zeros(3).int(),
             top_k=torch.tensor([0, 2, 3]).int(), top_p=torch.full((3,), 0.9), min_p=torch.zeros(3))
@@ -123,7 +124,9 @@ GROUP = fftune.distributed.Group(f"wrong values {os.getpid()}", 0, 1)
 GOOD |= {"all_reduce": dict(x=X, group=GROUP, residual=X),
          "all_argmax": dict(ids=torch.zeros(3, dtype=torch.int32), logit=torch.randn(3), vocab=8,
                             group=GROUP),
-         "all_reduce_norm": dict(x=X, w=V, group=GROUP, residual=X, eps=1e-6, convention="llama")}
+         "all_reduce_norm": dict(x=X, w=V, group=GROUP, residual=X, eps=1e-6, convention="llama"),
+         "all_reduce_norm_quantised": dict(x=X, w=V, group=GROUP, residual=X,
+                                           scale=torch.tensor([0.1]), eps=1e-6, convention="llama")}
 for name in ("layer", "decode"):
     GOOD[name]["group"] = GROUP
 MASKED = dict(dy=X, x=X, mask=MASK, gate=None, up=None, act="silu", into=None, pattern=None)

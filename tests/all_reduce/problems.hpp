@@ -23,11 +23,13 @@ inline Problem all_reduce_problem(DeviceKind kind, DType dtype, std::int64_t ran
 /// A problem of a rank that is alone, with every other field drawn.
 inline Problem random_all_reduce(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, d] = draw.matrix(most_elements, 65536);
+  std::map<std::string, std::string> options{{"norm", draw.of({"none", "llama", "gemma", "t5"})},
+                                             {"residual", draw.of({"no", "yes"})},
+                                             {"eps", draw.of({"1e-6", "1e-5", "0.1"})}};
+  if (options["norm"] != "none") options["output"] = draw.of({"same", "fp8", "fp8-static"});
   return all_reduce_problem(kind, draw.of(all_reduce_op().dtypes(kind)),
                             draw.of(std::vector<std::int64_t>{1, 2, 3, 4, 8}), m, d,
-                            {{"norm", draw.of({"none", "llama", "gemma", "t5"})},
-                             {"residual", draw.of({"no", "yes"})},
-                             {"eps", draw.of({"1e-6", "1e-5", "0.1"})}});
+                            std::move(options));
 }
 
 }  // namespace fftune::test

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -234,25 +237,30 @@ void time_variants(const Task& task) {
   const auto backend = open(task);
   Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{64} << 20});
   using Size = std::pair<std::int64_t, std::int64_t>;
-  const std::vector<std::pair<std::string, std::vector<Size>>> list{
+  std::vector<std::pair<std::string, std::vector<Size>>> list{
       {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=2", {{16, 4096}, {64, 4096}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2",
-       {{16, 4096}, {64, 4096}, {138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=8,summers=256,parts=8,blocks=2",
-       {{64, 4096}, {138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=4,blocks=2", {{138, 6144}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=1,blocks=2",
-       {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=2",
-       {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=3",
-       {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=2,summers=512,parts=1,blocks=2",
-       {{1024, 4096}, {4096, 8192}}},
-      {"all_reduce_chunks/shots=1,senders=4,summers=512,parts=4,blocks=1", {{1024, 4096}}},
-      {"all_reduce_chunks/shots=2,senders=2,summers=256,parts=1,blocks=2",
-       {{1024, 4096}, {4096, 8192}}}};
+      {"all_reduce_packets/threads=256,cluster=1", {{64, 4096}}},
+      {"all_reduce_packets/threads=256,cluster=2", {{64, 4096}}},
+      {"all_reduce_chunks/shots=2,senders=2,summers=256,parts=1,blocks=2", {{1024, 4096}}}};
+  // Chunks have senders, summers, parts and blocks.
+  const auto add = [&](std::initializer_list<std::array<int, 4>> configs,
+                       const std::vector<Size>& sizes) {
+    for (const auto& [senders, summers, parts, blocks] : configs)
+      list.push_back({fmt::format("all_reduce_chunks/shots=1,senders={},summers={},parts={},"
+                                  "blocks={}",
+                                  senders, summers, parts, blocks),
+                      sizes});
+  };
+  add({{4, 256, 4, 2}, {4, 256, 2, 2}, {2, 256, 2, 2}, {4, 512, 4, 2}, {2, 512, 2, 2}},
+      {{64, 4096}, {138, 6144}});
+  add({{1, 256, 1, 2},
+       {2, 256, 1, 2},
+       {1, 512, 1, 2},
+       {1, 256, 1, 3},
+       {1, 256, 1, 4},
+       {1, 512, 1, 3},
+       {2, 256, 2, 2}},
+      {{1024, 4096}, {4096, 8192}});
   // Compiles all kernels at once, into the cache.
   std::vector<std::thread> compilers;
   for (const auto& [id, sizes] : list)
@@ -487,6 +495,80 @@ TEST_CASE("ranks whose clocks differ choose the same variants, on one GPU", "[gp
   CHECK(start_ranks(2, "cuda:0", "search"));
 }
 
+namespace {
+
+/// The work of each rank by a thread of this process. Catch's assertions are not for threads, so
+/// variants are drawn before, and a thread's results compared behind it.
+void run_as_threads(int ranks, const std::string& device, const std::string& name) {
+  struct Work {
+    Problem problem;
+    std::vector<DrawnVariant> variants;
+  };
+  std::vector<Work> works;
+  {
+    const Task task{0, ranks, name, device, ""};
+    const auto backend = open(task);
+    const DType dtype = backend->facts().kind == DeviceKind::cuda ? DType::bf16 : DType::f32;
+    std::mt19937_64 random(7);
+    for (const auto& [m, d] : {std::pair{1, 4096}, {37, 264}}) {
+      const Problem problem = peers(*backend, task, dtype, m, d, "t5", "yes");
+      works.push_back(
+          {problem, draw_variants(backend->facts(), all_reduce_op(), problem, random, 1)});
+    }
+  }
+  std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      auto& own = wrong[static_cast<std::size_t>(rank)];
+      try {
+        const Task task{rank, ranks, name, device, ""};
+        const auto backend = open(task);
+        const Group group(*backend, {name, rank, ranks, std::uint64_t{2} << 20});
+        for (const Work& work : works) {
+          RankRun run(*backend, task, group.memory(), work.problem);
+          for (const auto& variant : work.variants) {
+            const Plan plan = plan_of(*backend, work.problem, variant);
+            for (const std::uint64_t seed : {1000u, 2000u, 3000u}) own += run.check(plan, seed);
+            group.check();
+          }
+        }
+      } catch (const Error& error) {
+        own += error.what();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (const std::string& own : wrong) CHECK(own == "");
+}
+
+}  // namespace
+
+TEST_CASE("all-reduce: ranks that are threads have the same bits, on the CPU") {
+  run_as_threads(2, "cpu", new_name());
+  run_as_threads(3, "cpu", new_name());
+}
+
+TEST_CASE("all-reduce: ranks that are threads have the same bits, on one GPU", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  run_as_threads(2, "cuda:0", new_name());
+}
+
+TEST_CASE("ranks meet at the file of a socket, which is gone afterwards") {
+  const std::string path = fmt::format("/tmp/fftune-test-{}.socket", ::getpid());
+  run_as_threads(2, "cpu", path);
+  CHECK(::access(path.c_str(), F_OK) != 0);
+  // That of a process which was killed is in nobody's way.
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(path.begin(), path.end(), address.sun_path);
+  const int left = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  REQUIRE(::bind(left, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  ::close(left);
+  CHECK(::access(path.c_str(), F_OK) == 0);
+  run_as_threads(2, "cpu", path);
+  CHECK(::access(path.c_str(), F_OK) != 0);
+}
+
 TEST_CASE("all-reduce: two processes on one GPU have the same bits", "[gpu]") {
   if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
   CHECK(start_ranks(2, "cuda:0", "verify"));
@@ -569,6 +651,11 @@ bool has_two_gpus() {
 }
 
 }  // namespace
+
+TEST_CASE("all-reduce: ranks that are threads have the same bits, on two GPUs", "[gpu]") {
+  if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
+  run_as_threads(2, "cuda", new_name());
+}
 
 TEST_CASE("all-reduce: two GPUs have the same bits", "[gpu]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");

@@ -514,12 +514,8 @@ std::vector<Use> uses_in_one_launch() {
         {"head-bias", "yes"}}},
       {{{"batch", 2}, {"cache", 40}, {"h", 160}, {"experts", 20}, {"top-k", 8}, {"shared-h", 320}},
        {{"ffn", "moe"}, {"shared-gate", "yes"}, {"choose", "sample"}}},
-      {{{"batch", 2}, {"cache", 70}, {"h", 1152}, {"vocab", 1001}},
-       {{"weights", "int4"}, {"head-weights", "int8"}, {"lengths", "ragged"}}},
       {{{"batch", 5}, {"cache", 40}},
-       {{"head-weights", "nvfp4"}, {"logprobs", "yes"}, {"choose", "sample"}}},
-      {{{"batch", 1}, {"cache", 40}, {"h", 192}, {"experts", 20}, {"top-k", 8}},
-       {{"ffn", "moe"}, {"weights", "mxfp4"}, {"attn-weights", "dense"}}}};
+       {{"head-weights", "nvfp4"}, {"logprobs", "yes"}, {"choose", "sample"}}}};
 }
 
 Problem one_launch_problem(const Use& use, std::int64_t layers) {
@@ -531,10 +527,8 @@ Problem one_launch_problem(const Use& use, std::int64_t layers) {
 }
 
 std::string one_launch_family(const Problem& problem) {
-  if (problem.has("ffn", "moe"))
-    return problem.has("weights", "mxfp4") ? "persistent_packed_mixture" : "persistent_weighted";
-  return std::string(problem.has("weights", "int4") ? "persistent_packed" : "persistent") +
-         (problem.options.contains("head-weights") ? "_packed_head" : "");
+  if (problem.has("ffn", "moe")) return "persistent_weighted";
+  return problem.options.contains("head-weights") ? "persistent_packed_head" : "persistent";
 }
 
 /// Uses [first, last), each of some layers.
@@ -630,12 +624,8 @@ TEST_CASE("decode: whole tokens with experts, in one launch", "[gpu]") {
   verify_one_launch(3, 4);
 }
 
-TEST_CASE("decode: whole tokens with packed weights, in one launch", "[gpu]") {
-  verify_one_launch(4, 5);
-}
-
-TEST_CASE("decode: whole tokens with a packed head, or packed experts, in one launch", "[gpu]") {
-  verify_one_launch(5, uses_in_one_launch().size());
+TEST_CASE("decode: whole tokens with a packed head, in one launch", "[gpu]") {
+  verify_one_launch(4, uses_in_one_launch().size());
 }
 
 TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {

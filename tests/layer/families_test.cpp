@@ -80,13 +80,17 @@ void verify_slices(Backend& backend, const SmallModel& model, DType dtype) {
   for (const Use& use : {uses()[0], uses()[3]}) {
     Sizes sizes = use.sizes;
     sizes["ranks"] = sizes.at("batch") == 1 ? 2 : 3;
-    const auto problem = [&] {
-      return problem_of(model, backend.facts().kind, dtype, sizes, {{"lengths", use.lengths}});
-    };
-    CHECK(verify_variants(backend, layer_op(), problem(), random, 0) > 0);
-    verify_plan(backend, layer_op(), problem(), 1);
-    sizes["layers"] = 3;
-    verify_plan(backend, layer_op(), problem(), 2);
+    for (const char* sums : {"apart", "fused"}) {
+      const auto problem = [&] {
+        return problem_of(model, backend.facts().kind, dtype, sizes,
+                          {{"lengths", use.lengths}, {"sums", sums}});
+      };
+      CHECK(verify_variants(backend, layer_op(), problem(), random, 0) > 0);
+      verify_plan(backend, layer_op(), problem(), 1);
+      sizes["layers"] = 3;
+      verify_plan(backend, layer_op(), problem(), 2);
+      sizes.erase("layers");
+    }
   }
 }
 

@@ -29,25 +29,18 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   return layer_problem(DeviceKind::cuda, dtype, std::move(sizes), std::move(options));
 }
 
-std::string packed_family(const Problem& problem) {
-  if (problem.has("post-norms", "yes")) return "persistent_packed_post_norms";
-  const bool experts = layer::has_experts(problem);
-  const char* of = problem.has("attn-weights", "dense")  ? (experts ? "_mixture" : "_ffn")
-                   : !experts                            ? ""
-                   : !problem.sizes.contains("shared-h") ? "_experts"
-                   : problem.has("shared-gate", "yes")   ? "_weighted"
-                                                         : "_shared";
-  return "persistent_packed" + std::string(of);
-}
 const Family& family_for(const Problem& problem) {
-  if (problem.options.contains("weights")) return family_of(layer_op(), packed_family(problem));
-  return family_of(layer_op(), problem.sizes.contains("ranks") ? with_ranks
-                               : problem.has("post-norms", "yes") && !layer::has_experts(problem)
-                                   ? "persistent_post_norms"
-                               : !layer::has_experts(problem)        ? persistent
-                               : !problem.sizes.contains("shared-h") ? with_experts
-                               : problem.has("shared-gate", "yes")   ? "persistent_weighted"
-                                                                     : "persistent_shared");
+  const bool behind = problem.has("post-norms", "yes");
+  if (problem.options.contains("weights"))
+    return family_of(layer_op(), problem.has("attn-weights", "dense") ? "persistent_packed_ffn"
+                                 : behind ? "persistent_packed_post_norms"
+                                          : "persistent_packed");
+  return family_of(layer_op(), problem.sizes.contains("ranks")          ? with_ranks
+                               : behind && !layer::has_experts(problem) ? "persistent_post_norms"
+                               : !layer::has_experts(problem)           ? persistent
+                               : !problem.sizes.contains("shared-h")    ? with_experts
+                               : problem.has("shared-gate", "yes")      ? "persistent_weighted"
+                                                                        : "persistent_shared");
 }
 
 std::string refusal_of(const Problem& problem, const char* arch = "sm_90a") {
@@ -162,8 +155,7 @@ std::vector<Use> uses_of_norms_behind() {
                 {{"softcap", "5"}, {"lengths", "ragged"}}),
           gemma({{"s", 2}}, {{"qk-norm", "yes"}, {"out-bias", "yes"}}),
           gemma({{"h", 1152}, {"batch", 2}}, {{"weights", "int4"}, {"qk-norm", "yes"}}),
-          {DType::fp16, {{"batch", 2}}, {{"post-norms", "yes"}, {"softcap", "3"}}},
-          {DType::bf16, {{"batch", 7}}, {{"residual-scale", "yes"}, {"out-bias", "yes"}}}};
+          {DType::fp16, {{"batch", 2}}, {{"post-norms", "yes"}, {"softcap", "3"}}}};
 }
 
 /// And a rank's slice, which plays its peer too.
@@ -177,9 +169,9 @@ std::vector<Use> uses_of_ranks() {
            {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
 }
 
-/// And with packed weights: of 4 bits, of 8, and of experts.
+/// And with packed weights: of 4 bits and of 8.
 std::vector<Use> uses_of_4_bits() {
-  return {{DType::bf16, {{"d", 1024}, {"h", 4352}}, {{"weights", "int4"}}},
+  return {{DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}},
           {DType::fp16,
            {{"h", 1088}, {"batch", 8}, {"cache", 333}},
            {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
@@ -188,7 +180,7 @@ std::vector<Use> uses_of_4_bits() {
            {{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}}},
           {DType::bf16,
            {{"h", 1088}, {"s", 3}, {"cache", 200}, {"dim", 128}, {"kv-heads", 4}},
-           {{"weights", "mxfp4"}, {"qk-norm", "yes"}}},
+           {{"weights", "nvfp4"}, {"qk-norm", "yes"}}},
           {DType::fp16,
            {{"h", 2176}, {"batch", 2}},
            {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}}};
@@ -202,30 +194,6 @@ std::vector<Use> uses_of_8_bits() {
            {{"h", 1088}, {"batch", 3}, {"window", 50}},
            {{"weights", "int8"}, {"group", "64"}, {"sinks", "yes"}}}};
 }
-std::vector<Use> uses_of_packed_experts() {
-  const auto use = [](DType dtype, Sizes sizes, Options options) {
-    sizes.insert({{"h", 192}, {"experts", 20}, {"top-k", 4}});
-    options.insert({"ffn", "moe"});
-    return Use{dtype, std::move(sizes), std::move(options)};
-  };
-  return {use(DType::bf16, {{"d", 1024}, {"h", 768}, {"shared", 1}},
-              {{"weights", "int4"}, {"renormalise", "yes"}, {"qk-norm", "yes"}}),
-          // As of gpt-oss.
-          use(DType::bf16, {{"batch", 3}, {"cache", 300}, {"window", 128}},
-              {{"weights", "mxfp4"},
-               {"attn-weights", "dense"},
-               {"order", "after"},
-               {"act", "swiglu-oai"},
-               {"router-bias", "yes"},
-               {"sinks", "yes"},
-               {"qkv-bias", "yes"},
-               {"out-bias", "yes"},
-               {"ffn-bias", "yes"}}),
-          use(DType::fp16, {{"batch", 2}, {"shared-h", 384}}, {{"weights", "nvfp4"}}),
-          use(DType::bf16, {{"batch", 2}, {"shared-h", 192}},
-              {{"weights", "int8"}, {"group", "64"}, {"shared-gate", "yes"}})};
-}
-
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;
   sizes["layers"] = layers;
@@ -270,8 +238,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (const auto& more : {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(),
-                           uses_of_8_bits(), uses_of_packed_experts()})
+  for (const auto& more :
+       {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(), uses_of_8_bits()})
     all.insert(all.end(), more.begin(), more.end());
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
@@ -301,10 +269,11 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
   refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
-  refuses(problem_of(DType::bf16, {{"ranks", 2}}, {{"residual-scale", "yes"}}), "factors");
+  refuses(problem_of(DType::bf16, {}, {{"residual-scale", "yes"}}), "residual-scale=yes");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
   refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
   refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
+  refuses(problem_of(DType::bf16, {{"h", 1088}}, {{"weights", "mxfp4"}}), "mxfp4");
   CHECK(family_of(layer_op(), persistent)
             .refusal(problem_of(DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}),
                      facts_of_architecture("sm_90a"))
@@ -482,11 +451,11 @@ TEST_CASE("persistent layers with experts and a network of all tokens that has a
   verify_uses(uses_of_experts(), 7, uses_of_experts().size());
 }
 
-TEST_CASE("persistent layers with norms behind their parts, and soft caps", "[gpu]") {
+TEST_CASE("persistent layers with norms behind their parts and soft caps", "[gpu]") {
   verify_uses(uses_of_norms_behind(), 0, 2);
 }
 
-TEST_CASE("persistent layers with packed weights or a scaled residual, and norms behind", "[gpu]") {
+TEST_CASE("persistent layers with packed weights and norms behind their parts", "[gpu]") {
   verify_uses(uses_of_norms_behind(), 2, uses_of_norms_behind().size());
 }
 
@@ -494,20 +463,12 @@ TEST_CASE("persistent layers with weights of 4 bits against the reference", "[gp
   verify_uses(uses_of_4_bits(), 0, 2);
 }
 
-TEST_CASE("persistent layers with weights of 4 bits, over pages and of several tokens", "[gpu]") {
+TEST_CASE("persistent layers with weights of 4 bits over pages and of several tokens", "[gpu]") {
   verify_uses(uses_of_4_bits(), 2, uses_of_4_bits().size());
 }
 
 TEST_CASE("persistent layers with weights of 8 bits against the reference", "[gpu]") {
   verify_uses(uses_of_8_bits(), 0, uses_of_8_bits().size());
-}
-
-TEST_CASE("persistent layers with packed experts against the reference", "[gpu]") {
-  verify_uses(uses_of_packed_experts(), 0, 2);
-}
-
-TEST_CASE("persistent layers with packed experts and a network of all tokens", "[gpu]") {
-  verify_uses(uses_of_packed_experts(), 2, uses_of_packed_experts().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {

@@ -2,6 +2,7 @@
 // (tests/data/quantised, with the packages' names and versions in index.json).
 #include "safetensors/quantised.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -67,11 +68,63 @@ std::string dense_name(const SavedModel& model) {
   return "";
 }
 
+/// The number that kernels make of a code.
+double value_of(const CodeFormat& format, const Code& code) {
+  const auto decoded = [](Element element, double byte) {
+    double value = 0;
+    const auto bits = static_cast<std::byte>(byte);
+    decode(element, &bits, {&value, 1});
+    return value;
+  };
+  if (format.weights == "int4") return (code.bits - code.zero) * code.scale;
+  if (format.weights == "int8") return decoded(Element::i8, code.bits) * code.scale;
+  if (format.weights == "fp8") return decoded(Element::f8_e4m3, code.bits) * code.scale;
+  constexpr double sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  const double size = sizes[code.bits & 7] * (code.bits & 8 ? -1 : 1);
+  const Element scale = format.weights == "mxfp4" ? Element::f8_e8m0 : Element::f8_e4m3;
+  return size * decoded(scale, code.scale) * code.row_scale;
+}
+
+/// Elements whose codes stand for another number than the dense weight has, or whose group has
+/// another scale or zero point; none where kernels have no such format.
+std::size_t wrong_codes(const SavedModel& model, const SavedModel::Tensor& tensor) {
+  const CodeFormat format = model.code_format(tensor);
+  if (!format.unfit.empty()) return 0;
+  const auto columns = static_cast<std::size_t>(tensor.quantised->code_columns());
+  const auto count = static_cast<std::size_t>(tensor.saved.elements());
+  const auto& shape = tensor.quantised->dense().shape;
+  const bool turned = shape.size() == 3;  // [experts, k, n]
+  const std::size_t n = turned ? static_cast<std::size_t>(shape[2]) : count / columns;
+  std::vector<float> values(count);
+  model.read(tensor, 0, DType::f32, reinterpret_cast<std::byte*>(values.data()), count);
+  std::size_t wrong = 0;
+  std::vector<Code> codes(columns);
+  for (std::size_t row = 0; row < count / columns; ++row) {
+    model.read_codes(tensor, row, codes);
+    for (std::size_t i = 0; i < columns; ++i) {
+      const auto right = static_cast<double>(
+          values[turned ? (row / n * columns + i) * n + row % n : row * columns + i]);
+      const double ours = value_of(format, codes[i]);
+      wrong +=
+          std::isfinite(right) && !(std::fabs(ours - right) <= 1e-6 * std::fabs(right) + 1e-37);
+      for (const std::int64_t group : format.groups) {
+        const Code& first = codes[group == 0 ? 0 : i - i % static_cast<std::size_t>(group)];
+        wrong += first.scale != codes[i].scale || first.zero != codes[i].zero;
+      }
+      wrong += !format.zeros && codes[i].zero != 8 && format.weights == "int4";
+    }
+  }
+  return wrong;
+}
+
 std::string complaint(const fs::path& path) {
   try {
     const SavedModel model(path);
     for (const auto& [name, tensor] : model.tensors())
-      if (tensor.quantised) values_of(model, name);
+      if (tensor.quantised) {
+        values_of(model, name);
+        CHECK(wrong_codes(model, tensor) == 0);
+      }
   } catch (const Error& error) {
     return error.what();
   }
@@ -126,6 +179,7 @@ TEST_CASE("weights that other packages quantised have those packages' values") {
                                         std::ldexp(std::fabs(expected[i]), -23));
     }
     CHECK(wrong == 0);
+    CHECK(wrong_codes(model, tensor) == 0);
     ++files;
   }
   CHECK(files == 30);
@@ -307,4 +361,48 @@ TEST_CASE("checkpoints of random tensors are read, or refused with one line") {
   }
   CHECK(read > 100);
   CHECK(read < 2900);
+}
+
+TEST_CASE("codes of random GPTQ weights are those of their dense forms") {
+  std::mt19937 random(3);
+  const auto below = [&](std::size_t count) { return random() % count; };
+  std::size_t fit = 0, unfit = 0;
+  for (int round = 0; round < 60; ++round) {
+    const std::size_t n = 8 * (1 + below(6)), group = 16u << below(4), k = group * (1 + below(5));
+    const std::size_t groups = k / group;
+    const bool symmetric = below(2), ordered = below(3) != 0;
+    const auto bytes = [&](std::size_t count) {
+      std::string text(count, '\0');
+      for (char& byte : text) byte = static_cast<char>(below(256));
+      return text;
+    };
+    SafetensorsWriter writer;
+    const auto extent = [](std::size_t size) { return static_cast<std::int64_t>(size); };
+    writer.add("a.qweight", "I32", {extent(k / 8), extent(n)}, bytes(k * n / 2));
+    writer.add("a.qzeros", "I32", {extent(groups), extent(n / 8)},
+               symmetric ? std::string(groups * n / 2, '\x77') : bytes(groups * n / 2));
+    std::vector<float> scales(groups * n);
+    for (float& scale : scales) scale = static_cast<float>(1 + below(100)) / 64;
+    writer.add("a.scales", "F16", {extent(groups), extent(n)}, scales);
+    std::string indices;
+    std::vector<std::int32_t> order(k);
+    for (std::size_t i = 0; i < k; ++i) order[i] = static_cast<std::int32_t>(i / group);
+    if (!ordered) std::shuffle(order.begin(), order.end(), random);
+    indices.assign(reinterpret_cast<const char*>(order.data()), k * sizeof(std::int32_t));
+    if (below(2) || !ordered) writer.add("a.g_idx", "I32", {extent(k)}, indices);
+    const Checkpoint checkpoint(
+        writer, R"({"quant_method":"gptq","bits":4,"group_size":)" + std::to_string(group) + "}");
+    const SavedModel model(checkpoint.path());
+    const auto& tensor = model.at("a.weight");
+    const CodeFormat format = model.code_format(tensor);
+    CAPTURE(n, k, group, symmetric, ordered, format.unfit);
+    CHECK(wrong_codes(model, tensor) == 0);
+    // Kernels have groups of 32 and more, or rows.
+    const bool has_groups = groups == 1 || (ordered && group >= 32);
+    CHECK(format.unfit.empty() == has_groups);
+    if (has_groups) CHECK(format.zeros == !symmetric);
+    (has_groups ? fit : unfit) += 1;
+  }
+  CHECK(fit > 15);
+  CHECK(unfit > 15);
 }

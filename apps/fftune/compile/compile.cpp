@@ -34,6 +34,7 @@ struct Options {
   std::string family;
   std::string dtypes;
   std::string options;
+  std::string sizes;
   std::string sample;
   std::string jobs;
   std::string progress;
@@ -64,21 +65,22 @@ void check_family(const std::string& family, const std::vector<const Op*>& ops) 
                           near_word(family, {names.begin(), names.end()})));
 }
 
-/// "act=gelu,save=preact" as names and values; the op says which there are.
-std::map<std::string, std::string> options_named(const std::string& text) {
-  std::map<std::string, std::string> options;
-  if (text.empty()) return options;
-  for (const std::string& word : parse_words(text, "--option")) {
+/// "act=gelu,save=preact", of `flag`, as names and values; the op says which there are.
+std::map<std::string, std::string> fields_named(const std::string& text, const std::string& flag) {
+  std::map<std::string, std::string> fields;
+  if (text.empty()) return fields;
+  for (const std::string& word : parse_words(text, flag)) {
     const std::size_t equals = word.find('=');
     if (equals == word.npos || equals == 0 || equals + 1 == word.size())
       throw Error(ErrorKind::invalid_input,
-                  fmt::format("--option {}: write NAME=VALUE, as in act=gelu", word));
+                  fmt::format("{} {}: write NAME=VALUE, as in {}", flag, word,
+                              flag == "--size" ? "ranks=2" : "act=gelu"));
     const std::string name = word.substr(0, equals);
-    if (!options.emplace(name, word.substr(equals + 1)).second)
+    if (!fields.emplace(name, word.substr(equals + 1)).second)
       throw Error(ErrorKind::invalid_input,
-                  fmt::format("--option {}: {} has a value already: give one", word, name));
+                  fmt::format("{} {}: {} has a value already: give one", flag, word, name));
   }
-  return options;
+  return fields;
 }
 
 bool has_option(const Op& op, const std::string& name) {
@@ -103,6 +105,15 @@ void check_options(const std::map<std::string, std::string>& options,
       throw Error(ErrorKind::invalid_input,
                   fmt::format("--option {} is of {} alone: give them by --op", name,
                               fmt::join(having, ", ")));
+  }
+}
+
+/// A size, too, is one of every op.
+void check_size(const std::string& name, const std::vector<const Op*>& ops) {
+  for (const Op* op : ops) {
+    std::vector<std::string> known;
+    for (const SizeField& field : op->sizes()) known.push_back(field.name);
+    check_choice(name, fmt::format("--size of {}", op->name()), known);
   }
 }
 
@@ -155,8 +166,10 @@ int run(const Options& options, const Session& session) {
   check_family(options.family, ops);
   ProblemOptions chosen;
   const auto dtypes = dtypes_named(options.dtypes, ops);
-  chosen.options = options_named(options.options);
+  chosen.options = fields_named(options.options, "--option");
   check_options(chosen.options, ops);
+  chosen.sizes = fields_named(options.sizes, "--size");
+  for (const auto& [name, value] : chosen.sizes) check_size(name, ops);
   const auto sample =
       options.sample.empty()
           ? std::size_t{0}  // all of them
@@ -187,7 +200,7 @@ int run(const Options& options, const Session& session) {
   if (summary.programs() == 0 && !interrupt.requested())
     throw Error(ErrorKind::invalid_input,
                 "no family has a program for all that was asked for: give fewer of --arch, "
-                "--family, --dtype and --option");
+                "--family, --dtype, --option and --size");
   summary.print(session.output);
   if (interrupt.requested()) return exit_interrupted;
   return summary.failures() == 0 ? exit_good : exit_check_failed;
@@ -211,6 +224,8 @@ void add_compile(CommandLine& line) {
   command.option("--option LIST", options->options,
                  "with these options of the op alone, a list of NAME=VALUE (default: the usual "
                  "ones, and each rare one by itself)");
+  command.option("--size LIST", options->sizes,
+                 "with these sizes of the op, a list of NAME=VALUE (default: its examples)");
   command.option("--sample N", options->sample,
                  "compile N programs of each family, evenly spread, instead of all");
   command.option("--jobs N", options->jobs, "threads that compile (default: one a core)");

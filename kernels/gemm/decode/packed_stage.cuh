@@ -108,9 +108,9 @@ struct packed_stage_product {
   }
 
   // `tokens`: this lane's row of tokens for ldmatrix, at the stage's first element of k; `left`:
-  // elements of k from there on. Columns without a token are zeros where `masks`.
+  // elements of k from there on.
   static __device__ __forceinline__ void run(accumulators& sum, const fragment& of, u32 tokens,
-                                             bool masks, bool has_token, int left) {
+                                             int left) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
@@ -121,7 +121,6 @@ struct packed_stage_product {
       for (int half = 0; half < 2; ++half) {
         u32 b[1][4];
         load_matrices(b[0][0], b[0][1], b[0][2], b[0][3], tokens + block * 128 + half * 64);
-        if (masks && !has_token) b[0][0] = b[0][1] = b[0][2] = b[0][3] = 0;
         const int group = scales_of_block == 2 ? half : 0, first = half * 2 % (4 / format.parts());
         const u32* const words = of.words[i][half * format.parts() / 2].word;
         const auto scale = of.scale[i][group];

@@ -226,19 +226,23 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
  * service's steps. */
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
-/* A group: ranks that are processes of this host, each with a device, and that reach each other's
- * memory. Collectives such as the op all-reduce are plans as others are; their buffer "group" is
- * fftune_group_memory(). On a CPU the memory is shared pages, on CUDA handles of inter-process
- * communication over NVLink or PCIe. All ranks run the same collectives in the same order, on one
- * stream each. */
+/* A group: ranks of this host that reach each other's memory, each with a device. They are
+ * processes, or threads of one process with a context each. Collectives such as the op all-reduce
+ * are plans as others are; their buffer "group" is fftune_group_memory(). On a CPU the memory is
+ * shared pages, on CUDA handles of inter-process communication over NVLink or PCIe. All ranks run
+ * the same collectives in the same order, on one stream each. */
 typedef struct fftune_group fftune_group;
 
 /* Set struct_size to sizeof(fftune_group_options) and what is not wanted to zero. */
 typedef struct fftune_group_options {
   size_t struct_size;
-  const char* name; /* the same on all ranks, and no other group's; 90 bytes at most */
-  int rank;         /* 0 to ranks - 1 */
-  int ranks;        /* 8 at most */
+  /* The same on all ranks, and no other group's; 90 bytes at most. Ranks meet at a socket of that
+   * name; one that begins with a slash is the path of its file, for ranks in several containers. */
+  const char* name;
+  int rank; /* 0 to ranks - 1 */
+  /* 8 at most; 0: rank and ranks are those of this host's processes by the environment that mpirun,
+   * torchrun or srun gave them, and the name need only be no other group's of that job. */
+  int ranks;
   size_t max_bytes; /* of the largest message, the same on all ranks */
   /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. */
   int64_t timeout_milliseconds;
@@ -254,6 +258,9 @@ FFTUNE_API fftune_status fftune_group_create(fftune_context* context,
 
 /* The buffer "group" of collectives: memory of the device, owned by the group. NULL for NULL. */
 FFTUNE_API void* fftune_group_memory(const fftune_group* group);
+
+/* The rank and the number of ranks, where these are not NULL. */
+FFTUNE_API fftune_status fftune_group_place(const fftune_group* group, int* rank, int* ranks);
 
 /* FFTUNE_DEVICE_FAULT if a rank died or a collective failed: a peer did not come in time, or came
  * with another problem. Results of that collective and of those behind it are undefined; the group

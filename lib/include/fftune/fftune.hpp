@@ -88,10 +88,18 @@ class Group {
 
   /// The buffer "group" of collectives.
   void* memory() const { return fftune_group_memory(group_.get()); }
+  int rank() const { return place().first; }
+  int ranks() const { return place().second; }
   /// Throws Exception if a rank died or a collective failed.
   void check() const { library::check(fftune_group_check(group_.get())); }
 
  private:
+  std::pair<int, int> place() const {
+    std::pair<int, int> place;
+    library::check(fftune_group_place(group_.get(), &place.first, &place.second));
+    return place;
+  }
+
   std::unique_ptr<fftune_group, decltype(&fftune_group_destroy)> group_;
 };
 

@@ -16,6 +16,12 @@ declare("all_argmax", "all-argmax", "ids, logit, memory=group, vocab, ranks", "b
         fixed={"link": "peers"})
 declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, eps, convention=norm",
         "y, sum?residual", fixed={"link": "peers"})
+declare("all_reduce_norm_fp8", "all-reduce",
+        "x, residual?, w, memory=group, ranks, eps, convention=norm", "y, scale, sum?residual",
+        fixed={"link": "peers", "output": "fp8"})
+declare("all_reduce_norm_static", "all-reduce",
+        "x, residual?, w, scale=y_scale, memory=group, ranks, eps, convention=norm", "y, sum?residual",
+        fixed={"link": "peers", "output": "fp8-static"})
 
 
 def memory_of(op: str, group: Group, x: Tensor, elements: int) -> Tensor:
@@ -36,6 +42,11 @@ def _memory_of(group: Group, x: Tensor, *others: Tensor | None) -> Tensor:
         raise Error("all-reduce: it has no gradient: call it under torch.no_grad() or "
                     "torch.inference_mode(), or use torch.distributed.nn")
     return memory
+
+
+def _check_convention(convention: str) -> None:
+    if not isinstance(convention, str) or convention not in ("llama", "gemma", "t5"):
+        raise Error(f"all-reduce: convention is {named(convention)}: use 'llama', 'gemma' or 't5'")
 
 
 def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Tensor:
@@ -65,11 +76,36 @@ def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | No
     Returns:
         (the norm, the sum), [..., d] each; the norm alone without a residual.
     """
-    if not isinstance(convention, str) or convention not in ("llama", "gemma", "t5"):
-        raise Error(f"all-reduce: convention is {named(convention)}: use 'llama', 'gemma' or 't5'")
+    _check_convention(convention)
     memory = _memory_of(group, x, residual, w)
     y, total = call(OPS.all_reduce_norm, x, residual, w, memory, group.ranks, eps, convention)
     return y if residual is None else (y, total)
+
+
+def all_reduce_norm_quantised(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None = None,
+                              scale: Tensor | None = None, eps: float = 1e-6,
+                              convention: str = "llama"
+                              ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """`all_reduce_norm` whose result is quantised to fp8 (e4m3).
+
+    Args:
+        x, w, group, residual, eps, convention: As in `all_reduce_norm`.
+        scale: float32 [1], of all rows and the same on all ranks; None: each row has its own, which
+            maps the row's largest magnitude to 448.
+
+    Returns:
+        (q, scale), or (q, scale, sum) with a residual. The norm is ``q * scale``; scale is the given
+        one, or float32 [...].
+    """
+    _check_convention(convention)
+    memory = _memory_of(group, x, residual, w)
+    if scale is None:
+        results = call(OPS.all_reduce_norm_fp8, x, residual, w, memory, group.ranks, eps, convention)
+    else:
+        q, total = call(OPS.all_reduce_norm_static, x, residual, w, scale, memory, group.ranks, eps,
+                        convention)
+        results = (q, scale, total)
+    return results[:2] if residual is None else results
 
 
 def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group) -> tuple[Tensor, Tensor]:

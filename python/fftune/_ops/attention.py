@@ -140,10 +140,12 @@ def _(ctx, dy, *_unused):
     q, k, v, y, lse, *rules = ctx.saved_tensors
     if not ctx.has_lse:
         y, lse = call(OPS.attention, q, k, v, None, *rules, *ctx.options, True)
+    *rules, sinks = rules
+    if not ctx.needs_input_grad[11]:
+        sinks = None  # lse has their part
     dq, dk, dv, d_sinks = call(
-        OPS.attention_backward, dy, q, k, v, y, lse, *rules, *ctx.options,
+        OPS.attention_backward, dy, q, k, v, y, lse, *rules, sinks, *ctx.options,
         torch.are_deterministic_algorithms_enabled())
-    sinks = rules[-1]
     own = d_sinks.to(sinks.dtype) if sinks is not None else None
     return dq, dk, dv, *(None,) * 8, own, *(None,) * 5
 

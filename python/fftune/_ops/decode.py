@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._checks import KINDS, Kind, expect, expect_given, expect_tensors, expect_values
 from .._custom import OPS, call, define, fake
-from .._layer_form import parse
+from .._layer_form import parse, scale_type, shapes_of_packed
 from .._library import Error
 from .._run import Form, ready, run
 from ..distributed import Group
@@ -15,9 +15,10 @@ from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
 from .layer import given_layers, has_layout, tensors_of_layers
+from .packed import PackedWeight, packed_word
 
 _STATE = ("ids", "lengths", "steps", "ended")
-_HEAD = ("final_norm", "final_norm_bias", "w_head", "head_bias", "temperature", "seeds", "top_k",
+_HEAD = ("final_norm", "final_norm_bias", "w_head", "w_head_scale", "w_head_zero", "head_bias", "temperature", "seeds", "top_k",
          "top_p", "min_p")
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
@@ -26,7 +27,8 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
           # Inputs of the layers and the head: _values() checks them one by one.
           "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
-          "w_head": Kind(KINDS["data"], "[vocab, features]"),
+          "w_head": Kind(KINDS["data"] | KINDS["u8"], "[vocab, features]"),
+          "w_head_scale": Kind(KINDS["floats"] | KINDS["u8"], "[...]"), "w_head_zero": Kind(KINDS["u8"], "[...]"),
           "head_bias": Kind(KINDS["data"], "[vocab]"), "seeds": Kind(KINDS["i64"], "[batch]"),
           **{name: Kind(KINDS["f32"], "[batch]") for name in ("temperature", "top_p", "min_p")}}
 # Options of the head, by their names in the library, and what they are if they are left out.
@@ -41,11 +43,16 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         expect("decode", name, tensor, (batch,), torch.int32)
     expect("decode", "out", out, (batch, out.shape[1]), torch.int32)
     dtype = embedding.dtype
-    sliced = memory is not None and head["w_head"].shape[0] != vocab
+    packed = options[-1]
+    sliced = memory is not None and not packed and head["w_head"].shape[0] != vocab
     rows = vocab // parse(options[0]).get("ranks") if sliced else vocab
-    for name, shape in (("w_head", (rows, d)), ("final_norm", (d,)), ("final_norm_bias", (d,)),
-                        ("head_bias", (rows,))):
+    for name, shape in (("final_norm", (d,)), ("final_norm_bias", (d,)), ("head_bias", (rows,))):
         expect("decode", name, head[name], shape, dtype)
+    codes, scales = shapes_of_packed(packed, rows, d) if packed else ((rows, d), None)
+    expect("decode", "w_head", head["w_head"], codes, torch.uint8 if packed else dtype)
+    if packed:
+        expect("decode", "w_head_scale", head["w_head_scale"], scales, scale_type(packed, dtype))
+        expect("decode", "w_head_zero", head["w_head_zero"], scales, torch.uint8)
     for name, kind in (("temperature", torch.float32), ("seeds", torch.int64),
                        ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)):
         expect("decode", name, head[name], (batch,), kind)
@@ -63,7 +70,9 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         "vocab": vocab, "stops": None if stop is None else stop.shape[0], "room": out.shape[1],
         "choose": choose, "head-bias": "no" if head["head_bias"] is None else "yes",
         **({"head": "sliced"} if sliced else {}),
-        "best": options[-1] or None, **dict(zip(_OWN, options[1:]))}
+        **({"head-weights": packed.split("-")[0], "head-group": packed.split("-")[1]} if packed else {}),
+        **({"head-zeros": "yes"} if head["w_head_zero"] is not None else {}),
+        "best": options[-2] or None, **dict(zip(_OWN, options[1:]))}
 
 
 _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
@@ -74,11 +83,13 @@ _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
         "Tensor? pages, Tensor[] weights, Tensor(f!)[] caches, Tensor final_norm, "
         "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
-        "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None) -> "
+        "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None, "
+        "Tensor? w_head_scale=None, Tensor? w_head_zero=None, str head_packed='') -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor)", "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
-      embed_scale, logit_softcap, pad, logprobs, best, memory=None):
+      embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None, w_head_zero=None,
+      head_packed=""):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -99,7 +110,8 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     others = [None if t is None else ready(t) for t in (
         limits, stop, embedding, angles, pages)] + [memory]
     head = [None if t is None else ready(t) for t in (
-        final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p)]
+        final_norm, final_norm_bias, w_head, w_head_scale, w_head_zero, head_bias, temperature, seeds, top_k,
+        top_p, min_p)]
     chosen = torch.empty(batch, dtype=torch.int32, device=device)
     logit = torch.empty(batch, dtype=torch.float32, device=device)
     logprob = torch.empty(batch if logprobs else 0, dtype=torch.float32, device=device)
@@ -107,7 +119,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     best_ids = torch.empty(of_best, best, dtype=torch.int32, device=device)
     best_logprobs = torch.empty(of_best, best, dtype=torch.float32, device=device)
     results = chosen, logit, logprob, best_ids, best_logprobs
-    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no", best),
+    run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no", best, head_packed),
         (ids, lengths, steps, ended, out, *others, *own, *head), _given(logprobs, best, results))
     return results
 
@@ -116,7 +128,7 @@ _PLACE_OF_LOGPROBS = 24  # behind ids
 
 
 @fake("decode")
-def _(ids, *others, memory=None):
+def _(ids, *others, **_):
     numbers = ids.new_empty(ids.shape, dtype=torch.float32)
     logprobs, best = others[_PLACE_OF_LOGPROBS:_PLACE_OF_LOGPROBS + 2]
     shape = (*ids.shape, best) if best else (0, 0)
@@ -126,7 +138,7 @@ def _(ids, *others, memory=None):
 
 def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tensor,
            embedding: Tensor, weights: Sequence[Mapping[str, Tensor]],
-           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor, w_head: Tensor, heads: int,
+           caches: Sequence[tuple[Tensor, Tensor]], final_norm: Tensor, w_head: Tensor | PackedWeight, heads: int,
            kv_heads: int | None = None, *, limits: Tensor | None = None, stop: Tensor | None = None,
            pages: Tensor | None = None, angles: Tensor | None = None,
            final_norm_bias: Tensor | None = None, head_bias: Tensor | None = None,
@@ -152,7 +164,7 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         embedding: [vocab, d].
         weights, caches, heads, kv_heads, pages, angles: As in `layer`. Positions are those in the cache.
         final_norm: [d], weight of the final RMSNorm; with `final_norm_bias` of a layer normalisation.
-        w_head: [vocab, d]; it may be the embedding.
+        w_head: [vocab, d]; it may be the embedding, or a ``PackedWeight`` where there is no group.
         limits: int32 [batch], most ids of each sequence, its prompt included.
         stop: int32 [n], ids that end a sequence.
         final_norm_bias: [d].
@@ -172,6 +184,15 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         (chosen, logit), int32 and float32 [batch]; with `logprobs` also the log-probability, float32
         [batch]; with `best` also the best ids, int32 [batch, best], and their log-probabilities.
     """
+    head_packed, w_head_scale, w_head_zero = "", None, None
+    if isinstance(w_head, PackedWeight):
+        if group is not None:
+            raise Error("decode: w_head is a packed weight: with a group give a dense one")
+        if isinstance(embedding, Tensor) and tuple(embedding.shape) != (w_head.n, w_head.k):
+            raise Error(f"decode: w_head is a packed weight [{w_head.n}, {w_head.k}]: give one of "
+                        f"{list(embedding.shape)}")
+        head_packed = packed_word("decode", w_head)
+        w_head, w_head_scale, w_head_zero = w_head.w, w_head.scale, w_head.zero
     expect_given("decode", ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
                  embedding=embedding, final_norm=final_norm, w_head=w_head)
     expect_tensors("decode", _KINDS, ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
@@ -201,4 +222,5 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
     return _given(logprobs, best, call(
         OPS.decode, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, flat,
         flat_caches, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k,
-        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, best, memory))
+        top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, best, memory, w_head_scale, w_head_zero,
+        head_packed))

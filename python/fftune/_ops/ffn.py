@@ -8,6 +8,7 @@ from .._checks import flag, several
 from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
 from .._declare import FROZEN, declare, run_into
 from .._library import Error
+from .linear import gradients_of
 from .packed import (FORMATS, PackedWeight, ffn_packed, format_of, group_word, has_zeros, named_packed, packed_word,
                      parts_of, suffix)
 from .rmsnorm import add_rmsnorm, rmsnorm
@@ -239,14 +240,18 @@ def _save_mlp(ctx, inputs, output):
 @gradient("mlp", _save_mlp)
 def _(ctx, dy):
     x, w_up, w_down, b_up, b_down = ctx.saved_tensors
-    hidden = call(OPS.linear, x, w_up, b_up, None)
-    back = OPS.linear_backward
-    d_hidden, dw_down, db_down = call(back, dy, reference.ACTIVATIONS[ctx.act](hidden), w_down,
-                                      b_down is not None)
-    d_up = reference.activation_backward(ctx.act, d_hidden, hidden)
-    dx, dw_up, db_up = call(back, d_up, x, w_up, b_up is not None)
-    return (dx, dw_up, dw_down, None if b_up is None else db_up, None if b_down is None else db_down,
-            dy if ctx.needs_input_grad[5] else None, None)
+    x_needs, up_needs, down_needs, b_up_needs, b_down_needs, residual_needs, _ = ctx.needs_input_grad
+    before = x_needs or up_needs or b_up_needs
+    dx = dw_up = db_up = hidden = activated = None
+    if before or down_needs:
+        hidden = call(OPS.linear, x, w_up, b_up, None)
+    if down_needs:
+        activated = reference.ACTIVATIONS[ctx.act](hidden)
+    d_hidden, dw_down, db_down = gradients_of(dy, activated, w_down, (before, down_needs, b_down_needs))
+    if before:
+        d_up = reference.activation_backward(ctx.act, d_hidden, hidden)
+        dx, dw_up, db_up = gradients_of(d_up, x, w_up, (x_needs, up_needs, b_up_needs))
+    return dx, dw_up, dw_down, db_up, db_down, dy if residual_needs else None, None
 
 
 def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,

@@ -21,10 +21,8 @@ def _save_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@gradient("linear", _save_linear, twice=True)
-def _(ctx, dy):
-    x, w = ctx.saved_tensors
-    needs = ctx.needs_input_grad
+def gradients_of(dy: Tensor, x: Tensor, w: Tensor, needs: Sequence[bool]) -> tuple:
+    """Those of x, w and a bias that are needed, None for the others."""
     dx = dw = dbias = None
     if needs[0] and needs[1] and not torch.is_grad_enabled():
         dx, dw, dbias = call(OPS.linear_backward, dy, x, w, needs[2])
@@ -35,7 +33,14 @@ def _(ctx, dy):
             dw = rows(dy).T @ rows(x)
         if needs[2]:
             dbias = rows(dy).sum(0)
-    return dx, dw, dbias if needs[2] else None, dy if needs[3] else None
+    return dx, dw, dbias if needs[2] else None
+
+
+@gradient("linear", _save_linear, twice=True)
+def _(ctx, dy):
+    x, w = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    return *gradients_of(dy, x, w, needs), dy if needs[3] else None
 
 
 def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None = None,

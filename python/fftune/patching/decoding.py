@@ -19,9 +19,11 @@ from .._custom import OPS, call
 from .._layer_form import parse
 from .._library import Error
 from .._ops.layer import has_layout
+from .._ops.packed import packed_word
 from .attention import STATIC_LAYERS
 from .graphs import _tensors_of
 from .layer_specs import _is_norm, _norm_of
+from .quantised import fits, is_quantised, numbers_of, packed_of
 from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, undoable, view_of, watched
 from .rotary import rotation_of
 
@@ -33,11 +35,20 @@ class Head:
     """The logits of a model from the hidden states of its decoder."""
 
     decoder: nn.Module
-    product: nn.Linear
+    product: nn.Module  # nn.Linear, or a layer with a packed weight
     softcap: float
 
+    @property
+    def weight(self) -> Tensor | ops.PackedWeight:
+        return packed_of(self.product) if is_quantised(self.product) else self.product.weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        weight = self.weight
+        return tuple(weight.shape) if isinstance(weight, Tensor) else (weight.n, weight.k)
+
     def __call__(self, hidden: Tensor, **draw) -> Tensor:
-        return ops.head(hidden, self.product.weight, bias=self.product.bias, softcap=self.softcap,
+        return ops.head(hidden, self.weight, bias=self.product.bias, softcap=self.softcap,
                         **draw)[0]
 
 
@@ -64,9 +75,17 @@ def head_of(model: nn.Module) -> Head:
     if len(names) != 1:
         raise Unfit("its layers are not those of patch(model, whole_layers=True): see the report")
     decoder, product = model._modules[names[0]], model.get_output_embeddings()
-    if type(product) is not nn.Linear or watched(model, product):
+    packed = is_quantised(product)
+    if type(product) is not nn.Linear and not packed or watched(model, product):
         raise Unfit("its output embeddings are no linear layer, or have hooks")
-    weight = product.weight
+    if packed:
+        if product._fftune_order is not None:
+            raise Unfit("its output embeddings have act-order")
+        weight = packed_of(product).dense(numbers_of(product).dtype)
+        if not fits(packed_of(product), weight):
+            raise Unfit("its output embeddings have scales of another type")
+    else:
+        weight = product.weight
     if not are_plain(weight, product.bias) or not has_kernels(weight):
         raise Unfit(f"no kernels for output embeddings of {weight.dtype} on {weight.device.type}")
     config = model.config.get_text_config()
@@ -154,7 +173,7 @@ def whole_of(head: Head) -> Whole:
     norms = [child for child in decoder.children() if _is_norm(child)]
     weight = getattr(embedding, "weight", None)
     if len(norms) != 1 or weight is None or weight.dim() != 2 or not are_plain(weight) \
-            or weight.shape != head.product.weight.shape or watched(decoder, embedding, *norms):
+            or tuple(weight.shape) != head.shape or watched(decoder, embedding, *norms):
         raise Unfit("it has other parts than an embedding, layers and a norm, or hooks")
     norm, form = _norm_of(norms[0], {}), parse(group.specs[0].form)
     w, b = (getattr(norms[0], name, None) for name in ("weight", "bias"))
@@ -198,12 +217,15 @@ class _State:
         weights = [w.of(layer) for layer, spec in zip(group.layers, group.specs)
                    for w in spec.weights]
         draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
+        own = whole.head.weight
+        head, *packed = (own, None, None, "") if isinstance(own, Tensor) else (
+            own.w, own.scale, own.zero, packed_word("decode", own))
         self.arguments = (
             self.ids, self.lengths, self.steps, self.ended, self.out, full(length + loop.count),
             loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
             whole.angles_of(caches[0].shape[2]), None, weights, caches, norm.weight,
-            getattr(norm, "bias", None), product.weight, product.bias, *draw,
-            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False, 0, None)
+            getattr(norm, "bias", None), head, product.bias, *draw,
+            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed)
 
     def advance(self) -> None:
         call(OPS.decode, *self.arguments)

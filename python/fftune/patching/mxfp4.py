@@ -144,7 +144,7 @@ class _DenseExperts(nn.Module):
 
 
 class DenseMixture(nn.Module):
-    """What a replaced block computes, with dense weights that have shapes and no numbers."""
+    """A replaced block with dense weights, which have shapes and no numbers."""
 
     def __init__(self, block: nn.Module):
         super().__init__()

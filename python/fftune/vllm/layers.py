@@ -40,8 +40,8 @@ _compilers = threading.Semaphore(4)
 class _State:
     """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` has the
     kinds of batches whose results agreed with vLLM's own; `agreed` the kinds and rows of batches that
-    all ranks of tensor parallelism have run; `problems` those of one batch with prompts,
-    each with its device; `plans` whether plans for these numbers of rows and sequences were made."""
+    all ranks of tensor parallelism have run; `problems` those of one batch with prompts, each with its
+    device; `plans` whether plans for these numbers of rows and sequences were made."""
 
     model: Model | None = None
     reason: str = ""
@@ -110,7 +110,7 @@ def _text(error: Exception) -> str:
 
 
 def _on_all(state: _State, run):
-    """What run() returns. Under tensor parallelism it is Unfit on all ranks if it fails on one."""
+    """The result of run(). Under tensor parallelism it is Unfit on all ranks if it fails on one."""
     if state.model.reduce is None:
         return run()
     result, reason = None, ""

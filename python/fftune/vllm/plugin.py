@@ -74,10 +74,14 @@ def _decide() -> Decision:
         return _nothing(f"it was not measured in vLLM {vllm.__version__} on this device: "
                         "FFTUNE_VLLM=1 turns fftune's kernels on")
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
-        if os.environ.get(name, "0") not in ("", "0") and "layers" in wanted.parts \
-                and "prompts" not in wanted.parts:
-            return Decision(tuple(part for part in wanted.parts if part != "layers"),
-                            f"layers stay vLLM's: {name} is set, and batches with prompts run by "
+        if os.environ.get(name, "0") in ("", "0"):
+            continue
+        # Calls of other numbers of tokens run by vLLM's kernels.
+        left = {"linears", *(() if "prompts" in wanted.parts else ("layers",))} & {*wanted.parts}
+        if left:
+            others = "batches with prompts" if "layers" in left else "calls of many tokens"
+            return Decision(tuple(part for part in wanted.parts if part not in left),
+                            f"{' and '.join(sorted(left))} stay vLLM's: {name} is set, and {others} run by "
                             "vLLM's kernels, which give other bits")
     return wanted
 

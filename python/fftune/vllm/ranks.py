@@ -3,10 +3,13 @@
 All ranks run the same batches. A rank that took another path than its peers would wait for a sum that
 nobody sends. So what one rank finds out decides for all of them.
 """
+import os
 import secrets
+from pathlib import Path
 
 import torch
 
+from .._library import Error
 from ..distributed import Group
 from .logs import log, one_line
 
@@ -16,7 +19,7 @@ TIMEOUT = 300
 
 
 def of_all(own):
-    """What each rank has, in their order. All ranks call it."""
+    """The values of `own` on all ranks, in their order. All ranks call it."""
     from vllm.distributed import get_tp_group
 
     ranks = get_tp_group()
@@ -35,6 +38,14 @@ def common_reason(own: str | None) -> str | None:
     return None if None in found else ""
 
 
+def _host() -> str:
+    """This host's boot and its network namespace, where the ranks of a group meet."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/net")
+    except OSError:  # then the meeting decides
+        return ""
+
+
 def group_of(rows: int, like: torch.Tensor) -> Group | None:
     """A group whose messages have so many rows as long as `like`, on its device; None where one rank
     cannot make it. All ranks call it."""
@@ -43,9 +54,11 @@ def group_of(rows: int, like: torch.Tensor) -> Group | None:
     own, group, reason = get_tp_group(), None, ""
     if own.world_size == 1:
         return None
-    name = of_all(secrets.token_hex(16))[0]
+    names, hosts = zip(*of_all((secrets.token_hex(16), _host())))
     try:
-        group = Group(name, own.rank_in_group, own.world_size, device=like.device,
+        if len(set(hosts)) > 1:
+            raise Error("the ranks are on several hosts")
+        group = Group(names[0], own.rank_in_group, own.world_size, device=like.device,
                       max_bytes=-(-rows * like.nbytes // 4096) * 4096, timeout=TIMEOUT)
     except Exception as error:
         reason = one_line(error)
