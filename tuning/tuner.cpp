@@ -21,8 +21,13 @@ namespace {
 
 /// The part of the budget that is reserved for end-to-end candidates and baselines.
 constexpr double conclusion_share = 0.15;
-/// How many of the lowest predicted time are tried in every group before any is searched in depth.
-constexpr std::size_t promising = 4;
+/// Variants of the lowest predicted time that are tried before any group is searched in depth,
+/// shared by the groups: as many as the cores of a usual host compile at once. A single group has
+/// so many that a search which ends then was begun. Those of a CPU need no compiling: each has the
+/// least.
+constexpr std::size_t promising = 16;
+constexpr std::size_t least_of_group = 4;
+constexpr std::size_t most_of_group = 8;
 /// A group of few variants needs time for its finals too.
 constexpr double group_overhead_variants = 10;
 
@@ -108,6 +113,9 @@ class Tuning {
       searched_.push_back({groups_.back().get(), {}});
     }
     session_.expect(variants_);
+    if (session_.evaluator().facts().kind == DeviceKind::cuda)
+      promising_ = std::clamp(promising / std::max<std::size_t>(groups_.size() - begin, 1),
+                              least_of_group, most_of_group);
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
     compile_first(begin);
@@ -125,7 +133,7 @@ class Tuning {
 
  private:
   /// The warm starts, then those that the cost model predicts to be fastest.
-  static std::vector<std::size_t> first_of(const Group& group) {
+  std::vector<std::size_t> first_of(const Group& group) const {
     std::vector<std::size_t> order(group.variants().size());
     std::vector<double> estimates;
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -135,7 +143,7 @@ class Tuning {
     const auto rest = order.begin() + static_cast<std::ptrdiff_t>(group.warm_starts());
     std::stable_sort(rest, order.end(),
                      [&](std::size_t a, std::size_t b) { return estimates[a] < estimates[b]; });
-    order.resize(std::min(order.size(), group.warm_starts() + promising));
+    order.resize(std::min(order.size(), group.warm_starts() + promising_));
     return order;
   }
 
@@ -155,7 +163,9 @@ class Tuning {
     group.compile(first);
     group.enter(Phase::screen, group.variants().size());
     for (const auto index : first) {
-      if (group.stopped() && have_one(group)) return;
+      // One that is compiled takes milliseconds, however long its compiling took.
+      const bool ended = session_.cancelled() || !session_.evaluator().lost().empty();
+      if (group.stopped() && have_one(group) && (ended || !group.is_compiled(index))) return;
       if (index >= group.warm_starts() && group.enough()) return;
       group.screen(index, group.best_us() * 1.5);
     }
@@ -185,6 +195,7 @@ class Tuning {
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<Searched> searched_;
   std::size_t variants_ = 0;
+  std::size_t promising_ = least_of_group;  // of each group
   double for_in_place_ = 0;  // seconds that no group takes, where there is a search in place
 };
 

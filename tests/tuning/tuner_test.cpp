@@ -247,13 +247,32 @@ TEST_CASE("a search that hardly began says so, and decides nothing") {
   }));
 }
 
+TEST_CASE("a search on a GPU compiles as many at first as say something about a single group") {
+  for (const auto kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+    FakeCatalog fake(1);
+    fake.op.add("f", {"a"}, 500).kind = kind;
+    FakeEvaluator evaluator(valley);
+    evaluator.set_kind(kind);
+    evaluator.compile_seconds = 1;
+    const auto result =
+        tune(fake.catalog(), evaluator, fake.problem(), evaluator.options(12, "guided"));
+    REQUIRE(result.record);
+    CHECK(evaluator.compiled.size() >= (kind == DeviceKind::cuda ? 8 : 5));
+    CHECK(std::any_of(result.notes.begin(), result.notes.end(), [](const std::string& note) {
+            return note.find("undecided: only ") == 0;
+          }) == (kind == DeviceKind::cpu));
+  }
+}
+
 TEST_CASE(
     "a search whose time ended with only a family's default tried says so, and decides nothing") {
-  const auto search = [](double budget, bool fallback) {
+  const auto search = [](double budget, bool fallback, double late_us = 0) {
     FakeCatalog fake(1);
     fake.op.add("early", {"a"}, 300);
     fake.op.add("late", {"a"}, 3).fallback = fallback;
-    FakeEvaluator evaluator(valley);
+    FakeEvaluator evaluator([&](const Variant& variant) {
+      return valley(variant) + (variant.family == "late" ? late_us : 0);
+    });
     evaluator.compile_seconds = 0.1;
     auto options = evaluator.options();
     options.strategy = "halving";
@@ -273,13 +292,14 @@ TEST_CASE(
   };
   bool said_once = false;
   for (const double budget : {1.5, 2.0, 3.0, 4.0, 6.0}) {
-    const auto [tried, said] = search(budget, false);
+    const auto [tried, said] = search(budget, false, -100);
     CHECK_FALSE((tried && said));
     said_once |= said;
     CHECK_FALSE(search(budget, true).second);  // a fallback is never the fastest
+    CHECK_FALSE(search(budget, false, 300).second);
   }
   CHECK(said_once);
-  CHECK(search(600, false) == std::pair(true, false));
+  CHECK(search(600, false, -100) == std::pair(true, false));
 }
 
 TEST_CASE(

@@ -358,18 +358,24 @@ bool Group::hardly_begun() const {
 
 std::vector<std::string> Group::untried_families() const {
   if (!cut_short_ || enough()) return {};
+  // A default is not so bad that another variant of its family makes up for more.
+  constexpr double hopeless = 1.5;
   struct Count {
     int tried = 0, all = 0;
+    double best_us = infinity;
   };
   std::map<std::string, Count> counts;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Count& count = counts[spec_.variants[i].family];
     count.tried += entries_[i].outcome.kind != OutcomeKind::not_tried;
     ++count.all;
+    count.best_us = std::min(count.best_us, median_us(i));
   }
   std::vector<std::string> untried;
   for (const auto& [family, count] : counts)
-    if (count.tried < std::min(2, count.all) && !family_of(session_.op(), family).is_fallback())
+    if (count.tried < std::min(2, count.all) &&
+        (count.tried == 0 || count.best_us <= best_us_ * hopeless) &&
+        !family_of(session_.op(), family).is_fallback())
       untried.push_back(family);
   return untried;
 }

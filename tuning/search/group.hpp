@@ -33,6 +33,7 @@ class Group : public Search {
   const Outcome& outcome(std::size_t index) const { return entries_[index].outcome; }
   /// In the order in which they were taken.
   std::span<const double> samples_us(std::size_t index) const { return entries_[index].samples; }
+  bool is_compiled(std::size_t index) const { return entries_[index].compiled; }
   /// Whether their samples were taken in turns.
   bool in_turns(std::size_t a, std::size_t b) const { return entries_[a].turn == entries_[b].turn; }
   /// Those that were timed, in the order of their indices.
@@ -45,8 +46,8 @@ class Group : public Search {
   bool was_cut_short() const { return cut_short_; }
   /// Whether its search ended after too few variants to say anything about the others.
   bool hardly_begun() const;
-  /// Families, fallbacks aside, that were tried with no variant but their default where time ended
-  /// the search.
+  /// Families, fallbacks aside, that were tried with no variant but their default, which was not
+  /// far behind the best, where time ended the search.
   std::vector<std::string> untried_families() const;
   /// How many were tried, for people: "26 of 197 variants of gate_up".
   std::string extent() const;
