@@ -40,8 +40,8 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
     return "wgmma takes K-major operands of fp8";
   const bool sorted_rows =
       gemm.groups.by == Grouping::rows && gemm.groups.mask.empty() && gemm.c_sorted;
-  if (quantisation.scaling == Scaling::channel && !sorted_rows)
-    return "scales of channels are for sorted groups of rows";
+  if (gemm.c_dtype == DType::f32 || gemm.wide_dtype == DType::f32)
+    return "it stores products of fp8 in 16 bits or less, not in f32";
   if ((gemm.groups.any() && !sorted_rows) || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "fp8 is for forward passes: dense or of sorted groups, of one A";
