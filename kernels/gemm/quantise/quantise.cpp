@@ -15,11 +15,6 @@ namespace {
 /// Elements of e4m3 are drawn well above their subnormals, and below 448; the scales undo that.
 constexpr double elements_by = 16;
 
-std::optional<std::string> refuse_unquantised(const Problem& problem, const DeviceFacts&) {
-  if (quantises(problem)) return std::nullopt;
-  return "it is for quantise=token and quantise=block";
-}
-
 }  // namespace
 
 OptionField quantise_option() {
@@ -156,9 +151,18 @@ QuantiseFamily::QuantiseFamily(const QuantiseStage& stage, const char* name, con
                    .stage = stage.name,
                    .pass = "fwd",
                    .sources = {source},
-                   .is_fallback = true,
-                   .refusal = refuse_unquantised}),
+                   .is_fallback = true}),
       stage_(stage),
       quantise_(quantise) {}
+
+std::optional<std::string> QuantiseFamily::refusal(const Problem& problem,
+                                                   const DeviceFacts& facts) const {
+  if (!quantises(problem)) return "it is for quantise=token and quantise=block";
+  const auto stages = stage_.op().stages(problem);
+  if (std::none_of(stages.begin(), stages.end(),
+                   [&](const StageSpec& stage) { return stage.name == stage_.name; }))
+    return fmt::format("there is no stage {} here", stage_.name);
+  return StageFamily::refusal(problem, facts);
+}
 
 }  // namespace fftune

@@ -90,6 +90,8 @@ class QuantiseFamily final : public StageFamily {
   /// `name` is a literal.
   QuantiseFamily(const QuantiseStage& stage, const char* name, const char* source, DeviceKind kind,
                  Quantise quantise);
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override;
   Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
     return quantise_(stage_, problem, facts);
   }
