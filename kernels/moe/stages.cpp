@@ -187,7 +187,9 @@ const GemmStage* gemm_stage(const Problem&, std::string_view name) {
 
 std::vector<const Family*> gemm_families() {
   static const auto families = families_of(
-      {{packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
+      {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_sm90_summary},
+       {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_sm90_summary},
+       {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
        {packed_decode_engine, {expand_down, down}, "down_packed", packed_decode_summary},
        {sm90_engine, {gate_up, down, d_hidden, d_x}, "{}_sm90", by_wgmma},
        {sm90_engine, {d_gate_up, d_down}, "{}_sm90", sums_by_wgmma},
