@@ -229,11 +229,17 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   const auto& record = *choice.preset->record;
   Recipe recorded = completed(op, problem, facts, record.recipe());
   const std::string far = far_words(op, problem, record.problem);
-  // Finding the default enumerates the whole space; an exact record does not need it.
-  if (!choice.preset->exact_shape) {
+  const auto stale = stale_families(catalog, op, record);
+  const bool of_this_device =
+      choice.preset->device == DeviceMatch::exact || choice.preset->device == DeviceMatch::alias;
+  // Finding the default enumerates the whole space; this device's record of the shape needs none.
+  if (!choice.preset->exact_shape || !of_this_device) {
     const Recipe by_default = default_recipe(op, problem, facts);
-    if (const auto why = reason_for_default(op, problem, facts, recorded, by_default, !far.empty());
-        !why.empty()) {
+    const std::string why =
+        of_this_device || stale.empty()
+            ? reason_for_default(op, problem, facts, recorded, by_default, !far.empty())
+            : fmt::format("made with other sources of {}", fmt::join(stale, " and "));
+    if (!why.empty()) {
       choice.recipe = by_default;
       choice.reason = fmt::format("{}, {}: default of the op", choice.preset->reason, why);
       choice.preset.reset();
@@ -244,7 +250,7 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   choice.reason = choice.preset->reason;
   choice.far = far;
   if (!far.empty()) choice.reason += fmt::format("; far away: {}", far);
-  if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
+  if (!stale.empty()) {
     choice.stale = true;
     choice.reason += fmt::format("; stale: the sources of {} have changed since it was tuned",
                                  fmt::join(stale, " and "));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "core/error.hpp"
@@ -40,6 +41,13 @@ class FakeFamily : public Family {
   }
   Program program(const Problem&, const DeviceFacts&, const Config&) const override { return {}; }
   std::vector<std::string> sources() const override { return {name_ + ".cu"}; }
+  std::optional<double> estimate(const Problem&, const DeviceFacts&,
+                                 const Config& config) const override {
+    if (block_us.empty()) return std::nullopt;
+    return block_us.at(config.at("block")) * 1e-6;
+  }
+
+  std::map<std::int64_t, double> block_us;  // by blocks; empty: no cost model
 
  private:
   std::string name_;
@@ -176,6 +184,36 @@ TEST_CASE("a record tuned with other sources is used and called stale") {
   REQUIRE(choice.stale);
   REQUIRE(contains(choice.reason, "; stale: the sources of down have changed since it was tuned"));
   REQUIRE(stale_families(world.catalog, world.op, record) == std::vector<std::string>{"down"});
+}
+
+TEST_CASE("a record of another device serves while its sources are those of today") {
+  World world;
+  auto current = world.record(16, {&world.op.up, &world.op.down});
+  auto older = world.record(64, {&world.op.up, &world.op.down});
+  older.stages[1].source_hash = "0000000000000000";
+  world.put(current);
+  world.put(older);
+  REQUIRE(world.choose(64).preset);
+  world.facts.name = "NVIDIA H100 80GB HBM3";  // of the same architecture and size
+  const auto served = world.choose(16);
+  REQUIRE(served.preset);
+  REQUIRE(recipe_text(served.recipe) == "up/block=2 + down/block=2");
+  const auto refused = world.choose(64);
+  REQUIRE_FALSE(refused.preset);
+  REQUIRE(recipe_text(refused.recipe) == "up/block=1 + down/block=1");
+  REQUIRE(contains(refused.reason, "made with other sources of down: default of the op"));
+}
+
+TEST_CASE("another device's record of the shape serves if the cost model does not refuse it") {
+  World world;
+  world.op.up.block_us = {{1, 100}, {2, 110}, {4, 101}};
+  world.op.down.block_us = {{1, 100}, {2, 100}, {4, 100}};
+  world.put(world.record(16, {&world.op.up, &world.op.down}, 2));
+  world.put(world.record(64, {&world.op.up, &world.op.down}, 4));
+  REQUIRE(world.choose(16).preset);  // measured on this device
+  world.facts.name = "NVIDIA H100 80GB HBM3";
+  REQUIRE(contains(world.choose(16).reason, "1.05 times as long as the default"));
+  REQUIRE(world.choose(64).preset);
 }
 
 TEST_CASE("a device that no family serves is an error") {
