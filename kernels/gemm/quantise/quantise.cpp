@@ -27,12 +27,14 @@ OptionField quantise_option() {
 }
 
 Scaling quantised_scaling(const Problem& problem) {
+  // Other forms have other tensors, whatever is asked for: quantise_contradiction() refuses it.
+  if (problem.dtype == DType::fp8 || packed_format(problem).packed) return Scaling::none;
   if (problem.has("quantise", "token")) return Scaling::channel;
   return problem.has("quantise", "block") ? Scaling::block : Scaling::none;
 }
 
 std::string quantise_contradiction(const Problem& problem) {
-  if (!quantises(problem)) return "";
+  if (!problem.options.contains("quantise") || problem.has("quantise", "no")) return "";
   if (problem.dtype == DType::fp8)
     return fmt::format("quantise={} is for x of bf16, fp16 and f32: x of fp8 is quantised",
                        problem.option("quantise"));
