@@ -77,7 +77,7 @@ enum class Scales { none, tensor, token, block };
 ///
 /// With quantise=token or block, x is of the problem's dtype, and the op quantises it.
 Scales scales_of(const Problem& problem);
-/// Of the weights, and of the operands of products.
+/// The type of the weights, and of the operands of products.
 DType element_dtype(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 

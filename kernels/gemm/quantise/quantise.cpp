@@ -20,9 +20,8 @@ constexpr double elements_by = 16;
 OptionField quantise_option() {
   return rare_option(
       "quantise",
-      "whether the op quantises its tokens to e4m3, for a weight of e4m3: with a scale for each "
-      "token, and each row of the weight; or for each 128 elements of a token, and each 128 x 128 "
-      "block of the weight",
+      "whether the op quantises its tokens to e4m3, for weights of e4m3: with a scale for each "
+      "token and row of a weight, or for each 128 elements and block of 128 x 128",
       {"no", "token", "block"}, "fwd");
 }
 

@@ -33,7 +33,7 @@ struct Tile : sm90_packed_config {
         split_k(config.get("split_k")) {}
 
   std::int64_t row_blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()); }
-  /// Of groups those that are usual.
+  /// The usual number, where rows have groups.
   std::int64_t token_tiles(const GemmProblem& gemm) const {
     if (!gemm.groups.any()) return ceil_div(gemm.m, tokens);
     const double rows = usual_rows(gemm), height = tokens;
@@ -48,7 +48,7 @@ struct Tile : sm90_packed_config {
   static double used_groups(const GemmProblem& gemm) {
     return gemm.groups.any() ? std::max(gemm.groups.with_rows(), 1.0) : 1;
   }
-  /// Of a group that has some.
+  /// The usual rows of a group that has some.
   static double usual_rows(const GemmProblem& gemm) {
     return std::max(1.0, static_cast<double>(gemm.m) / used_groups(gemm));
   }

@@ -83,7 +83,7 @@ class packed_sm90_kernel {
 
     __device__ __forceinline__ explicit cta_tile(const gemm_params& p) {
       const int block = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y);
-      // Of groups the grid has as many tiles as there can be.
+      // The grid has as many tiles as groups can have.
       const int token_tiles = grouped ? static_cast<int>(gridDim.x) / ceil_div(p.n, config.rows())
                                       : ceil_div(p.m, config.tokens);
       const int tile = block % token_tiles;

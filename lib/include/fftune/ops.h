@@ -80,11 +80,10 @@
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
  *   quantise         no, token, block                      pass fwd: whether the op quantises its
- *                                                          tokens to e4m3, for a weight of e4m3:
- *                                                          with a scale for each token, and each
- *                                                          row of the weight; or for each 128
- *                                                          elements of a token, and each 128 x 128
- *                                                          block of the weight
+ *                                                          tokens to e4m3, for weights of e4m3:
+ *                                                          with a scale for each token and row of a
+ *                                                          weight, or for each 128 elements and
+ *                                                          block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -215,11 +214,10 @@
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
  *   quantise         no, token, block                      pass fwd: whether the op quantises its
- *                                                          tokens to e4m3, for a weight of e4m3:
- *                                                          with a scale for each token, and each
- *                                                          row of the weight; or for each 128
- *                                                          elements of a token, and each 128 x 128
- *                                                          block of the weight
+ *                                                          tokens to e4m3, for weights of e4m3:
+ *                                                          with a scale for each token and row of a
+ *                                                          weight, or for each 128 elements and
+ *                                                          block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -647,11 +645,10 @@
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
  *   quantise         no, token, block                      pass fwd: whether the op quantises its
- *                                                          tokens to e4m3, for a weight of e4m3:
- *                                                          with a scale for each token, and each
- *                                                          row of the weight; or for each 128
- *                                                          elements of a token, and each 128 x 128
- *                                                          block of the weight
+ *                                                          tokens to e4m3, for weights of e4m3:
+ *                                                          with a scale for each token and row of a
+ *                                                          weight, or for each 128 elements and
+ *                                                          block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -881,10 +878,9 @@
  *   zeros            no, yes                           pass fwd: weights=int4: whether each group
  *                                                      has a zero point, instead of 8
  *   quantise         no, token, block                  pass fwd: whether the op quantises its
- *                                                      tokens to e4m3, for a weight of e4m3: with a
- *                                                      scale for each token, and each row of the
- *                                                      weight; or for each 128 elements of a token,
- *                                                      and each 128 x 128 block of the weight
+ *                                                      tokens to e4m3, for weights of e4m3: with a
+ *                                                      scale for each token and row of a weight, or
+ *                                                      for each 128 elements and block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
