@@ -72,7 +72,7 @@ class Samples {
         for (std::size_t a = 0; a < axes_[i].values.size(); ++a)
           for (std::size_t b = 0; b < axes_[j].values.size(); ++b) add(pair(i, a, j, b));
     find_deciding_axes();
-    constexpr std::size_t random_choices = 20000;
+    constexpr std::size_t random_choices = 60000;
     std::uint64_t state = 1;
     for (std::size_t n = 0; n < random_choices; ++n) {
       Choice choice(axes_.size());
@@ -88,16 +88,17 @@ class Samples {
   Json buffers() const {
     Json rows{Json::Array()};
     std::map<const Sample*, std::map<std::string, std::vector<std::string>>> extents;
-    for (const Buffer& buffer : in_order()) {
-      const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
-        return std::count(s.buffers.begin(), s.buffers.end(), buffer) > 0;
-      });
-      auto& extents_of = extents[&first];
-      if (extents_of.empty()) extents_of = symbols(op_, first.problem);
-      rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
-                                 dtype_symbol(op_, first.problem, buffer.name),
-                                 extents_of[buffer.name], condition(buffer)});
-    }
+    for (const Buffer& buffer : in_order())
+      for (const Part& part : parts_of(buffer)) {
+        const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
+          return has_buffer(s, buffer, part);
+        });
+        auto& extents_of = extents[&first];
+        if (extents_of.empty()) extents_of = symbols(op_, first.problem);
+        rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
+                                   dtype_symbol(op_, first.problem, buffer.name),
+                                   extents_of[buffer.name], condition(buffer, part)});
+      }
     return rows;
   }
 
@@ -185,11 +186,41 @@ class Samples {
   }
 
   /// The values that axes have where the buffer is, for those axes that decide about it.
-  Json condition(const Buffer& buffer) const {
+  /// The samples with one value of an axis, or all.
+  struct Part {
+    std::optional<std::size_t> axis = {};
+    std::size_t value = 0;
+  };
+  static bool has_buffer(const Sample& sample, const Buffer& buffer, const Part& part) {
+    return (!part.axis || sample.choice[*part.axis] == part.value) &&
+           std::count(sample.buffers.begin(), sample.buffers.end(), buffer) > 0;
+  }
+
+  /// The parts whose conditions are told each: a buffer that two options bring, by themselves, has
+  /// two conditions.
+  std::vector<Part> parts_of(const Buffer& buffer) const {
+    if (condition(buffer, {}).find("untold") == nullptr) return {{}};
+    for (std::size_t i = 0; i < axes_.size(); ++i) {
+      std::vector<Part> parts;
+      bool told = true;
+      for (std::size_t value = 0; value < axes_[i].values.size(); ++value) {
+        const Part part{i, value};
+        if (std::none_of(samples_.begin(), samples_.end(),
+                         [&](const Sample& sample) { return has_buffer(sample, buffer, part); }))
+          continue;
+        parts.push_back(part);
+        told = told && condition(buffer, part).find("untold") == nullptr;
+      }
+      if (told) return parts;
+    }
+    return {{}};
+  }
+
+  Json condition(const Buffer& buffer, const Part& part) const {
     std::vector<std::set<std::size_t>> with(axes_.size());
     std::vector<bool> has;
     for (const Sample& sample : samples_) {
-      has.push_back(std::count(sample.buffers.begin(), sample.buffers.end(), buffer) > 0);
+      has.push_back(has_buffer(sample, buffer, part));
       if (has.back())
         for (std::size_t i = 0; i < axes_.size(); ++i)
           if (deciding_[i]) with[i].insert(sample.choice[i]);

@@ -20,8 +20,8 @@ constexpr double elements_by = 16;
 OptionField quantise_option() {
   return rare_option(
       "quantise",
-      "whether the op quantises its tokens to e4m3, for weights of e4m3: with a scale for each "
-      "token and row of a weight, or for each 128 elements and block of 128 x 128",
+      "whether tokens are quantised to e4m3, for weights of e4m3: with a scale for each token and "
+      "row of a weight, or each 128 elements and block of 128 x 128",
       {"no", "token", "block"}, "fwd");
 }
 

@@ -79,11 +79,11 @@
  *                                                          share a scale
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
- *   quantise         no, token, block                      pass fwd: whether the op quantises its
- *                                                          tokens to e4m3, for weights of e4m3:
- *                                                          with a scale for each token and row of a
- *                                                          weight, or for each 128 elements and
- *                                                          block of 128 x 128
+ *   quantise         no, token, block                      pass fwd: whether tokens are quantised
+ *                                                          to e4m3, for weights of e4m3: with a
+ *                                                          scale for each token and row of a
+ *                                                          weight, or each 128 elements and block
+ *                                                          of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -213,11 +213,11 @@
  *                                                          share a scale
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
- *   quantise         no, token, block                      pass fwd: whether the op quantises its
- *                                                          tokens to e4m3, for weights of e4m3:
- *                                                          with a scale for each token and row of a
- *                                                          weight, or for each 128 elements and
- *                                                          block of 128 x 128
+ *   quantise         no, token, block                      pass fwd: whether tokens are quantised
+ *                                                          to e4m3, for weights of e4m3: with a
+ *                                                          scale for each token and row of a
+ *                                                          weight, or each 128 elements and block
+ *                                                          of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -644,11 +644,11 @@
  *                                                          share a scale
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
- *   quantise         no, token, block                      pass fwd: whether the op quantises its
- *                                                          tokens to e4m3, for weights of e4m3:
- *                                                          with a scale for each token and row of a
- *                                                          weight, or for each 128 elements and
- *                                                          block of 128 x 128
+ *   quantise         no, token, block                      pass fwd: whether tokens are quantised
+ *                                                          to e4m3, for weights of e4m3: with a
+ *                                                          scale for each token and row of a
+ *                                                          weight, or each 128 elements and block
+ *                                                          of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -877,10 +877,10 @@
  *                                                      scale
  *   zeros            no, yes                           pass fwd: weights=int4: whether each group
  *                                                      has a zero point, instead of 8
- *   quantise         no, token, block                  pass fwd: whether the op quantises its
- *                                                      tokens to e4m3, for weights of e4m3: with a
- *                                                      scale for each token and row of a weight, or
- *                                                      for each 128 elements and block of 128 x 128
+ *   quantise         no, token, block                  pass fwd: whether tokens are quantised to
+ *                                                      e4m3, for weights of e4m3: with a scale for
+ *                                                      each token and row of a weight, or each 128
+ *                                                      elements and block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
