@@ -597,7 +597,8 @@ def steps_of(model, batch, graphed=False):
     return step
 
 
-def times_of_training(model, label: str, batch: dict) -> dict:
+def training_step(model, label: str, batch: dict):
+    """The step of a model as the label says. Its user enters liger() for Liger's label."""
     model.train()
     if "patch" in label:
         memory = next((mode for mode in ("balanced", "small") if mode in label), "fast")
@@ -609,7 +610,11 @@ def times_of_training(model, label: str, batch: dict) -> dict:
         module = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
         module = torch.compile(model, dynamic=False) if "compile" in label else model
-    step = steps_of(module, batch, "graphed" in label)
+    return steps_of(module, batch, "graphed" in label)
+
+
+def times_of_training(model, label: str, batch: dict) -> dict:
+    step = training_step(model, label, batch)
     with liger(model) if "liger" in label else nullcontext():
         step()
         step()

@@ -74,7 +74,8 @@ CASES = [attention(4, 32, 2048, 128), attention(4, 32, 2048, 128, "causal"),
 CASES += [attention(*shape[:4], "causal" if shape[4] else "none", shape[5], backward=True)
           for shape in ((4, 32, 2048, 128, False, 32), (4, 32, 2048, 128, True, 32),
                         (1, 32, 8192, 128, True, 8), (4, 16, 2048, 64, True, 16),
-                        (2, 16, 4096, 256, True, 16))]
+                        (2, 16, 4096, 256, True, 16), (8, 32, 1024, 64, True, 32),
+                        (1, 32, 16384, 128, True, 32))]
 # Others, untuned: lengths and heads that no preset has.
 CASES += [attention(3, 24, 1536, 128, "causal", 8), attention(2, 40, 3000, 128),
           attention(8, 12, 1000, 64, "causal"), attention(1, 28, 5000, 128, "causal", 4),

@@ -3,7 +3,7 @@
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
                       [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--begin FILE]
-                      [--invariant]
+                      [--invariant] [--tp 2]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
@@ -14,8 +14,10 @@ decode   all requests have one new token a step. "gpu" replays the captured grap
          the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
          the host's time for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
-serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, instead of decoding. A
-         quarter of them run before, and kernels are compiled
+serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, 64 at a time, instead of
+         decoding. A quarter of them run before, and kernels are compiled. `steps` has for each engine
+         the steps with prompts and those of pure decoding: their number and tokens, and milliseconds of
+         the host in the model, of the GPU in the model, and of whole steps
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
@@ -25,6 +27,8 @@ check    --check: greedy tokens of requests that come and go, some of them abort
 With --invariant both engines have the plugin, and the second VLLM_BATCH_INVARIANT=1: a ratio is the
 cost. It runs 24 requests one by one and all at once, and counts those that get other tokens or
 log-probabilities.
+
+With --tp 2 both engines share two GPUs by tensor parallelism; there are only wall times then.
 
 Engines take a minute to start. With --begin FILE they wait until FILE is there, so that others may use
 the GPU meanwhile.
@@ -131,16 +135,61 @@ class LastGraph:
         return took * 1e3 / repeats
 
 
+class Steps:
+    """Times of the steps of a runner, by what they had: prompts, or one new token of each request."""
+
+    def __init__(self, runner):
+        self.rows, self.run, self.on = [], runner.execute_model, False
+        runner.execute_model = self._execute
+
+    def _execute(self, scheduled, *arguments, **named):
+        if not self.on:
+            return self.run(scheduled, *arguments, **named)
+        import torch
+
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        host = time.perf_counter()
+        result = self.run(scheduled, *arguments, **named)
+        host = time.perf_counter() - host
+        end.record()
+        tokens = scheduled.total_num_scheduled_tokens
+        if tokens:
+            self.rows.append((tokens > len(scheduled.num_scheduled_tokens), tokens, host, begin, end))
+        return result
+
+    def summary(self):
+        """Of each kind: steps, tokens, and milliseconds: of the host in the model, of the GPU from the
+        model's begin to its end, and from a step's begin to the next one's."""
+        import torch
+
+        torch.cuda.synchronize()
+        found = {}
+        for row, following in zip(self.rows, self.rows[1:] + [None]):
+            prompts, tokens, host, begin, end = row
+            until = following[3] if following else end
+            own = found.setdefault("prompts" if prompts else "decoding", [0] * 5)
+            for i, value in enumerate((1, tokens, host * 1e3, begin.elapsed_time(end),
+                                       begin.elapsed_time(until))):
+                own[i] += value
+        self.rows.clear()
+        self.on = False
+        return {kind: dict(zip(("steps", "tokens", "host", "gpu", "whole"),
+                               (round(value, 1) for value in own))) for kind, own in found.items()}
+
+
 def unit_gain(model):
     """Normal weights: vLLM's dummy weights are so small that all tokens choose the same experts."""
     import torch
 
-    generator = torch.Generator(device="cuda").manual_seed(0)
+    rank = torch.distributed.get_rank()
+    generators = [torch.Generator(device="cuda").manual_seed(seed) for seed in (0, 1 + rank)]
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
             weight.data.fill_(0 if name.endswith("bias") else 1)
         elif weight.is_floating_point():  # codes stay as vLLM made them
-            weight.data.normal_(0, weight.shape[-1] ** -0.5, generator=generator)
+            on_all = name.endswith(".gate.weight")  # a router; other weights are slices of a rank
+            weight.data.normal_(0, weight.shape[-1] ** -0.5, generator=generators[not on_all])
 
 
 class Engine:
@@ -159,6 +208,10 @@ class Engine:
                        gpu_memory_utilization=0.05, **settings)
         self.llm.apply_model(unit_gain)
         self.engine, self.serial = self.llm.llm_engine, 0
+        executor = self.engine.engine_core.engine_core.model_executor
+        # With several GPUs each has a process of its own.
+        worker = getattr(executor, "driver_worker", None)
+        self.steps = worker and Steps(worker.worker.model_runner)
 
     def _sampling(self, tokens, **more):
         from vllm import SamplingParams
@@ -198,7 +251,7 @@ class Engine:
         self._until(first + STEPS)
         steps = self.made - first
         wall = (time.perf_counter() - begin) * 1e3 / steps
-        one_graph = self.graphs.replays - replays < 1.5 * steps
+        one_graph = 0 < self.graphs.replays - replays < 1.5 * steps
         return {"wall": wall, "gpu": self.graphs.milliseconds() if one_graph else None,
                 "launch": self.graphs.host_milliseconds() if one_graph else None}
 
@@ -223,9 +276,11 @@ class Engine:
     def serve(self, requests):
         for _ in range(requests):
             self._add(1024, self._sampling(128))
+        if self.steps:
+            self.steps.on = True
         begin = time.perf_counter()
         self.finish()
-        return time.perf_counter() - begin
+        return {"seconds": time.perf_counter() - begin, "steps": self.steps and self.steps.summary()}
 
     def alone(self, requests):
         """How many requests get other tokens or log-probabilities beside others than alone."""
@@ -312,7 +367,8 @@ class Contender:
         invariant = {"VLLM_BATCH_INVARIANT": "1"} if name == "invariant" else {}
         environment = {**os.environ, **invariant, "FFTUNE_VLLM": str(plugin),
                        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
-                       "VLLM_NO_USAGE_STATS": "1"}
+                       "VLLM_NO_USAGE_STATS": "1",
+                       "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
         self.log = folder / f"{model}.{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -351,13 +407,13 @@ def settings_of(model, arguments):
     """The engine's settings: the cache has room for the largest batch, or for a part if it is to be
     too small."""
     config = MODELS[model]
-    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] // arguments.tp
     if arguments.check:
-        return dict(max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256,
+        return dict(tensor_parallel_size=arguments.tp, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256,
                     enable_prefix_caching=True, kv_cache_memory_bytes=row * 16 * 320)
-    longest = arguments.context + 512
-    tokens = max(max(arguments.batch) * longest, 8 * 1536)
-    return dict(max_model_len=max(longest, 1536), max_num_seqs=max(arguments.batch + [4]),
+    longest, most = arguments.context + 512, max(arguments.batch + [64 if arguments.serve else 4])
+    tokens = max(most * (1536 if arguments.serve else longest), 8 * 1536)
+    return dict(tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536), max_num_seqs=most,
                 max_num_batched_tokens=8192, enable_prefix_caching=False,
                 kv_cache_memory_bytes=row * tokens)
 
@@ -381,7 +437,7 @@ def compare_tokens(own, mine):
 
 
 def report(row):
-    words = " ".join(f"{key} {value}" for key, value in row.items() if key not in ("own", "mine"))
+    words = " ".join(f"{key} {value}" for key, value in row.items() if key not in ("own", "mine", "rounds"))
     times = f"vLLM {row['own']:9.3f}  with fftune {row['mine']:9.3f}  ratio " \
             f"{row['own'] / row['mine']:.3f}" if row.get("own") and row.get("mine") else ""
     print(words, times, flush=True)
@@ -419,7 +475,7 @@ def run(model, arguments, folder):
                 contender.ask("churn", 200)
             add(work="check", **compare_tokens(*[contender.answer() for contender in pair]))
         else:
-            for batch in arguments.batch if not arguments.serve else ():
+            for batch in arguments.batch:
                 both("decode", batch, arguments.context)
                 rounds = [both("step") for _ in range(ROUNDS)]
                 both("finish")
@@ -427,7 +483,8 @@ def run(model, arguments, folder):
                     times = [[pair[i][kind] for pair in rounds] for i in (0, 1)]
                     if None not in times[0] + times[1]:
                         add(work="decode", batch=batch, context=arguments.context, time=kind,
-                            own=statistics.median(times[0]), mine=statistics.median(times[1]))
+                            own=statistics.median(times[0]), mine=statistics.median(times[1]),
+                            rounds=times)
             for batch, tokens in PREFILLS:
                 both("prefill", batch, tokens)
                 rounds = [both("prefill", batch, tokens) for _ in range(5)]
@@ -436,7 +493,8 @@ def run(model, arguments, folder):
                     mine=statistics.median(mine for _, mine in rounds))
             if arguments.serve:
                 own, mine = both("serve", arguments.serve)
-                add(work="serve", requests=arguments.serve, time="seconds", own=own, mine=mine)
+                add(work="serve", requests=arguments.serve, time="seconds", own=own["seconds"],
+                    mine=mine["seconds"], steps=[own["steps"], mine["steps"]])
             if arguments.invariant:
                 usual, invariant = both("alone", 24)
                 add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
@@ -461,14 +519,17 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--models", default="llama-3.2-1b,llama-3.1-8b,qwen3-30b-a3b-12-layers")
-    parser.add_argument("--batch", type=numbers, default=[1, 16, 64])
+    parser.add_argument("--batch", type=numbers)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--parts", default="")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, default=0)
     parser.add_argument("--begin", type=Path)
     parser.add_argument("--invariant", action="store_true")
+    parser.add_argument("--tp", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.batch is None:
+        arguments.batch = [] if arguments.serve else [1, 16, 64]
     models = arguments.models.split(",")
     unknown = [model for model in models if model not in MODELS]
     if unknown:

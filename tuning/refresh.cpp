@@ -25,11 +25,14 @@ std::string change_of_family(const StageRecord& stage, const Catalog& catalog, c
   return fmt::format("other sources of {}", stage.variant.family);
 }
 
+void add_variant(Variant variant, std::vector<Variant>& all) {
+  if (std::find(all.begin(), all.end(), variant) == all.end()) all.push_back(std::move(variant));
+}
+
 /// A file may be written by people too: an entry that names no variant is left out.
-void add_variant(const std::string& id, std::vector<Variant>& all) {
+void add_named(const std::string& id, std::vector<Variant>& all) {
   try {
-    auto variant = Variant::parse(id);
-    if (std::find(all.begin(), all.end(), variant) == all.end()) all.push_back(std::move(variant));
+    add_variant(Variant::parse(id), all);
   } catch (const Error&) {
   }
 }
@@ -54,9 +57,18 @@ std::vector<std::string> changes_since(const PresetRecord& record, const Catalog
 std::vector<Variant> stored_variants(const PresetRecord& record) {
   std::vector<Variant> all = record.recipe();
   for (const auto& stage : record.stages) {
-    for (const auto& tie : stage.ties) add_variant(tie.id, all);
-    for (const auto& next : stage.runners_up) add_variant(next.id, all);
+    for (const auto& tie : stage.ties) add_named(tie.id, all);
+    for (const auto& next : stage.runners_up) add_named(next.id, all);
   }
+  return all;
+}
+
+std::vector<Variant> refreshed_variants(const PresetRecord& record, const Catalog& catalog,
+                                        const DeviceFacts& facts) {
+  std::vector<Variant> all = stored_variants(record);
+  const Op& op = catalog.op(record.problem.op);
+  for (auto& variant : default_recipe(op, record.problem, facts))
+    add_variant(std::move(variant), all);
   return all;
 }
 

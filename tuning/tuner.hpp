@@ -41,10 +41,14 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
 std::vector<std::string> changes_since(const PresetRecord& record, const Catalog& catalog,
                                        const DeviceFacts& facts);
 
-/// The winner's variants, then the ties and the runners-up: for TuneOptions::only.
+/// The winner's variants, then the ties and the runners-up.
 std::vector<Variant> stored_variants(const PresetRecord& record);
 
-/// The result of a search among stored_variants(), completed from the earlier search: how many
+/// These and the untuned choice, which says what the record is worth: for TuneOptions::only.
+std::vector<Variant> refreshed_variants(const PresetRecord& record, const Catalog& catalog,
+                                        const DeviceFacts& facts);
+
+/// The result of a search among refreshed_variants(), completed from the earlier search: how many
 /// variants it had of the same stages, which strategy, and whether it was complete.
 PresetRecord refreshed(PresetRecord now, const PresetRecord& before);
 

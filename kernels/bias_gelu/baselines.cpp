@@ -43,6 +43,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   program.scratch = {{static_cast<std::size_t>(chunks * h) * sizeof(float), false}};
   append_kernel(program, file, fmt::format("baseline_slope<{}, {}>", type, activation), by_element,
                 256, {sum, tensor_of(at, "dy"), tensor_of(at, "dx"), m, h});
+  if (is_frozen(problem)) return {baseline};
   append_kernel(
       program, file, fmt::format("baseline_chunks<{}>", type),
       {static_cast<std::uint32_t>(quotient_up(h, 256)), static_cast<std::uint32_t>(chunks), 1}, 256,

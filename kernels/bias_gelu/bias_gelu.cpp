@@ -36,6 +36,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   if (saves) tensors = {{"input", dtype, matrix, Role::input, 1}};
   tensors.push_back({"dy", dtype, matrix, Role::input, 1});
   tensors.push_back({"dx", dtype, matrix, Role::output, 1});
+  if (is_frozen(problem)) return tensors;
   tensors.push_back({"dbias", bias_dtype(problem), row, Role::output, 1});
   tensors.back().sums_tokens = true;
   return tensors;
@@ -43,7 +44,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
 
 void complete_stage(const Problem& problem, StageSpec& stage) {
   const bool backward = problem.pass == "bwd";
-  stage.reduction_length = backward ? problem.size("m") : 1;
+  stage.reduction_length = backward && !is_frozen(problem) ? problem.size("m") : 1;
   stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
                 (backward ? 4 : 2);
 }
@@ -85,7 +86,8 @@ OpFacts facts() {
                   {"save",
                    "kept by the forward pass for the backward pass: nothing but x, or gelu's input",
                    {"nothing", "input"},
-                   true}},
+                   true},
+                  frozen_option("biases")},
       .families = {cuda_families, cpu_families},
       .baselines = baselines,
       .tensors = tensors_of,

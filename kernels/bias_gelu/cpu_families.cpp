@@ -69,12 +69,14 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   }
   const RowParts parts(work, config);
   program.scratch.push_back(parts.scratch(problem.size("h")));
+  program.scratch.push_back({is_frozen(problem) ? h * sizeof(float) : 0, false});
   program.steps.emplace_back(
       HostFunction([=, &kernels, x = at.at(saves_input(problem) ? "input" : "x"), dy = at.at("dy"),
                     dx = at.at("dx"), dbias = at.at("dbias")](const HostCall& call) {
         const float* const values = bias.get(call, call.scratch[0]);
         parts.run(call, kernels.fence, call.scratch[1], static_cast<std::int64_t>(h), bias.dtype,
-                  call.tensors[dbias], [&](std::int64_t row, float* sums) {
+                  dbias == absent ? call.scratch[2] : call.tensors[dbias],
+                  [&](std::int64_t row, float* sums) {
                     kernels.bias_act_gradient(activation, row_of(call, x, row), values,
                                               row_of(call, dy, row), row_of(call, dx, row), sums,
                                               bias.dtype == DType::f32, h, parts.nontemporal);

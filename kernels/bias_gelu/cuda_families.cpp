@@ -24,12 +24,15 @@ ColumnKernel kernel(const Problem& problem) {
     return {.types = types,
             .arguments = {tensor_of(at, "x"), tensor_of(at, "bias"), tensor_of(at, "y"),
                           tensor_or_null(at, "input")}};
-  return {.types = types,
-          .arguments = {tensor_of(at, saves ? "input" : "x"), tensor_or_null(at, "bias"),
-                        tensor_of(at, "dy"), tensor_of(at, "dx")},
-          .sum_name = "backward_columns_bias",
-          .sum_dtype = bias_dtype(problem),
-          .sum = tensor_of(at, "dbias")};
+  ColumnKernel kernel{
+      .types = types,
+      .arguments = {tensor_of(at, saves ? "input" : "x"), tensor_or_null(at, "bias"),
+                    tensor_of(at, "dy"), tensor_of(at, "dx")}};
+  if (is_frozen(problem)) return kernel;
+  kernel.sum_name = "backward_columns_bias";
+  kernel.sum_dtype = bias_dtype(problem);
+  kernel.sum = tensor_of(at, "dbias");
+  return kernel;
 }
 
 }  // namespace

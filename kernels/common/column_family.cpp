@@ -170,7 +170,7 @@ Program ColumnFamily::program(const Problem& problem, const DeviceFacts& facts,
       {static_cast<std::uint32_t>(across * down)},
       static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
   launch.programmatic = facts.compute_capability >= 90;
-  if (work.sums)
+  if (work.sums && !kernel.sum_name.empty())
     append_column_sum(program, facts, file, kernel.sum_name, kernel.sum_dtype, ScratchArgument{0},
                       kernel.sum, down, work.h);
   return program;

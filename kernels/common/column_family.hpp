@@ -24,7 +24,8 @@ struct ColumnWork {
 struct ColumnKernel {
   std::string types;                // the first template arguments; the parameters follow
   std::vector<Argument> arguments;  // the first ones; the partial sums, m, h and blocks follow
-  // Of column sums: the kernel that adds the partial ones, the result and its type.
+  // Column sums have a kernel that adds the partial ones, a result and its type. Without a name the
+  // partial sums are left as they are.
   std::string sum_name = {};
   DType sum_dtype = DType::f32;
   TensorArgument sum = {};

@@ -97,6 +97,17 @@ OptionField accumulate_option(const std::string& of) {
       {"no", "yes"}, "bwd");
 }
 
+OptionField frozen_option(const std::string& of) {
+  return rare_option("frozen", "whether " + of + " have no gradients", {"no", "yes"}, "bwd");
+}
+bool is_frozen(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("frozen", "yes");
+}
+std::string frozen_contradiction(const Problem& problem) {
+  const bool both = problem.has("frozen", "yes") && problem.has("accumulate", "yes");
+  return both ? "accumulate=yes with frozen=yes: nothing is added to" : "";
+}
+
 std::vector<OptionField> gated_save_options(const std::string& order) {
   return {
       rare_option("save", "written for a backward pass: gate and up before the activation" + order,

@@ -99,6 +99,11 @@ OptionField batch_invariant_option();
 bool is_batch_invariant(const Problem& problem);
 /// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
+/// Whether the backward pass computes the gradient of x alone; `of` says whose are left out.
+OptionField frozen_option(const std::string& of);
+bool is_frozen(const Problem& problem);
+/// Why gradients that are left out cannot be accumulated; empty where that is not asked for.
+std::string frozen_contradiction(const Problem& problem);
 /// The choices for saving intermediates of a gated feed-forward network for its backward pass.
 /// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
 /// the mask".

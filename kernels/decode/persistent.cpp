@@ -16,6 +16,7 @@
 
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/sample/sample.hpp"
@@ -30,15 +31,22 @@ const OpPart& part_named(const std::vector<OpPart>& parts, std::string_view name
 
 class PersistentToken final : public Family {
  public:
-  explicit PersistentToken(const Family& layers) : layers_(layers) {}
+  PersistentToken(const Family& layers, bool packs_head)
+      : layers_(layers),
+        packs_head_(packs_head),
+        name_(std::string(layers.name()) + (packs_head ? "_packed_head" : "")),
+        summary_("a whole token in one launch: " + std::string(layers.summary()) +
+                 (packs_head ? "; the head's weights are packed" : "")) {}
 
-  std::string_view name() const override { return layers_.name(); }
+  std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
     std::vector<std::string> stages{stage_embed};
     for (const std::string& stage : layers_.stages()) stages.push_back("layer." + stage);
-    for (const char* stage : {"head.norm.forward", "head.product.product", "head.choose.choose"})
+    stages.emplace_back("head.norm.forward");
+    if (packs_head_) stages.emplace_back("head.product.expand");
+    for (const char* stage : {"head.product.product", "head.choose.choose"})
       stages.emplace_back(stage);
     stages.emplace_back(stage_advance);
     return stages;
@@ -48,6 +56,11 @@ class PersistentToken final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto reason = layers_.refusal(layers_of(problem), facts)) return reason;
+    if (packed_format(head_of(problem)).packed != packs_head_)
+      return packs_head_ ? "the head has dense weights" : "the head has packed weights";
+    if (packs_head_ && problem.size("d") % packed_k != 0)
+      return fmt::format("d={}: packed weights of the head need a multiple of {}",
+                         problem.size("d"), packed_k);
     if (problem.has("choose", "filtered"))
       return "what a filter keeps depends on all logits, which the kernel does not have";
     if (problem.sizes.contains("best"))
@@ -67,7 +80,7 @@ class PersistentToken final : public Family {
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
-    const double bytes = 2 * static_cast<double>(problem.size("vocab") * problem.size("d"));
+    const double bytes = cost_of(head_op(), head_of(problem)).bytes;
     const auto layers = layers_.estimate(layers_of(problem), facts, config);
     return layers ? std::optional(*layers + bytes / bandwidth) : std::nullopt;
   }
@@ -101,9 +114,14 @@ class PersistentToken final : public Family {
     return part_named(decode_op().parts(problem), "layer").problem;
   }
 
+  static Problem head_of(const Problem& problem) {
+    return part_named(decode_op().parts(problem), "head").problem;
+  }
+
   static layer::WholeToken token_of(const Problem& problem) {
     const Sequences of = sequences_of(problem);
-    const Problem head = part_named(decode_op().parts(problem), "head").problem;
+    const Problem head = head_of(problem);
+    const PackedFormat format = packed_format(head);
     const OpPart* const choose = head::find_part(head::parts_of(head), "choose");
     const sample::Form form = sample::form_of(choose->problem);
     const TensorPlaces places(decode_op().tensors(problem));
@@ -115,6 +133,8 @@ class PersistentToken final : public Family {
       config.head_bias = head.has("bias", "yes");
       config.rounds_head = !head.has("logits", "f32");
       config.caps_head = form.softcap > 0;
+      config.packs_head = format.packed;
+      if (format.packed) config.head_format = format.form();
     };
     constexpr std::size_t at = sizeof(persistent_common);
     using Token = persistent_token;
@@ -128,13 +148,22 @@ class PersistentToken final : public Family {
     set(token.embedding, at + offsetof(Token, embedding), "embedding");
     token.embedding.emplace_back(at + offsetof(Token, embed_scale), of.scale);
     const std::pair<std::size_t, const char*> of_head[] = {
-        {offsetof(Token, final_norm), "final_norm"}, {offsetof(Token, head), "w_head"},
-        {offsetof(Token, head_bias), "b_head"},      {offsetof(Token, temperature), "temperature"},
-        {offsetof(Token, seeds), "seeds"},           {offsetof(Token, steps), "steps"},
-        {offsetof(Token, next_ids), "ids"},          {offsetof(Token, next_lengths), "lengths"},
-        {offsetof(Token, next_ended), "ended"},      {offsetof(Token, out), "out"},
-        {offsetof(Token, limits), "limits"},         {offsetof(Token, stop), "stop"},
-        {offsetof(Token, chosen), "chosen"},         {offsetof(Token, logit), "logit"},
+        {offsetof(Token, final_norm), "final_norm"},
+        {offsetof(Token, head), "w_head"},
+        {offsetof(Token, head_bias), "b_head"},
+        {offsetof(Token, head_scales), "w_head_scale"},
+        {offsetof(Token, head_zeros), "w_head_zero"},
+        {offsetof(Token, temperature), "temperature"},
+        {offsetof(Token, seeds), "seeds"},
+        {offsetof(Token, steps), "steps"},
+        {offsetof(Token, next_ids), "ids"},
+        {offsetof(Token, next_lengths), "lengths"},
+        {offsetof(Token, next_ended), "ended"},
+        {offsetof(Token, out), "out"},
+        {offsetof(Token, limits), "limits"},
+        {offsetof(Token, stop), "stop"},
+        {offsetof(Token, chosen), "chosen"},
+        {offsetof(Token, logit), "logit"},
         {offsetof(Token, logprob), "logprob"}};
     for (const auto& [offset, name] : of_head) set(token.head, at + offset, name);
     token.head.emplace_back(at + offsetof(Token, softcap), form.softcap);
@@ -145,7 +174,8 @@ class PersistentToken final : public Family {
   }
 
   const Family& layers_;
-  std::string summary_ = "a whole token in one launch: " + std::string(layers_.summary());
+  bool packs_head_;
+  std::string name_, summary_;
 };
 
 }  // namespace
@@ -153,8 +183,9 @@ class PersistentToken final : public Family {
 std::vector<const Family*> persistent_tokens() {
   static const auto families = [] {
     std::vector<std::unique_ptr<const PersistentToken>> all;
-    for (const Family* layers : layer::persistent_layers())
-      all.push_back(std::make_unique<PersistentToken>(*layers));
+    for (const bool packs_head : {false, true})
+      for (const Family* layers : layer::persistent_layers())
+        all.push_back(std::make_unique<PersistentToken>(*layers, packs_head));
     return all;
   }();
   std::vector<const Family*> list;

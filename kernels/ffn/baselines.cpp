@@ -13,6 +13,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/norm.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/library_gemm.hpp"
@@ -150,14 +151,13 @@ Baseline merged(const Problem& problem, const DeviceFacts& facts) {
 }
 
 Baseline backward(const Problem& problem, const DeviceFacts& facts) {
-  const auto [m, d, h] = shape_of(problem);
   Baseline baseline;
   baseline.name = "unfused";
   baseline.summary =
       facts.kind == DeviceKind::cpu
           ? "a product of OpenBLAS each and the vectorised gradients of gate and up"
           : "a product of cuBLASLt each and a kernel for the gradients of gate and up";
-  baseline.extra = {{"dc", problem.dtype, {m, h}, Role::intermediate, 1}};
+  baseline.extra = gradient_extra(problem);
   const TensorPlaces places(ffn_op().tensors(problem), baseline.extra);
   Program& program = baseline.program;
   program.host_tensors = places.count();
@@ -166,7 +166,9 @@ Baseline backward(const Problem& problem, const DeviceFacts& facts) {
     append_library_gemms(program, gate_up_gemm(problem), places, {"gate", "up"});
   append_library_gemms(program, d_hidden_gemm(problem), places, {"dc"});
   append_gate_gradient(program, problem, facts, places, "gate", "up");
-  for (const GemmProblem& gemm : {d_x_gemm(problem), d_gate_up_gemm(problem), d_down_gemm(problem)})
+  append_library_gemms(program, d_x_gemm(problem), places);
+  if (is_frozen(problem)) return baseline;
+  for (const GemmProblem& gemm : {d_gate_up_gemm(problem), d_down_gemm(problem)})
     append_library_gemms(program, gemm, places);
   return baseline;
 }
@@ -202,6 +204,14 @@ void append_act_mul(Program& program, const Problem& problem, const DeviceFacts&
                   ? fmt::format("act_mul_fp8<{}>", activation)
                   : fmt::format("act_mul<{}, {}>", element_type(wide), activation),
               wide, m, h, std::move(arguments));
+}
+
+std::vector<TensorSpec> gradient_extra(const Problem& problem) {
+  const std::vector<std::int64_t> shape{problem.size("m"), problem.size("h")};
+  std::vector<TensorSpec> extra{{"dc", problem.dtype, shape, Role::intermediate, 1}};
+  if (is_frozen(problem) && !recomputes(problem))
+    extra.push_back({"hidden", problem.dtype, shape, Role::intermediate, 1});
+  return extra;
 }
 
 void append_gate_gradient(Program& program, const Problem& problem, const DeviceFacts& facts,

@@ -59,6 +59,9 @@ struct Form {
 Form form_of(const Problem& problem);
 /// Whether a backward pass computes gate and up again: save=input.
 bool recomputes(const Problem& problem);
+/// Whether the gradients of gate and up come with hidden, for dw_down: unless it was computed
+/// again, or weights are frozen.
+bool stores_hidden(const Problem& problem);
 
 /// Computes the outputs of the stage of that name in float64. In fp8 with elements as they are
 /// stored: `hidden` is in units of its scale, and rounded; with scales of blocks, gate_up computes
@@ -66,7 +69,7 @@ bool recomputes(const Problem& problem);
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel);
 
-/// d_gate, d_up and, unless the pass recomputes it, hidden in float64 from gate, up and dc, the
+/// d_gate, d_up and, if stores_hidden(), hidden in float64 from gate, up and dc, the
 /// gradient of hidden, which it takes away.
 void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
@@ -139,6 +142,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
 void append_act_mul(Program& program, const Problem& problem, const DeviceFacts& facts,
                     const TensorPlaces& places, std::string_view gate, std::string_view up);
 
+/// The memory of append_gate_gradient() beside the op's tensors.
+std::vector<TensorSpec> gradient_extra(const Problem& problem);
 /// Appends d_gate, d_up and hidden, of the gradient dc of hidden.
 void append_gate_gradient(Program& program, const Problem& problem, const DeviceFacts& facts,
                           const TensorPlaces& places, std::string_view gate, std::string_view up);

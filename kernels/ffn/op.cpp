@@ -106,12 +106,12 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   const auto dtype = problem.dtype;
   const double by_d = 1 / std::sqrt(static_cast<double>(d));
   const double by_h = 1 / std::sqrt(static_cast<double>(h));
-  const bool again = recomputes(problem);
+  const bool again = recomputes(problem), frozen = is_frozen(problem);
   const auto inner = [&, m = m, h = h](const char* name, Role role) {
     return TensorSpec{name, dtype, {m, h}, role, 1};
   };
-  std::vector<TensorSpec> tensors{{"dy", dtype, {m, d}, Role::input, 1},
-                                  {"x", dtype, {m, d}, Role::input, 1}};
+  std::vector<TensorSpec> tensors{{"dy", dtype, {m, d}, Role::input, 1}};
+  if (again || !frozen) tensors.push_back({"x", dtype, {m, d}, Role::input, 1});
   if (!again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
   for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
@@ -127,11 +127,11 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   };
   if (form_of(problem).accumulates) of_weights("_before", Role::input);
   tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
-  of_weights("", Role::output);
+  if (!frozen) of_weights("", Role::output);
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
-  for (const char* name : {"hidden", "d_gate", "d_up"})
-    tensors.push_back(inner(name, Role::intermediate));
+  if (again || !frozen) tensors.push_back(inner("hidden", Role::intermediate));
+  for (const char* name : {"d_gate", "d_up"}) tensors.push_back(inner(name, Role::intermediate));
   return tensors;
 }
 
@@ -154,7 +154,8 @@ std::vector<OptionField> option_fields() {
                       "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
                       "weight 128 x 128)",
                       {"tensor", "block"}, "fwd"),
-          batch_invariant_option(), accumulate_option("the weights")});
+          batch_invariant_option(), accumulate_option("the weights"),
+          frozen_option("the weights")});
   append(norm_options());
   append(packed_options());
   options.push_back(quantise_option());
@@ -192,8 +193,9 @@ class Ffn final : public DescribedOp {
       return "bias=both is of a network without a gate: give gate=no too, or bias=down";
     if (!form.gated && form.saves) return "save=preact is of a gate: gate=no has no backward pass";
     if (!form.gated && is_quantised(problem)) return "gate=no is for bf16, fp16 and f32, not fp8";
-    if (auto reason = norm_contradiction(problem); !reason.empty()) return reason;
-    if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
+    for (const auto& reason : {norm_contradiction(problem), frozen_contradiction(problem),
+                               quantise_contradiction(problem)})
+      if (!reason.empty()) return reason;
     if (packed_format(problem).packed) {
       const std::string_view code = code_name(packed_format(problem).code);
       if (is_quantised(problem))
@@ -261,6 +263,10 @@ DType wide_dtype(const Problem& problem) {
 
 bool recomputes(const Problem& problem) {
   return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+bool stores_hidden(const Problem& problem) {
+  return !recomputes(problem) && !is_frozen(problem);
 }
 
 Form form_of(const Problem& problem) {

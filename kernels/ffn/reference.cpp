@@ -189,7 +189,7 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
   const std::vector<double>&gate = tensors.at("gate"), &up = tensors.at("up");
   auto d_gate = large_vector<double>(dc.size(), parallel);
   std::vector<double> hidden;
-  if (!recomputes(problem)) hidden = large_vector<double>(dc.size(), parallel);
+  if (stores_hidden(problem)) hidden = large_vector<double>(dc.size(), parallel);
   for_each_block(std::ssize(dc), 1, parallel, [&](const Block& block) {
     const auto last = static_cast<std::size_t>(block.last_row);
     for (auto i = static_cast<std::size_t>(block.first_row); i < last; ++i) {

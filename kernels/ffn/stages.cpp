@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "kernels/common/op_parts.hpp"
+
 namespace fftune::ffn {
 namespace {
 
@@ -46,8 +48,10 @@ Scaling scaling_of(const Problem& problem) {
 std::vector<GemmStage> gemm_stages(const Problem& problem) {
   if (problem.pass == "fwd" && !form_of(problem).gated) return {up, down};
   if (problem.pass == "fwd") return {gate_up, down};
-  if (recomputes(problem)) return {gate_up, d_hidden, d_x, d_gate_up, d_down};
-  return {d_hidden, d_x, d_gate_up, d_down};
+  std::vector<GemmStage> stages{d_hidden, d_x};
+  if (recomputes(problem)) stages.insert(stages.begin(), gate_up);
+  if (!is_frozen(problem)) stages.insert(stages.end(), {d_gate_up, d_down});
+  return stages;
 }
 
 GemmProblem gate_up_gemm(const Problem& problem) {
@@ -188,7 +192,7 @@ GemmProblem d_hidden_gemm(const Problem& problem) {
                    .gate = "gate",
                    .up = "up",
                    .d_up = "d_up"};
-  if (!recomputes(problem)) gemm.epilogue.hidden = "hidden";
+  if (stores_hidden(problem)) gemm.epilogue.hidden = "hidden";
   gemm.follows = recomputes(problem);
   return gemm;
 }

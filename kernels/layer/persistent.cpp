@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
+#include <iterator>
 #include <numbers>
 #include <numeric>
 #include <optional>
@@ -25,6 +26,8 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/packed/packed.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/norm/norm.hpp"
@@ -52,8 +55,8 @@ constexpr std::size_t token_at = sizeof(persistent_common),
                       layers_at = token_at + sizeof(persistent_token);
 static_assert(sizeof(persistent_params) ==
               layers_at + sizeof(persistent_layer_pointers) * persistent_params::most_layers);
-static_assert(sizeof(persistent_expert_params) ==
-              layers_at + sizeof(persistent_expert_layer) * persistent_expert_params::most_layers);
+static_assert(sizeof(persistent_packed_expert_params) ==
+              layers_at + sizeof(persistent_packed_expert_layer) * persistent_params::most_layers);
 
 /// The feed-forward network of the layers.
 enum class Network {
@@ -81,6 +84,24 @@ const char* words_of(Network network) {
       return "experts and a network of all tokens with a gate";
     case Network::slices:
       return "slices of a group's ranks";
+  }
+  return "";
+}
+
+/// Which weights of the layers are packed.
+enum class Packing { none, network, all };
+Packing packing_of(const Problem& problem) {
+  if (!packed_format(problem).packed) return Packing::none;
+  return packs_attention(problem) ? Packing::all : Packing::network;
+}
+const char* words_of(Packing packing) {
+  switch (packing) {
+    case Packing::none:
+      return "dense weights";
+    case Packing::network:
+      return "packed weights in the feed-forward network alone";
+    case Packing::all:
+      return "packed weights";
   }
   return "";
 }
@@ -135,7 +156,13 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .kv_head = static_cast<int>(heads.cache_head),
                          .sinks = problem.has("sinks", "yes"),
                          .out_bias = problem.has("out-bias", "yes"),
-                         .ranks = static_cast<int>(size_or(problem, "ranks", 0))};
+                         .caps_scores = layer.attention.softcap > 0,
+                         .scales_residual = problem.has("residual-scale", "yes"),
+                         .post_norms = problem.has("post-norms", "yes"),
+                         .ranks = static_cast<int>(size_or(problem, "ranks", 0)),
+                         .packs_attention = packs_attention(problem),
+                         .packs_network = packed_format(problem).packed};
+  if (form.packs_network) form.format = packed_format(problem).form();
   if (const auto& router = layer.router) {
     form.experts = static_cast<int>(router->experts);
     form.choices = static_cast<int>(router->choices);
@@ -179,13 +206,12 @@ std::int64_t experts_of_token(const Problem& problem) {
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"},      {"post-norms", "no"},
-      {"block", "serial"},  {"ffn", experts ? "moe" : "gated"},
-      {"weights", "dense"}, {"residual-scale", "no"}};
+      {"norm", "rms"}, {"block", "serial"}, {"ffn", experts ? "moe" : "gated"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
-  if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
+  if (problem.has("post-norms", "only"))
+    return "post-norms=only: the kernel has norms in front too";
   if (!experts && problem.has("ffn-bias", "yes"))
     return "ffn-bias=yes: the kernel adds biases to experts alone";
   if (!experts) return std::nullopt;
@@ -218,27 +244,42 @@ std::string text_of(const persistent_config& c) {
         ", .vocab = {}, .draws = {}, .sums = {}, .head_bias = {}, .rounds_head = {}, .caps_head = "
         "{}",
         c.vocab, c.draws, c.sums, c.head_bias, c.rounds_head, c.caps_head);
+  std::string packed;
+  if (c.packs())
+    packed = fmt::format(", .packs_attention = {}, .packs_network = {}, .format = {}",
+                         c.packs_attention, c.packs_network, template_argument(c.format));
+  if (c.packs_head)
+    packed +=
+        fmt::format(", .packs_head = true, .head_format = {}", template_argument(c.head_format));
+  std::string rare;
+  for (const auto& [name, value] : {std::pair{"caps_scores", c.caps_scores},
+                                    {"scales_residual", c.scales_residual},
+                                    {"post_norms", c.post_norms}})
+    if (value) rare += fmt::format(", .{} = true", name);
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
       ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
-      ".out_bias = {}{}{}{}}}",
+      ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.sinks, c.out_bias, mixture, token,
-      c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "");
+      c.held, c.sinks, c.out_bias, rare + mixture, token,
+      c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
-/// Layers with one kind of feed-forward network.
+/// Layers with one kind of feed-forward network and of weights.
 class PersistentLayers final : public Family {
  public:
-  PersistentLayers(std::string_view name, std::string_view summary, Network network)
+  PersistentLayers(std::string_view name, std::string_view summary, Network network,
+                   Packing packing = Packing::none, bool post_norms = false)
       : name_(name),
         summary_(summary),
         network_(network),
+        packing_(packing),
+        post_norms_(post_norms),
         experts_(network != Network::dense && network != Network::slices) {}
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
@@ -247,21 +288,41 @@ class PersistentLayers final : public Family {
     if (network_ == Network::slices)
       return {"attn_norm.forward",   "qkv.product", "attention.forward", "out.product",
               "attn_reduce.forward", "ffn.gate_up", "ffn.down",          "ffn_reduce.forward"};
-    std::vector<std::string> stages{"attn_norm.forward", "qkv.product", "attention.forward",
-                                    "out.product", "ffn_norm.forward"};
+    std::vector<std::string> stages;
     const auto add = [&](std::initializer_list<const char*> more) {
       stages.insert(stages.end(), more.begin(), more.end());
     };
+    const auto add_network = [&](const std::string& part) {
+      const bool packed = packing_ != Packing::none;
+      for (const char* stage : {"expand_gate_up", "gate_up", "expand_down", "down"})
+        if (packed || std::string_view(stage).find("expand") == std::string_view::npos)
+          stages.push_back(part + "." + stage);
+    };
+    const bool packs_attention = packing_ == Packing::all;
+    add({"attn_norm.forward"});
+    if (packs_attention) add({"qkv.expand"});
+    add({"qkv.product"});
+    if (packs_attention) add({"qkv.heads"});
+    add({"attention.forward"});
+    if (packs_attention) add({"out.expand"});
+    add({"out.product"});
+    if (post_norms_) add({"attn_post_norm.forward"});
+    add({"ffn_norm.forward"});
     if (!experts_) {
-      add({"ffn.gate_up", "ffn.down"});
+      add_network("ffn");
+      if (post_norms_) add({"ffn_post_norm.forward"});
       return stages;
     }
     add({"router.product", "route.choose"});
-    if (network_ == Network::shared) add({"shared.gate_up", "shared.down"});
-    if (network_ == Network::weighted)
-      add({"shared_router.product", "shared_route.choose", "shared_experts.route",
-           "shared_experts.gate_up", "shared_experts.down", "shared_experts.combine"});
-    add({"experts.route", "experts.gate_up", "experts.down", "experts.combine"});
+    if (network_ == Network::shared) add_network("shared");
+    if (network_ == Network::weighted) {
+      add({"shared_router.product", "shared_route.choose", "shared_experts.route"});
+      add_network("shared_experts");
+      add({"shared_experts.combine"});
+    }
+    add({"experts.route"});
+    add_network("experts");
+    add({"experts.combine"});
     return stages;
   }
   std::vector<std::string> sources() const override { return {"layer/persistent.cu"}; }
@@ -277,11 +338,17 @@ class PersistentLayers final : public Family {
                  ? fmt::format("ranks={}: the kernel has the layers of one GPU",
                                problem.size("ranks"))
                  : fmt::format("the layers have {}", words_of(network));
+    if (const Packing packing = packing_of(problem); packing != packing_)
+      return fmt::format("the layers have {}", words_of(packing));
+    if (problem.has("post-norms", "yes") != post_norms_)
+      return post_norms_ ? "the layers have no norms behind their parts"
+                         : "the layers have norms behind their parts";
     const bool slices = network_ == Network::slices;
     if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
     if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
-                   problem.has("out-bias", "yes") || has_experts(problem)))
-      return "on slices it has no windows, sinks, experts, or biases behind attention";
+                   problem.has("out-bias", "yes") || problem.has("residual-scale", "yes") ||
+                   has_experts(problem)))
+      return "on slices it has no windows, sinks, experts, or biases and factors behind attention";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (slices && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
       return fmt::format("{} tokens of {} features are more than go as packets", tokens,
@@ -292,18 +359,24 @@ class PersistentLayers final : public Family {
     if (auto reason = unknown_option(problem, experts_)) return reason;
     const Layer layer(problem);
     const qkv::Layer& heads = layer.heads;
-    if (heads.in_two_stages()) return "the kernel normalises heads one by one, before RoPE";
-    if (heads.dim != 64 && heads.dim != 128)
-      return fmt::format("dim={}: the kernel has heads of 64 and 128 features", heads.dim);
+    if (heads.grouped || heads.norm_last || heads.norm == qkv::HeadNorm::rows ||
+        heads.norm == qkv::HeadNorm::centred)
+      return "the kernel has q, k and v one after the other, and normalises heads one by one, "
+             "before RoPE";
+    if (heads.dim != 64 && heads.dim != 128 && heads.dim != 256)
+      return fmt::format("dim={}: the kernel has heads of 64, 128 and 256 features", heads.dim);
     if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary % 64 != 0))
-      return "the kernel rotates 64 or 128 features of a head, by halves";
+      return "the kernel rotates a multiple of 64 features of a head, by halves";
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
-      if (k % 32 != 0)
-        return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
+      if (const int unit = packing_ == Packing::none ? 32 : packed_k; k % unit != 0)
+        return fmt::format("a product over {} elements: a multiple of {} is needed", k, unit);
     const persistent_config form = form_of(problem, layer, facts);
-    const std::int64_t hidden = experts_ ? form.hidden_blocks() : form.h;
-    for (const std::int64_t rows :
-         {problem.size("d"), hidden, tokens * heads.heads * heads.dim / 4})
+    // A block that combines no features of attention might still read what others set to zero.
+    std::vector<std::int64_t> rows_of_all{form.units()};
+    if (packing_ == Packing::none)
+      rows_of_all.insert(rows_of_all.end(),
+                         {problem.size("d"), experts_ ? form.all_hidden() / 8 : form.h});
+    for (const std::int64_t rows : rows_of_all)
       if (rows < facts.multiprocessors)
         return fmt::format("{} rows for {} SMs: every block needs a part of each product", rows,
                            facts.multiprocessors);
@@ -373,7 +446,7 @@ class PersistentLayers final : public Family {
             "each thread has one element of the residual stream at most",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.most_rows(p.d) * p.tokens <= p.consumers();
+              return p.most_rows(p.d, p.residual_unit()) * p.tokens <= p.consumers();
             },
             sizes)
         .constraint(
@@ -392,10 +465,11 @@ class PersistentLayers final : public Family {
     const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
     // On an H100 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
     // none; 3 layers of Qwen3-30B-A3B take 167 and 165, and several tokens of a sequence spill.
-    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : 4;
-    return least_cost(space(problem, facts), name(), [many, held](const Config& c) {
-      return std::tuple(c.at("held") != held, c.at("head_groups"), c.at("warps") != 8,
-                        c.at("chunk") != 512, c.at("chunk"),
+    const bool packs = packing_ != Packing::none;
+    const int held = experts_ || size_or(problem, "s", 1) > 1 ? 0 : packs || post_norms_ ? 2 : 4;
+    return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
+      return std::tuple(c.at("held") != held, packs && c.at("chunk") != 512, c.at("head_groups"),
+                        c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
                         c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
                         c.at("input_kb") != (many ? 16 : 36));
@@ -453,9 +527,7 @@ class PersistentLayers final : public Family {
         "fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype), text_of(persistent),
         activation_type(layer.activation), norm::convention_type(layer.norm.convention));
     program.kernels.push_back({"layer/persistent.cu", expression});
-    const std::size_t most = persistent.has_experts() ? persistent_expert_params::most_layers
-                             : persistent.ranks > 0   ? persistent_rank_params::most_layers
-                                                      : persistent_params::most_layers;
+    constexpr std::size_t most = persistent_params::most_layers;
     for (std::size_t first = 0; first < places.size(); first += most) {
       const std::size_t count = std::min(most, places.size() - first);
       const auto sets =
@@ -521,12 +593,16 @@ class PersistentLayers final : public Family {
                                        const std::vector<std::vector<std::size_t>>& places,
                                        bool whole_token) {
     const TensorPlaces own(layer_op().tensors(one));
-    const bool experts = layer.router.has_value();
-    ParameterStruct parameters{.bytes = experts ? sizeof(persistent_expert_params)
-                                        : one.sizes.contains("ranks")
-                                            ? sizeof(persistent_rank_params)
-                                            : sizeof(persistent_params),
-                               .fields = {}};
+    const bool experts = layer.router.has_value(), packs = packed_format(one).packed;
+    const std::size_t common =
+        one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(persistent_common);
+    const std::size_t of_layer = packs && experts ? sizeof(persistent_packed_expert_layer)
+                                 : packs          ? sizeof(persistent_packed_layer)
+                                 : experts        ? sizeof(persistent_expert_layer)
+                                                  : sizeof(persistent_layer_pointers);
+    ParameterStruct parameters{
+        .bytes = common + sizeof(persistent_token) + persistent_params::most_layers * of_layer,
+        .fields = {}};
     const auto set = [&](std::size_t offset, Argument value) {
       parameters.fields.push_back({offset, std::move(value)});
     };
@@ -553,7 +629,10 @@ class PersistentLayers final : public Family {
     set(offsetof(Params, table_rows), static_cast<std::int32_t>(layer.heads.positions));
     set(offsetof(Params, epsilon), layer.norm.eps);
     set(offsetof(Params, norm_offset), static_cast<float>(layer.heads.norm_offset));
-    set(offsetof(Params, scale), layer.attention.scale * std::numbers::log2e_v<float>);
+    const float cap = layer.attention.softcap;
+    set(offsetof(Params, scale),
+        (cap > 0 ? cap : layer.attention.scale) * std::numbers::log2e_v<float>);
+    if (cap > 0) set(offsetof(Params, inner_scale), layer.attention.scale / cap);
     const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
     set(offsetof(Params, angle_scale), turns.scale);
     if (experts) set(offsetof(Params, route_scale), layer.router->scale);
@@ -561,15 +640,15 @@ class PersistentLayers final : public Family {
       set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
     for (std::size_t i = 0; i < places.size(); ++i) {
       using Pointers = persistent_layer_pointers;
-      const std::size_t common =
-          one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(Params);
-      const std::size_t at = common + sizeof(persistent_token) +
-                             i * (experts ? sizeof(persistent_expert_layer) : sizeof(Pointers));
+      const std::size_t at = common + sizeof(persistent_token) + i * of_layer;
       const auto set_own = [&](std::size_t offset, const char* name) {
         set_tensor(at + offset, places[i], name);
       };
       set_own(offsetof(Pointers, attn_norm), "attn_norm");
       set_own(offsetof(Pointers, ffn_norm), "ffn_norm");
+      set_own(offsetof(Pointers, attn_post_norm), "attn_post_norm");
+      set_own(offsetof(Pointers, ffn_post_norm), "ffn_post_norm");
+      set_own(offsetof(Pointers, residual_scale), "residual_scale");
       if (layer.heads.packed) {
         set_own(offsetof(Pointers, qkv), "w_qkv");
         set_own(offsetof(Pointers, bias), "b_qkv");
@@ -607,12 +686,27 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, down), "w_down");
       set_own(offsetof(Pointers, keys), "k_cache");
       set_own(offsetof(Pointers, values), "v_cache");
+      if (!packs) continue;
+      using Packed = persistent_packed_pointers;
+      const std::size_t packed = experts ? offsetof(persistent_packed_expert_layer, packed)
+                                         : offsetof(persistent_packed_layer, packed);
+      constexpr const char* names[] = {"w_qkv",  "w_o",           "w_gate",      "w_up",
+                                       "w_down", "w_shared_gate", "w_shared_up", "w_shared_down"};
+      static_assert(std::size(names) == Packed::count);
+      for (std::size_t part = 0; part < std::size(names); ++part) {
+        const std::string name = names[part];
+        const std::size_t offset = packed + part * sizeof(void*);
+        set_own(offset + offsetof(Packed, scales), (name + "_scale").c_str());
+        set_own(offset + offsetof(Packed, zeros), (name + "_zero").c_str());
+      }
     }
     return parameters;
   }
 
   std::string_view name_, summary_;
   Network network_;
+  Packing packing_;
+  bool post_norms_;
   bool experts_;
 };
 
@@ -631,7 +725,25 @@ std::vector<const Family*> persistent_layers() {
       {"persistent_weighted", "the same where a gate weights the network of all tokens",
        Network::weighted},
       {"persistent_ranks", "all layers on a rank's slice, with the sums over two ranks among them",
-       Network::slices}};
+       Network::slices},
+      {"persistent_post_norms", "all layers in one launch, with norms behind their parts",
+       Network::dense, Packing::none, true},
+      {"persistent_packed", "all layers in one launch, with packed weights", Network::dense,
+       Packing::all},
+      {"persistent_packed_post_norms", "the same with norms behind their parts", Network::dense,
+       Packing::all, true},
+      {"persistent_packed_ffn",
+       "the same where the weights of the feed-forward network alone are packed", Network::dense,
+       Packing::network},
+      {"persistent_packed_experts", "all layers in one launch, with packed weights and experts",
+       Network::experts, Packing::all},
+      {"persistent_packed_mixture", "the same where the weights of the experts alone are packed",
+       Network::experts, Packing::network},
+      {"persistent_packed_shared",
+       "all layers in one launch, with packed weights, experts and a network of all tokens",
+       Network::shared, Packing::all},
+      {"persistent_packed_weighted", "the same where a gate weights the network of all tokens",
+       Network::weighted, Packing::all}};
   std::vector<const Family*> list;
   for (const Family& family : families) list.push_back(&family);
   return list;

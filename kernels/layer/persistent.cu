@@ -45,6 +45,7 @@
 //
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
+#include "attention/softmax.cuh"
 #include "common/activation.cuh"
 #include "common/async.cuh"
 #include "common/choice.cuh"
@@ -52,6 +53,7 @@
 #include "common/peers.cuh"
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
+#include "gemm/decode/packed_stage.cuh"
 #include "gemm/head_row.cuh"
 #include "layer/next_token.cuh"
 #include "layer/persistent.cuh"
@@ -89,8 +91,11 @@ struct persistent_layers {
 
   using dense_params =
       typename choose_type<(c.ranks > 0), persistent_rank_params, persistent_params>::type;
-  using params =
+  using network_params =
       typename choose_type<c.has_experts(), persistent_expert_params, dense_params>::type;
+  using packed_params = typename choose_type<c.has_experts(), persistent_packed_expert_params,
+                                             persistent_packed_params>::type;
+  using params = typename choose_type<c.packs(), packed_params, network_params>::type;
   using peers = peer_group<(c.ranks > 0 ? c.ranks : 1)>;
   const params& p;
   const u32 shared;
@@ -99,6 +104,7 @@ struct persistent_layers {
   // Which of the keys is that of the sequence's first new token, and which one its first query is
   // at. They differ where the new token has no row in the cache. May be < 0.
   int first_new, first_query;
+  int own_hidden = 0, next_hidden = 0;  // features between gate and down, where they are balanced
   // Kept across layers, because the cleaner's fences leave nothing in L1.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
@@ -109,6 +115,10 @@ struct persistent_layers {
     head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = first_new = first_query = first_key = 0;
+    if constexpr (c.balances()) {
+      own_hidden = c.first_hidden(static_cast<int>(blockIdx.x));
+      next_hidden = c.first_hidden(static_cast<int>(blockIdx.x) + 1);
+    }
     if (sequence < c.sequences()) {
       const int length = length_of(sequence), each = keys_of_split(length);
       first_key = c.first_seen(length) + split * each;
@@ -165,21 +175,22 @@ struct persistent_layers {
     return from_float<T>(value * p.token.embed_scale);
   }
   __device__ __forceinline__ bool chooses() const { return c.has_head() && p.token.chooses != 0; }
-  static __device__ __forceinline__ int first_row(int rows) {
-    return static_cast<int>(static_cast<i64>(rows) * blockIdx.x / c.blocks);
+  static __device__ __forceinline__ int first_row(int rows, int unit) {
+    return c.first_row(static_cast<int>(blockIdx.x), rows, unit);
   }
-  static __device__ __forceinline__ int rows_of_block(int rows) {
-    return static_cast<int>(static_cast<i64>(rows) * (blockIdx.x + 1) / c.blocks) - first_row(rows);
+  static __device__ __forceinline__ int rows_of_block(int rows, int unit) {
+    return c.first_row(static_cast<int>(blockIdx.x) + 1, rows, unit) - first_row(rows, unit);
   }
-  // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
-  static __device__ __forceinline__ int first_hidden() {
-    return c.has_experts() ? 8 * first_row(c.hidden_blocks()) : first_row(c.h);
+  // The first of a CTA's features between gate and down, and their number.
+  __device__ __forceinline__ int first_hidden() const {
+    return c.balances() ? own_hidden : c.first_hidden(static_cast<int>(blockIdx.x));
   }
-  static __device__ __forceinline__ int hidden_rows() {
-    return c.has_experts() ? 8 * rows_of_block(c.hidden_blocks()) : rows_of_block(c.h);
+  __device__ __forceinline__ int hidden_rows() const {
+    return (c.balances() ? next_hidden : c.first_hidden(static_cast<int>(blockIdx.x) + 1)) -
+           first_hidden();
   }
   __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
-    if constexpr (c.has_experts())
+    if constexpr (c.has_experts() || c.packs())
       return p.of[layer].layer;
     else
       return p.of[layer];
@@ -209,6 +220,34 @@ struct persistent_layers {
                         c.weight_bytes(smaller(c.chunk, end - at)), row_stride);
       }
     }
+  }
+  // The same of packed weights, a tile of 16 rows after the other; from the element `first` of k
+  // on.
+  struct packed_run {
+    packed_matrix of;
+    i64 tile;
+    int first = 0;
+  };
+  template <packed_form format, class RunOf>
+  __device__ __forceinline__ void load_packed(int k, int tiles, const RunOf& run_of) {
+    constexpr packed_stage_shape shape = c.packed_stage(format);
+    for (int begin = 0; begin < k; begin += c.input_length()) {
+      const int end = smaller(k, begin + c.input_length());
+      for (int tile = 0; tile < tiles; ++tile) {
+        const packed_run of = run_of(tile);
+        for (int at = begin; at < end; at += shape.k())
+          load_packed_stage<shape>(pipeline, of.of, of.tile, of.first + at,
+                                   of.first + smaller(end, at + shape.k()));
+      }
+    }
+  }
+  using packed = persistent_packed_pointers;
+  // A packed weight of a layer, whose codes are at `codes`.
+  __device__ __forceinline__ packed_matrix packed_of(int layer, int which, const void* codes,
+                                                     int k) const {
+    const packed& of = p.of[layer].packed;
+    return {static_cast<const u8*>(codes), static_cast<const u8*>(of.scales[which]),
+            of.zeros[which], k};
   }
   static __device__ __forceinline__ const void* row_at(const void* matrix, i64 row, int k) {
     return static_cast<const W*>(matrix) + row * (k / stream_type<W>::packed);
@@ -251,19 +290,25 @@ struct persistent_layers {
   }
 
   __device__ __forceinline__ void produce() {
-    const int qkv = first_row(c.qkv_rows()), qkv_rows = rows_of_block(c.qkv_rows());
-    const int out = first_row(c.d), out_rows = rows_of_block(c.d);
+    const int qkv = first_row(c.qkv_rows(), c.qkv_unit()),
+              qkv_rows = rows_of_block(c.qkv_rows(), c.qkv_unit());
+    const int out = first_row(c.d, c.residual_unit()),
+              out_rows = rows_of_block(c.d, c.residual_unit());
     const int hidden = first_hidden(), of_hidden = hidden_rows();
     for (int layer = 0; layer < p.layers; ++layer) {
       const persistent_layer_pointers& of = layer_of(layer);
-      load_weights(c.d, ceil_div(qkv_rows, 16), 0, [&](int block) {
-        const int first = qkv + block * 16, rows = smaller(16, qkv_rows - block * 16);
-        if constexpr (c.packed_qkv) return run{row_at(of.qkv[0], first, c.d), nullptr, rows, 0};
-        const int part = part_of(first), next = first_of(part + 1);
-        const int own = smaller(rows, next - first);
-        return run{row_at(of.qkv[part], first - first_of(part), c.d),
-                   part < 2 ? of.qkv[part + 1] : nullptr, own, rows - own};
-      });
+      if constexpr (c.packs_attention) {
+        load_tiles(packed_of(layer, packed::qkv, of.qkv[0], c.d), qkv, qkv_rows);
+      } else {
+        load_weights(c.d, ceil_div(qkv_rows, 16), 0, [&](int block) {
+          const int first = qkv + block * 16, rows = smaller(16, qkv_rows - block * 16);
+          if constexpr (c.packed_qkv) return run{row_at(of.qkv[0], first, c.d), nullptr, rows, 0};
+          const int part = part_of(first), next = first_of(part + 1);
+          const int own = smaller(rows, next - first);
+          return run{row_at(of.qkv[part], first - first_of(part), c.d),
+                     part < 2 ? of.qkv[part + 1] : nullptr, own, rows - own};
+        });
+      }
       // Four exchanges between CTAs follow, and the pipeline is full before them.
       pipeline.most_in_flight = c.attention_in_flight;
       load_keys(of);
@@ -273,10 +318,14 @@ struct persistent_layers {
                      smaller(16, out_rows - block * 16), 0};
         };
       };
-      load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
+      if constexpr (c.packs_attention)
+        load_tiles(packed_of(layer, packed::out, of.out, c.q_rows()), out, out_rows);
+      else
+        load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
       if constexpr (c.has_experts()) {
         const persistent_router_pointers& router = p.of[layer].router;
-        const int first_logit = first_row(c.router_rows()), rows = rows_of_block(c.router_rows());
+        const int first_logit = first_row(c.router_rows(), 1),
+                  rows = rows_of_block(c.router_rows(), 1);
         load_weights(c.d, rows > 0 ? 1 : 0, 0, [&](int) {
           const int of_experts = larger(0, smaller(rows, c.experts - first_logit));
           return run{row_at(router.weights, first_logit, c.d), router.own_weight, of_experts,
@@ -284,6 +333,10 @@ struct persistent_layers {
         });
         route(static_cast<const float*>(router.choice_bias), layer);
         pipeline.most_in_flight = c.in_flight;
+        if constexpr (c.packs_network) {
+          load_packed_experts(of, layer, router);
+          continue;
+        }
         const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
         load_weights(c.d, of_hidden / 8, 8, [&](int block) {
           const int first = hidden + block * 8, expert = expert_of(first / c.h);
@@ -313,6 +366,17 @@ struct persistent_layers {
             });
         continue;
       }
+      if constexpr (c.packs_network) {
+        load_packed<c.format>(c.d, of_hidden / 8, [&](int block) {
+          if (block > 1) pipeline.most_in_flight = c.in_flight;
+          const i64 tile = hidden / 16 + block / 2;
+          return block % 2 == 0 ? packed_run{packed_of(layer, packed::gate, of.gate, c.d), tile}
+                                : packed_run{packed_of(layer, packed::up, of.up, c.d), tile};
+        });
+        pipeline.most_in_flight = c.in_flight;
+        load_tiles(packed_of(layer, packed::down, of.down, c.h), out, out_rows);
+        continue;
+      }
       const auto gate_up = [&](int block) {
         const int first = hidden + block * 8, rows = smaller(8, of_hidden - block * 8);
         if (block > 0) pipeline.most_in_flight = c.in_flight;
@@ -324,12 +388,56 @@ struct persistent_layers {
     }
     if constexpr (c.has_head()) {
       if (!chooses()) return;
-      const int first = first_row(c.vocab), rows = rows_of_block(c.vocab);
-      load_weights(c.d, ceil_div(rows, 16), 0, [&](int block) {
-        return run{row_at(p.token.head, first + block * 16, c.d), nullptr,
-                   smaller(16, rows - block * 16), 0};
-      });
+      const int first = first_row(c.vocab, c.head_unit()),
+                rows = rows_of_block(c.vocab, c.head_unit());
+      if constexpr (c.packs_head)
+        load_packed<c.head_format>(c.d, ceil_div(rows, 16), [&](int tile) {
+          return packed_run{{static_cast<const u8*>(p.token.head),
+                             static_cast<const u8*>(p.token.head_scales), p.token.head_zeros, c.d},
+                            first / 16 + tile};
+        });
+      else
+        load_weights(c.d, ceil_div(rows, 16), 0, [&](int block) {
+          return run{row_at(p.token.head, first + block * 16, c.d), nullptr,
+                     smaller(16, rows - block * 16), 0};
+        });
     }
+  }
+
+  // A CTA's tiles of a packed weight, `rows` rows from `first` on.
+  __device__ __forceinline__ void load_tiles(const packed_matrix& of, int first, int rows) {
+    load_packed<c.format>(of.k, rows / 16, [&](int tile) {
+      return packed_run{of, first / 16 + tile};
+    });
+  }
+
+  // Tiles of gate and up in turn, then those of down of each slot.
+  __device__ __forceinline__ void load_packed_experts(const persistent_layer_pointers& of,
+                                                      int layer,
+                                                      const persistent_router_pointers& router) {
+    const int hidden = first_hidden();
+    const auto is_own = [](int expert) { return c.own > 0 && expert >= all_experts; };
+    load_packed<c.format>(c.d, hidden_rows() / 8, [&](int block) {
+      const int first = hidden + block / 2 * 16, expert = expert_of(first / c.h);
+      const bool own = is_own(expert), up = block % 2 != 0;
+      const void* const codes =
+          own ? (up ? router.own_up : router.own_gate) : (up ? of.up : of.gate);
+      const int which = (own ? packed::own_gate : packed::gate) + (up ? 1 : 0);
+      const i64 part = own ? expert - all_experts : expert;
+      return packed_run{packed_of(layer, which, codes, c.d), (part * c.h + first % c.h) / 16};
+    });
+    const int out = first_row(c.d, c.residual_unit()) / 16;
+    const int tiles = rows_of_block(c.d, c.residual_unit()) / 16;
+    for (int tile = 0; tile < tiles; ++tile)
+      for (int slot = 0; slot < c.slots(); ++slot)
+        load_packed<c.format>(c.h, 1, [&](int) {
+          const int expert = expert_of(slot);
+          if (is_own(expert))
+            return packed_run{packed_of(layer, packed::own_down, router.own_down, c.own * c.h),
+                              out + tile, (expert - all_experts) * c.h};
+          return packed_run{packed_of(layer, packed::down, of.down, c.h),
+                            static_cast<i64>(expert) * (c.d / 16) + out + tile};
+        });
   }
 
   // Experts of the weights; behind them parts of the network of all tokens are numbered.
@@ -492,18 +600,65 @@ struct persistent_layers {
 
   // ---- MMA warps ----
 
-  // Starts to copy a norm's weights, for load_input().
-  __device__ __forceinline__ void fetch_norm(const void* weights) const {
+  // Starts to copy the weights of a norm for load_input(), and of the post-norm before it.
+  __device__ __forceinline__ void fetch_norms(const void* weights, const void* post) const {
+    const auto fetch = [&](int to, const void* from) {
 #pragma unroll 1
-    for (int at = threadIdx.x; at < c.d / 8; at += c.consumers())
-      copy_async(shared + c.norm_at() + at * 16, static_cast<const u8*>(weights) + at * 16, true);
+      for (int at = threadIdx.x; at < c.d / 8; at += c.consumers())
+        copy_async(shared + to + at * 16, static_cast<const u8*>(from) + at * 16, true);
+    };
+    if (weights != nullptr) fetch(c.norm_at(), weights);
+    if (c.post_norms && post != nullptr) fetch(c.post_norm_at(), post);
     copy_async_commit();
   }
 
+  // A token's root mean square from what each of its threads has of it, reciprocal. All MMA warps.
+  template <int lanes, int count>
+  __device__ __forceinline__ float deviation_of(const vector16 (&value)[count], int vectors) const {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (i * lanes >= vectors) continue;
+#pragma unroll
+      for (const u32 word : value[i].word) {
+        float first, second;
+        unpack<T>(word, first, second);
+        squares += first * first + second * second;
+      }
+    }
+    __syncwarp();
+    squares = warp_total(squares);
+    const u32 statistics = shared + c.statistics_at();
+    if (threadIdx.x % 32 == 0) write_float(statistics + threadIdx.x / 32 * 4, squares);
+    copy_async_wait<0>();  // the norm's weights
+    sync_consumers();
+    constexpr int warps_of_token = lanes / 32;
+    const int row = threadIdx.x / lanes;
+    float sum = 0;
+    if (row < c.tokens) {
+#pragma unroll
+      for (int i = 0; i < warps_of_token; ++i)
+        sum += read_float(statistics + (row * warps_of_token + i) * 4);
+    }
+    return reciprocal_deviation(sum, c.d, p.epsilon);
+  }
+  static __device__ __forceinline__ void normalise(vector16& value, float r,
+                                                   const vector16& weight) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float first, second, first_weight, second_weight;
+      unpack<T>(value.word[word], first, second);
+      unpack<T>(weight.word[word], first_weight, second_weight);
+      value.word[word] =
+          pack<T>(norm::template normalised<T>(first * r) * norm::factor(first_weight),
+                  norm::template normalised<T>(second * r) * norm::factor(second_weight));
+    }
+  }
+
   // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
-  // way or not. Unless they are plain, they are waited for.
+  // way or not. Unless they are plain, they are waited for. With `ends` they go to y instead.
   __device__ __forceinline__ void load_input(const T* from, int k, int begin, int end,
-                                             bool normalises, bool plain) {
+                                             bool normalises, bool plain, bool ends = false) {
     constexpr int lanes = c.consumers() / token_places;
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
@@ -546,78 +701,143 @@ struct persistent_layers {
         }
       }
     }
-    float r = 0;
-    if (normalises) {
-      float squares = 0;
+    if constexpr (c.post_norms) {
+      if (normalises) add_to_residual<lanes>(value, row, place, vectors, plain);
+      if (ends) {
 #pragma unroll
-      for (int i = 0; i < each; ++i) {
-        if (i * lanes >= vectors) continue;
-#pragma unroll
-        for (const u32 word : value[i].word) {
-          float first, second;
-          unpack<T>(word, first, second);
-          squares += first * first + second * second;
-        }
+        for (int i = 0; i < each; ++i)
+          if (i * lanes < vectors && (place + i * lanes) % c.blocks == static_cast<int>(blockIdx.x))
+            store(static_cast<T*>(p.y) + static_cast<i64>(row) * k + (place + i * lanes) * 8,
+                  value[i]);
+        return;
       }
-      __syncwarp();
-#pragma unroll
-      for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
-      const u32 statistics = shared + c.statistics_at();
-      if (threadIdx.x % 32 == 0) write_float(statistics + threadIdx.x / 32 * 4, squares);
-      copy_async_wait<0>();  // the norm's weights
-      sync_consumers();
-      constexpr int warps_of_token = lanes / 32;
-      float sum = 0;
-      if (row < c.tokens) {
-#pragma unroll
-        for (int i = 0; i < warps_of_token; ++i)
-          sum += read_float(statistics + (row * warps_of_token + i) * 4);
-      }
-      r = reciprocal_deviation(sum, c.d, p.epsilon);
     }
+    float r = 0;
+    if (normalises) r = deviation_of<lanes>(value, vectors);
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       if (i * lanes >= vectors) continue;
-      if (normalises) {
-        const vector16 weight = read_shared(shared + c.norm_at() + (place + i * lanes) * 16);
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          float first, second, first_weight, second_weight;
-          unpack<T>(value[i].word[word], first, second);
-          unpack<T>(weight.word[word], first_weight, second_weight);
-          value[i].word[word] =
-              pack<T>(norm::template normalised<T>(first * r) * norm::factor(first_weight),
-                      norm::template normalised<T>(second * r) * norm::factor(second_weight));
-        }
-      }
-      write_shared(shared + c.input_at() + row * c.input_stride() + (place + i * lanes) * 16,
-                   value[i]);
+      const u32 at = (place + i * lanes) * 16;
+      if (normalises) normalise(value[i], r, read_shared(shared + c.norm_at() + at));
+      write_shared(shared + c.input_at() + row * c.input_stride() + at, value[i]);
     }
     sync_consumers();
   }
+
+  // With post-norms: the residual stream, which becomes x or is added to. A thread has the same
+  // elements of it each time.
+  template <int lanes, int count>
+  __device__ __forceinline__ void add_to_residual(vector16 (&value)[count], int row, int place,
+                                                  int vectors, bool begins) const {
+    const u32 residual = shared + c.residual_at() + row * c.residual_stride();
+    if (!begins) {
+      const float r = deviation_of<lanes>(value, vectors);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (i * lanes >= vectors) continue;
+        const u32 at = (place + i * lanes) * 16;
+        normalise(value[i], r, read_shared(shared + c.post_norm_at() + at));
+        const vector16 before = read_shared(residual + at);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float first, second, first_before, second_before;
+          unpack<T>(value[i].word[word], first, second);
+          unpack<T>(before.word[word], first_before, second_before);
+          value[i].word[word] = pack<T>(first + first_before, second + second_before);
+        }
+      }
+      sync_consumers();  // the statistics are read
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+      if (i * lanes < vectors) write_shared(residual + (place + i * lanes) * 16, value[i]);
+  }
+
+  // A warp's part of stages of dense weights, and of packed ones: the address of this lane's
+  // tokens, the MMAs of a stage or of what was held of it, and the accumulators' rows.
+  struct dense_weights : stage_product<W, T, c.warps, c.chunk / 32 / c.warps> {
+    using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
+    using typename product::accumulators;
+    using typename product::fragment;
+    static constexpr int stage_k = c.chunk;
+    static __device__ __forceinline__ u32 lane_at(u32 stride) {
+      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+      return lane / 4 * stride + warp * 64 + lane % 4 * 16;
+    }
+    static __device__ __forceinline__ void hold(fragment& to, u32 stage) {
+      product::load(to, stage + lane_at(row_stride), row_stride);
+    }
+    static __device__ __forceinline__ void multiply(accumulators& sum, const fragment& of,
+                                                    u32 tokens, bool has_token, int at, int end) {
+      product::run(sum, of, tokens, has_token, at + static_cast<int>(threadIdx.x) / 32 * 32, end);
+    }
+    template <class Pipeline>
+    static __device__ __forceinline__ void multiply_stage(accumulators& sum, Pipeline& pipeline,
+                                                          u32 tokens, bool has_token, int at,
+                                                          int end) {
+      product::run(sum, pipeline.buffer() + lane_at(row_stride), row_stride, tokens, has_token,
+                   at + static_cast<int>(threadIdx.x) / 32 * 32, end);
+      pipeline.release();
+    }
+    static __device__ __forceinline__ float total(const accumulators& sum, int i) {
+      return (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+    }
+    static __device__ __forceinline__ int row(int group, int half) { return group + half * 8; }
+  };
+  template <packed_form format>
+  struct packed_weights {
+    using product = packed_stage_product<T, c.packed_stage(format), c.warps>;
+    using accumulators = typename product::accumulators;
+    using fragment = typename product::fragment;
+    static constexpr int stage_k = product::stage_k;
+    static __device__ __forceinline__ u32 lane_at(u32 stride) {
+      const int lane = threadIdx.x % 32;
+      return smaller(lane % 8, c.tokens - 1) * stride + lane / 8 * 16;
+    }
+    static __device__ __forceinline__ void hold(fragment& to, u32 stage) {
+      product::load(to, stage);
+    }
+    static __device__ __forceinline__ void multiply(accumulators& sum, const fragment& of,
+                                                    u32 tokens, bool has_token, int at, int end) {
+      product::run(sum, of, tokens, c.has_experts() && c.tokens > 1, has_token, end - at);
+    }
+    template <class Pipeline>
+    static __device__ __forceinline__ void multiply_stage(accumulators& sum, Pipeline& pipeline,
+                                                          u32 tokens, bool has_token, int at,
+                                                          int end) {
+      fragment of;
+      product::load(of, pipeline.buffer());
+      pipeline.release();
+      multiply(sum, of, tokens, has_token, at, end);
+    }
+    static __device__ __forceinline__ float total(const accumulators& sum, int i) {
+      return sum.value[i];
+    }
+    static __device__ __forceinline__ int row(int group, int half) { return 2 * group + half; }
+  };
 
   // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
   // in shared memory.
   // With `loads` false the activations of the product before are there. `by_slot`: k are the
   // features of each slot, one after the other, which are multiplied by the slot's token alone.
+  template <class Weights>
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
                                            bool plain, bool loads, bool by_slot) {
-    using product = stage_product<W, T, c.warps, c.chunk / 32 / c.warps>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
-      const int lane_at = group * row_stride + warp * 64 + pair * 16;
-      const int part_stages = ceil_div(c.has_experts() && by_slot ? c.h : end - begin, c.chunk);
+      const int part_stages =
+          ceil_div(c.has_experts() && by_slot ? c.h : end - begin, Weights::stage_k);
       const int held = smaller(c.held, blocks * parts * part_stages);
-      typename product::fragment first_stages[larger(c.held, 1)];
+      typename Weights::fragment first_stages[larger(c.held, 1)];
 #pragma unroll
       for (int i = 0; i < c.held; ++i) {
         if (i >= held) break;
         pipeline.wait();
-        product::load(first_stages[i], pipeline.buffer() + lane_at, row_stride);
+        Weights::hold(first_stages[i], pipeline.buffer());
         pipeline.release();
       }
       if (!(c.has_experts() || c.has_head()) || loads)
@@ -627,8 +847,8 @@ struct persistent_layers {
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
-        typename product::accumulators sum = {};
-        const u32 input = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
+        typename Weights::accumulators sum = {};
+        const u32 input = shared + c.input_at() + Weights::lane_at(c.input_stride());
 #pragma unroll 1
         for (int part = 0; part < parts; ++part) {
           u32 token_at = input;
@@ -644,24 +864,22 @@ struct persistent_layers {
 #pragma unroll
             for (int i = 0; i < c.held; ++i) {
               if (i < before || i >= smaller(held, before + part_stages)) continue;
-              product::run(sum, first_stages[i], token_at, has_token, first + warp * 32, last);
-              first += c.chunk;
-              token_at += 2 * c.chunk;
+              Weights::multiply(sum, first_stages[i], token_at, has_token, first, last);
+              first += Weights::stage_k;
+              token_at += 2 * Weights::stage_k;
             }
           }
 #pragma unroll 1
-          for (int at = first + warp * 32; at < last + warp * 32; at += c.chunk) {
+          for (int at = first; at < last; at += Weights::stage_k) {
             pipeline.wait();
-            product::run(sum, pipeline.buffer() + lane_at, row_stride, token_at, has_token, at,
-                         last);
-            pipeline.release();
-            token_at += 2 * c.chunk;
+            Weights::multiply_stage(sum, pipeline, token_at, has_token, at, last);
+            token_at += 2 * Weights::stage_k;
           }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
-        store_sums(to, group, pair, sum[0][0], sum[0][1], begin > 0);
-        store_sums(to, group + 8, pair, sum[0][2], sum[0][3], begin > 0);
+        for (int half = 0; half < 2; ++half)
+          store_sums(to, Weights::row(group, half), pair, Weights::total(sum, 2 * half),
+                     Weights::total(sum, 2 * half + 1), begin > 0);
       }
       sync_consumers();
     }
@@ -695,7 +913,8 @@ struct persistent_layers {
   }
 
   __device__ __forceinline__ void finish_qkv(const persistent_layer_pointers& of, float* to) const {
-    const int first = first_row(c.qkv_rows()), rows = rows_of_block(c.qkv_rows());
+    const int first = first_row(c.qkv_rows(), c.qkv_unit()),
+              rows = rows_of_block(c.qkv_rows(), c.qkv_unit());
 #pragma unroll 1
     for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
       const int row = at / c.tokens, column = at % c.tokens, n = first + row;
@@ -710,7 +929,7 @@ struct persistent_layers {
 
   // Logits of the router [tokens, experts].
   __device__ __forceinline__ void finish_router(const void* bias, float* to) const {
-    const int first = first_row(c.router_rows()), rows = rows_of_block(c.router_rows());
+    const int first = first_row(c.router_rows(), 1), rows = rows_of_block(c.router_rows(), 1);
     if (static_cast<int>(threadIdx.x) >= rows * c.tokens) return;
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens, n = first + row;
     const bool of_expert = !c.own_gate || n < c.experts;
@@ -722,6 +941,16 @@ struct persistent_layers {
     store_relaxed(to + column * c.router_rows() + n, sum);
   }
 
+  // Blocks of 8 rows of gate and 8 of up, or packed tiles of both in turn.
+  __device__ __forceinline__ void read_gate_up(int row, int column, float& gate, float& up) const {
+    if constexpr (c.packs_network) {
+      gate = sum_of(row / 16 * 2, row % 16, column);
+      up = sum_of(row / 16 * 2 + 1, row % 16, column);
+    } else {
+      gate = sum_of(row / 8, row % 8, column);
+      up = sum_of(row / 8, row % 8 + 8, column);
+    }
+  }
   template <class Layer>
   __device__ __forceinline__ void finish_hidden([[maybe_unused]] const Layer& of, T* to) const {
     const int first = first_hidden(), rows = hidden_rows();
@@ -732,9 +961,13 @@ struct persistent_layers {
         const int slot = (first + at) / c.h, column = slot / c.of_token();
         const int expert = c.own > 0 || c.expert_bias ? expert_of(slot) : 0;
         const bool in_turn = c.interleaved && (c.own == 0 || expert < all_experts);
-        const int gate_row = in_turn ? at % 8 * 2 : at % 8;
-        float gate = sum_of(at / 8, gate_row, column);
-        float up = sum_of(at / 8, in_turn ? gate_row + 1 : gate_row + 8, column);
+        float gate, up;
+        if (in_turn) {
+          gate = sum_of(at / 8, at % 8 * 2, column);
+          up = sum_of(at / 8, at % 8 * 2 + 1, column);
+        } else {
+          read_gate_up(at, column, gate, up);
+        }
         if constexpr (c.expert_bias) {
           if (c.own == 0 || expert < all_experts) {
             const int feature = (first + at) % c.h;
@@ -758,26 +991,29 @@ struct persistent_layers {
 #pragma unroll 1
     for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
       const int row = at / c.tokens, column = at % c.tokens;
-      const float gate = sum_of(row / 8, row % 8, column);
-      const float up = sum_of(row / 8, row % 8 + 8, column);
+      float gate, up;
+      read_gate_up(row, column, gate, up);
       store_relaxed(to + static_cast<i64>(column) * c.h + first + row,
                     from_float<T>(gated_product<activation>(gate, up)));
     }
   }
 
   // Each thread has one element of the residual stream at most. bias(feature, token) is added, and
-  // with ranks the summands of the peers before it.
+  // with ranks the summands of the peers before it. With post-norms the sum alone is stored.
   template <class Bias, class Group>
   __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain,
-                                                  const Bias& bias,
+                                                  const T* scale, const Bias& bias,
                                                   [[maybe_unused]] Group& group) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-    if (row >= rows_of_block(c.d)) return;
-    const i64 place = static_cast<i64>(column) * c.d + first_row(c.d) + row;
+    if (row >= rows_of_block(c.d, c.residual_unit())) return;
+    const i64 place = static_cast<i64>(column) * c.d + first_row(c.d, c.residual_unit()) + row;
     float sum = sum_of(row / 16, row % 16, column);
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
-    const T result = from_float<T>(residual + sum + bias(first_row(c.d) + row, column));
-    residual = to_float(result);
+    const int feature = first_row(c.d, c.residual_unit()) + row;
+    sum += bias(feature, column);
+    if constexpr (c.scales_residual) sum *= to_float(scale[feature]);
+    const T result = from_float<T>(residual + sum);
+    if constexpr (!c.post_norms) residual = to_float(result);
     T* const at = to + place;
     if (plain)
       *at = result;
@@ -808,7 +1044,7 @@ struct persistent_layers {
     if (column >= c.tokens) return;
 #pragma unroll 1
     for (int row = threadIdx.x / token_places; row < rows; row += c.consumers() / token_places) {
-      const int id = first_row(c.vocab) + first + row;
+      const int id = first_row(c.vocab, c.head_unit()) + first + row;
       float logit = sum_of(row / 16, row % 16, column);
       if constexpr (c.head_bias) logit += to_float(static_cast<const T*>(p.token.head_bias)[id]);
       if constexpr (c.rounds_head) logit = to_float(from_float<T>(logit));
@@ -1016,9 +1252,9 @@ struct persistent_layers {
       first_part = split * parts_of_split(keys_of_split(length_of(sequence)));
     }
     const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
-    if (place >= rows_of_block(c.units())) return;
+    if (place >= rows_of_block(c.units(), 1)) return;
     const int length =
-        length_of((first_row(c.units()) + place) / (c.per_sequence * (c.q_rows() / 4)));
+        length_of((first_row(c.units(), 1) + place) / (c.per_sequence * (c.q_rows() / 4)));
     const int each = keys_of_split(length), seen = length - c.first_seen(length);
     const int splits = ceil_div(seen, each);
     parts_of_row = (splits - 1) * parts_of_split(each) +
@@ -1109,8 +1345,9 @@ struct persistent_layers {
                 is_seen = is_seen &&
                           key + 16 * block > first_query - c.window +
                                                  (tile * 8 + 2 * pair + column) / c.group_heads();
-              weight[tile][i] =
-                  is_seen ? (score[tile][0][i] + score[tile][1][i]) * p.scale : unseen;
+              float sum = score[tile][0][i] + score[tile][1][i];
+              if constexpr (c.caps_scores) sum = tanh_by_exp2(sum * p.inner_scale);
+              weight[tile][i] = is_seen ? sum * p.scale : unseen;
             }
             float now = fmaxf(weight[tile][column], weight[tile][column + 2]);
 #pragma unroll
@@ -1205,7 +1442,7 @@ struct persistent_layers {
     constexpr int batch = c.tokens > 2 ? 8 : 4;
     constexpr int units_of_token = c.q_rows() / 4;
     const int place = threadIdx.x % places, sharer = threadIdx.x / places;
-    const int first = first_row(c.units()), count = rows_of_block(c.units());
+    const int first = first_row(c.units(), 1), count = rows_of_block(c.units(), 1);
     const int unit = first + place, row = unit / units_of_token;
     const int feature = unit % units_of_token * 4, head = feature / c.dim;
     float most = minus_infinity, total = 0;
@@ -1307,17 +1544,61 @@ struct persistent_layers {
 
   enum : int { qkv_product, out_product, router, gate_up, down, logits_product };
 
+  using layer_weights = packed_weights<c.format>;
+  using head_weights = packed_weights<c.head_format>;
+  static constexpr bool packs_all =
+      c.packs_attention && c.packs_network && !c.has_experts() && (!c.has_head() || c.packs_head);
+
+  // Whether all packed weights have the layout that the kernel reads.
+  __device__ __forceinline__ bool knows_weights() const {
+    bool known = true;
+    const auto read = [&](const void* codes, packed_code code, i64 n, int k) {
+      known = known && is_packed(load_cached(codes), code, n, k);
+    };
+    if constexpr (c.packs()) {
+#pragma unroll 1
+      for (int at = threadIdx.x; at < p.layers * packed::count; at += c.consumers()) {
+        const int layer = at / packed::count, which = at % packed::count;
+        const persistent_layer_pointers& of = layer_of(layer);
+        constexpr i64 experts = c.has_experts() ? all_experts : 1;
+        if constexpr (c.packs_attention) {
+          if (which == packed::qkv) read(of.qkv[0], c.format.code, c.qkv_rows(), c.d);
+          if (which == packed::out) read(of.out, c.format.code, c.d, c.q_rows());
+        }
+        if constexpr (c.packs_network) {
+          if (which == packed::gate || which == packed::up)
+            read(which == packed::gate ? of.gate : of.up, c.format.code, experts * c.h, c.d);
+          if (which == packed::down) read(of.down, c.format.code, experts * c.d, c.h);
+          if constexpr (c.own > 0) {
+            const persistent_router_pointers& router = p.of[layer].router;
+            if (which == packed::own_gate || which == packed::own_up)
+              read(which == packed::own_gate ? router.own_gate : router.own_up, c.format.code,
+                   c.own * c.h, c.d);
+            if (which == packed::own_down) read(router.own_down, c.format.code, c.d, c.own * c.h);
+          }
+        }
+      }
+    }
+    if constexpr (c.packs_head)
+      if (chooses()) read(p.token.head, c.head_format.code, c.vocab, c.d);
+    return named_barrier_all(1, c.consumers(), known);
+  }
+
   __device__ __forceinline__ void consume() {
     read_once();
     auto group = group_of_launch();
-    const int out_rows = rows_of_block(c.d);
+    const int out_rows = rows_of_block(c.d, c.residual_unit());
     float residual = 0;
     {
       const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-      if (row < out_rows) {
+      if (row < out_rows && !c.post_norms) {
         const T* const of_x = row_of_x(column);
-        if (!c.has_head() || of_x != nullptr) residual = to_float(of_x[first_row(c.d) + row]);
+        if (!c.has_head() || of_x != nullptr)
+          residual = to_float(of_x[first_row(c.d, c.residual_unit()) + row]);
         if constexpr (c.has_head()) residual = to_float(embedded(residual));
+      }
+      if constexpr (c.packs() || c.packs_head) {
+        if (!knows_weights()) residual = __uint_as_float(0x7fffffff);
       }
     }
     row_choice<choice> best;
@@ -1328,14 +1609,14 @@ struct persistent_layers {
         scores.load({p.token.temperature, p.token.seeds, p.token.steps}, column);
     }
     constexpr int ids_at_once = 16 * c.most_blocks();
-    const int ids = c.has_head() ? rows_of_block(c.vocab) : 0;
-    fetch_norm(layer_of(0).attn_norm);
+    const int ids = c.has_head() ? rows_of_block(c.vocab, c.head_unit()) : 0;
+    fetch_norms(layer_of(0).attn_norm, nullptr);
     const T* x = static_cast<const T*>(p.x);
 #pragma unroll 1
     for (int layer = 0; layer < p.layers + (chooses() ? 1 : 0); ++layer) {
       const persistent_layer_pointers& of = layer_of(layer);
       const bool is_head = c.has_head() && layer == p.layers;
-      const bool end = layer + 1 == p.layers && !chooses();
+      const bool end = layer + 1 == p.layers && !chooses() && !c.post_norms;
       u8* const set = set_of(layer);
       T* const attended = reinterpret_cast<T*>(set + c.attended_at(p.cache));
       T* const mid = reinterpret_cast<T*>(set + c.mid_at(p.cache));
@@ -1348,11 +1629,12 @@ struct persistent_layers {
            ++at) {
         const int product = is_head ? logits_product : c.has_experts() || at < router ? at : at + 1;
         const int first_id = at * ids_at_once, some_ids = smaller(ids_at_once, ids - first_id);
-        const int blocks = product == qkv_product ? ceil_div(rows_of_block(c.qkv_rows()), 16)
-                           : is_head              ? ceil_div(some_ids, 16)
-                           : product == router    ? ceil_div(rows_of_block(c.router_rows()), 16)
-                           : product == gate_up   ? ceil_div(hidden_rows(), 8)
-                                                  : ceil_div(out_rows, 16);
+        const int blocks = product == qkv_product
+                               ? ceil_div(rows_of_block(c.qkv_rows(), c.qkv_unit()), 16)
+                           : is_head            ? ceil_div(some_ids, 16)
+                           : product == router  ? ceil_div(rows_of_block(c.router_rows(), 1), 16)
+                           : product == gate_up ? ceil_div(hidden_rows(), 8)
+                                                : ceil_div(out_rows, 16);
         const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
         const T* const from = product == qkv_product   ? x
                               : product == out_product ? attended
@@ -1360,13 +1642,20 @@ struct persistent_layers {
                               : is_head                ? x
                                                        : mid;
         const bool loads = is_head ? at == 0 : !c.has_experts() || product != gate_up;
-        multiply(from, k, blocks, product != out_product && product != down,
-                 product == qkv_product && layer == 0, loads, product == down);
+        const bool normalises = product != out_product && product != down;
+        const bool plain = product == qkv_product && layer == 0, by_slot = product == down;
+        const bool of_network = product == gate_up || product == down;
+        if (c.packs_head && is_head)
+          multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot);
+        else if ((c.packs_network && of_network) || (c.packs_attention && product < router))
+          multiply<layer_weights>(from, k, blocks, normalises, plain, loads, by_slot);
+        else if (!packs_all)
+          multiply<dense_weights>(from, k, blocks, normalises, plain, loads, by_slot);
         if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
-          fetch_norm(of.ffn_norm);
+          fetch_norms(of.ffn_norm, of.attn_post_norm);
           finish_qkv(of, qkv);
           if (keys > 0) prepare_heads(of, qkv);
           sync_consumers();
@@ -1378,16 +1667,18 @@ struct persistent_layers {
                           reinterpret_cast<float*>(set + c.router_at(p.cache)));
         } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
-          if (layer + 1 < p.layers)
-            fetch_norm(layer_of(layer + 1).attn_norm);
-          else if (!end)
-            fetch_norm(p.token.final_norm);
+          if (c.post_norms || !end)
+            fetch_norms(layer + 1 < p.layers ? layer_of(layer + 1).attn_norm
+                        : chooses()          ? p.token.final_norm
+                                             : nullptr,
+                        of.ffn_post_norm);
           finish_hidden(p.of[layer], hidden);
         } else if (is_head) {
           if constexpr (c.has_head()) finish_logits(best, scores, first_id, some_ids);
         } else {
           finish_residual(
               residual, product == out_product ? mid : y, product == down && end,
+              static_cast<const T*>(of.residual_scale),
               [&](int feature, int token) {
                 float bias = 0;
                 if constexpr (c.out_bias) {
@@ -1408,6 +1699,9 @@ struct persistent_layers {
     }
     if constexpr (c.has_head()) {
       if (chooses()) choose(best);
+    }
+    if constexpr (c.post_norms) {
+      if (!chooses()) load_input(x, c.d, 0, c.d, true, false, true);
     }
     // Thread 0 of each CTA has an element of every row of exchanges.
     if constexpr (c.ranks > 0)

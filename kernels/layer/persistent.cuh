@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/group_memory.cuh"
+#include "gemm/decode/packed_stage_shape.cuh"
 #include "gemm/decode/stream_shape.cuh"
 #include "gemm/form.cuh"
 
@@ -32,6 +33,11 @@ struct persistent_config {
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
   bool sinks = false, out_bias = false;
+  bool caps_scores = false;
+  bool scales_residual = false;  // what is added to the residual stream is multiplied by a vector
+  // Norms behind attention and the feed-forward network. Every CTA has the whole residual stream,
+  // because it knows a norm when all of its input is there.
+  bool post_norms = false;
   int experts = 0;        // of a mixture, whose intermediate size is h; 0: one dense network
   int choices = 0;        // experts of a token, which its router chooses
   int shared = 0;         // and those that every token has, the last ones of the weights
@@ -47,6 +53,9 @@ struct persistent_config {
   bool draws = false, sums = false;  // of its choice (choice_form)
   bool head_bias = false, rounds_head = false, caps_head = false;
   int ranks = 0;  // of a group, each with its slice of heads and of h; 0: there is none
+  // Packed weights: those of q, k, v and the output product, those between mid and y, and the head.
+  bool packs_attention = false, packs_network = false, packs_head = false;
+  packed_form format = {}, head_format = {};
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -63,14 +72,20 @@ struct persistent_config {
   // The last warpgroup has two working warps; it is whole because registers are reallocated by
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
-  constexpr int other_registers() const { return has_experts() || ranks > 0 ? 96 : 56; }
+  constexpr int other_registers() const { return has_experts() || ranks > 0 || packs() ? 96 : 56; }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
     const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;
     return left < 232 ? left : 232;
   }
 
-  constexpr int most_rows(int rows) const { return up(rows, blocks); }
+  // Rows of a product, or features between up and down, that are one CTA's: a multiple of these.
+  constexpr bool packs() const { return packs_attention || packs_network; }
+  constexpr int qkv_unit() const { return packs_attention ? packed_rows : 1; }
+  constexpr int residual_unit() const { return packs() ? packed_rows : 1; }
+  constexpr int hidden_unit() const { return packs_network ? packed_rows : has_experts() ? 8 : 1; }
+  constexpr int head_unit() const { return packs_head ? packed_rows : 1; }
+  constexpr int most_rows(int rows, int unit) const { return up(up(rows, unit), blocks) * unit; }
   constexpr bool has_experts() const { return experts > 0; }
   constexpr bool has_head() const { return vocab > 0; }
   // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
@@ -79,15 +94,55 @@ struct persistent_config {
   constexpr int slots() const { return tokens * of_token(); }
   // Rows of the router, and behind them that of the gate of the network of all tokens.
   constexpr int router_rows() const { return has_experts() ? experts + (own_gate ? 1 : 0) : 0; }
-  // Features between gate and down, of a token, and blocks of 8 of all slots.
+  // Features between gate and down, of a token, and those that are shared out among CTAs: with
+  // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
-  constexpr int hidden_blocks() const { return slots() * h / 8; }
-  constexpr int most_hidden_blocks() const {
-    return has_experts() ? up(hidden_blocks(), blocks) : up(most_rows(h), 8);
+  constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
+  // Where the rows of CTA `block` of a product begin.
+  constexpr int first_row(int block, int rows, int unit) const {
+    const int before = static_cast<int>(1ll * up(rows, unit) * block / blocks) * unit;
+    return before < rows ? before : rows;
+  }
+  // Tiles of packed weights are too large to be shared out evenly. A CTA that has more of the other
+  // products has less of gate and up: its stream is as long as those of others, and what it waits
+  // for after one product is already there for the next. In half bytes, without scales.
+  constexpr long long other_bytes(int of_qkv, int of_d) const {
+    const int attention = packs_attention ? format.parts() : 4;
+    return attention * (1ll * of_qkv * d + 1ll * of_d * q_rows()) +
+           1ll * format.parts() * of_d * h * (has_experts() ? slots() : 1);
+  }
+  constexpr long long other_bytes_before(int block) const {
+    return other_bytes(first_row(block, qkv_rows(), qkv_unit()),
+                       first_row(block, d, residual_unit()));
+  }
+  constexpr long long hidden_unit_bytes() const {
+    return 2ll * format.parts() * hidden_unit() * d;
+  }
+  constexpr long long all_bytes() const {
+    return other_bytes_before(blocks) + all_hidden() / hidden_unit() * hidden_unit_bytes();
+  }
+  constexpr bool balances() const {
+    return packs_network && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), qkv_unit()),
+                                                               most_rows(d, residual_unit()));
+  }
+  constexpr int first_hidden(int block) const {
+    if (!balances()) return first_row(block, all_hidden(), hidden_unit());
+    const long long before = all_bytes() * block / blocks - other_bytes_before(block);
+    return static_cast<int>(before / hidden_unit_bytes()) * hidden_unit();
+  }
+  constexpr int most_hidden() const {
+    if (!balances()) return most_rows(all_hidden(), hidden_unit());
+    const long long least = other_bytes(qkv_rows() / qkv_unit() / blocks * qkv_unit(),
+                                        d / residual_unit() / blocks * residual_unit());
+    const long long most = all_bytes() / blocks + 1 - least;
+    return static_cast<int>((most + hidden_unit_bytes() - 1) / hidden_unit_bytes() + 1) *
+           hidden_unit();
   }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
-    const int of[] = {up(most_rows(qkv_rows()), 16), up(most_rows(d), 16), most_hidden_blocks()};
+    const int of[] = {up(most_rows(qkv_rows(), qkv_unit()), 16),
+                      up(most_rows(d, residual_unit()), 16),
+                      up(most_hidden(), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
@@ -95,8 +150,9 @@ struct persistent_config {
   constexpr int input_length() const {
     const int widest = hidden() > q_rows() ? hidden() : q_rows();
     const int longest = widest > d ? widest : d;
-    const int fit = input_limit / (2 * tokens) / chunk * chunk;
-    const int least = up(d, chunk) * chunk, most = up(longest, chunk) * chunk;
+    const int unit = packs() || packs_head ? most_packed_group : chunk;
+    const int fit = input_limit / (2 * tokens) / unit * unit;
+    const int least = up(d, unit) * unit, most = up(longest, unit) * unit;
     return has_experts() ? most : fit < least ? least : fit < most ? fit : most;
   }
 
@@ -155,13 +211,30 @@ struct persistent_config {
 
   static constexpr int weight_bytes(int elements) { return 2 * elements; }
 
+  // A stage of packed weights: blocks of 16 rows and 64 elements of k, with as many codes as a
+  // stage of dense weights has bytes, and the scales.
+  static constexpr int most_packed_group = 128;
+  constexpr int packed_blocks(packed_form of) const {
+    return block_rows * weight_bytes(chunk) / (packed_part_bytes * of.parts());
+  }
+  constexpr packed_stage_shape packed_stage(packed_form of) const {
+    return {of, packed_blocks(of)};
+  }
+
   // Shared memory, in its order.
   constexpr int token_columns() const { return tokens == 1 ? 1 : up(tokens, 2) * 2; }
   constexpr int stage_bytes() const {
-    return up(block_rows * (weight_bytes(chunk) + row_padding), 128) * 128;
+    int bytes = block_rows * (weight_bytes(chunk) + row_padding);
+    if (packs() && packed_stage(format).bytes() > bytes) bytes = packed_stage(format).bytes();
+    if (packs_head && packed_stage(head_format).bytes() > bytes)
+      bytes = packed_stage(head_format).bytes();
+    return up(bytes, 128) * 128;
   }
   constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
-  constexpr int input_stride() const { return 2 * input_length() + row_padding; }
+  // Packed weights take tokens by ldmatrix.
+  constexpr int input_stride() const {
+    return 2 * input_length() + (packs() ? value_padding : row_padding);
+  }
   constexpr int query_stride() const { return 2 * dim + row_padding; }
   constexpr int sums_stride() const { return 16 * token_columns() * 4; }  // of a warp and a block
   constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
@@ -177,7 +250,12 @@ struct persistent_config {
     const int of_input = tokens * input_stride();
     return of_heads > of_input ? of_heads : of_input;
   }
-  constexpr int norm_at() const { return input_at() + input_bytes(); }
+  // Weights of a norm, and in front of them those of the one behind the product before, and the
+  // residual stream.
+  constexpr int residual_at() const { return input_at() + input_bytes(); }
+  constexpr int residual_stride() const { return post_norms ? 2 * d : 0; }
+  constexpr int post_norm_at() const { return residual_at() + tokens * residual_stride(); }
+  constexpr int norm_at() const { return post_norm_at() + residual_stride(); }
   constexpr int sums_at() const { return norm_at() + 2 * d; }
   constexpr int combine_at() const { return sums_at() + sums_bytes(); }
   constexpr int statistics_at() const { return combine_at() + combine_bytes(); }
@@ -218,6 +296,8 @@ struct persistent_config {
 
 struct persistent_layer_pointers {
   const void *attn_norm, *ffn_norm;
+  const void *attn_post_norm, *ffn_post_norm;
+  const void* residual_scale;  // [d]
   const void* qkv[3];   // the first alone if they are packed
   const void* bias[3];  // likewise
   const void* head_norms[2];
@@ -239,8 +319,24 @@ struct persistent_expert_layer {
   persistent_router_pointers router;
 };
 
+// Packed weights have their codes where dense ones are.
+struct persistent_packed_pointers {
+  enum : int { qkv, out, gate, up, down, own_gate, own_up, own_down, count };
+  const void* scales[count];
+  const unsigned char* zeros[count];
+};
+struct persistent_packed_layer {
+  persistent_layer_pointers layer;
+  persistent_packed_pointers packed;
+};
+struct persistent_packed_expert_layer {
+  persistent_layer_pointers layer;
+  persistent_router_pointers router;
+  persistent_packed_pointers packed;
+};
+
 struct persistent_common {
-  static constexpr int most_pairs = 64;
+  static constexpr int most_pairs = 128;
 
   const void* x;  // [tokens, d]
   void* y;
@@ -253,7 +349,8 @@ struct persistent_common {
   long long cache_rows;  // of a layer's cache; a slot beyond them is of no row
   int layers, cache, page_count, table_rows;
   float epsilon, norm_offset;  // of the norms of heads
-  float scale;                 // of scores, times log2(e)
+  float scale;                 // of scores, times log2(e); of capped ones the cap is
+  float inner_scale;           // and this is their scale divided by the cap
   float angle_scale;
   float route_scale;  // of the experts' weights
   float frequencies[most_pairs];
@@ -265,6 +362,8 @@ struct persistent_token {
   const int *ids, *ended;
   const void* embedding;  // [vocab, d]; null: x is there
   const void *final_norm, *head, *head_bias;
+  const void* head_scales;
+  const unsigned char* head_zeros;
   const float* temperature;
   const long long* seeds;
   int *next_ids, *next_lengths, *steps, *next_ended, *out;
@@ -296,7 +395,10 @@ using persistent_params = persistent_params_of<persistent_layer_pointers, 48>;
 using persistent_expert_params = persistent_params_of<persistent_expert_layer, 48>;
 using persistent_rank_params =
     persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
+using persistent_packed_params = persistent_params_of<persistent_packed_layer, 48>;
+using persistent_packed_expert_params = persistent_params_of<persistent_packed_expert_layer, 48>;
 static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
-              sizeof(persistent_rank_params) <= 16384);
+              sizeof(persistent_rank_params) <= 16384 &&
+              sizeof(persistent_packed_expert_params) <= 20480);
 
 }  // namespace fftune

@@ -81,6 +81,20 @@ __device__ __forceinline__ void store_relaxed(T* address, T value) {
                : "memory");
 }
 
+// Whether all `threads` threads of a named barrier say so.
+__device__ __forceinline__ bool named_barrier_all(int id, int threads, bool own) {
+  u32 all;
+  asm volatile(
+      "{.reg .pred own, all;\n"
+      "setp.ne.u32 own, %3, 0;\n"
+      "bar.red.and.pred all, %1, %2, own;\n"
+      "selp.u32 %0, 1, 0, all;}"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(own ? 1u : 0u)
+      : "memory");
+  return all != 0;
+}
+
 __device__ __forceinline__ u32 transposed_matrix(u32 word) {
   u32 result;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "device/parallel.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
 
@@ -59,8 +60,7 @@ class LinearCrossEntropy final : public DescribedOp {
     if (form.loss.whole > 0 && problem.has("gradients", "yes"))
       return "slice-of with gradients=yes: they need the log-sum-exp of all slices, which the pass "
              "bwd takes";
-    if (form.frozen && form.accumulates)
-      return "accumulate=yes with frozen=yes: nothing is added to";
+    if (auto reason = frozen_contradiction(problem); !reason.empty()) return reason;
     return cross_entropy::contradiction_of(problem);
   }
 

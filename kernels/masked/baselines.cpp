@@ -11,6 +11,7 @@
 
 #include "core/distribution.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/library_gemm.hpp"
@@ -134,11 +135,12 @@ Baseline linear_backward(const Problem& problem, const DeviceFacts& facts) {
               {{"dy_own", problem.dtype, {m, n}, Role::intermediate, 1}});
   for (const std::size_t expert : experts) {
     by.select_own_dy(expert, n);
-    GemmProblem dx = by.gemm("dx", expert), dw = by.gemm("dw", expert);
-    dx.a = dw.a = {{"dy_own"}};
-    if (expert == 1) dx.epilogue.source = dx.c;
-    by.append(dx);
-    by.append(dw);
+    for (const auto& [stage, gemm] : by.stages) {
+      GemmProblem own = of_group(gemm, expert);
+      own.a = {{"dy_own"}};
+      if (stage == "dx" && expert == 1) own.epilogue.source = own.c;
+      by.append(own);
+    }
   }
   return by.baseline;
 }
@@ -164,13 +166,14 @@ Baseline ffn_forward(const Problem& problem, const DeviceFacts& facts) {
 Baseline ffn_backward(const Problem& problem, const DeviceFacts& facts) {
   const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
   const DType dtype = problem.dtype;
+  std::vector<TensorSpec> extra = ffn::gradient_extra(problem);
+  extra.push_back({"dy_own", dtype, {m, d}, Role::intermediate, 1});
+  for (const char* name : {"gate_of_tokens", "up_of_tokens"})
+    extra.push_back({name, dtype, {m, h}, Role::intermediate, 1});
   Pipeline by(masked_ffn_op(), problem, facts,
               "for either expert dy of its tokens, else zeros, library products and the gradients "
               "of gate and up",
-              {{"dy_own", dtype, {m, d}, Role::intermediate, 1},
-               {"dc", dtype, {m, h}, Role::intermediate, 1},
-               {"gate_of_tokens", dtype, {m, h}, Role::intermediate, 1},
-               {"up_of_tokens", dtype, {m, h}, Role::intermediate, 1}});
+              std::move(extra));
   if (!recomputes(problem)) {
     by.restore("gate", "gate_of_tokens", h);
     by.restore("up", "up_of_tokens", h);
@@ -180,14 +183,17 @@ Baseline ffn_backward(const Problem& problem, const DeviceFacts& facts) {
       by.append(by.gemm(ffn::stage_gate_up, expert), {"gate_of_tokens", "up_of_tokens"});
     by.select_own_dy(expert, d);
     GemmProblem d_hidden = by.gemm(ffn::stage_d_hidden, expert),
-                d_x = by.gemm(ffn::stage_d_x, expert), d_down = by.gemm(ffn::stage_d_down, expert);
-    d_hidden.a = d_down.a = {{"dy_own"}};
+                d_x = by.gemm(ffn::stage_d_x, expert);
+    d_hidden.a = {{"dy_own"}};
     if (expert == 1) d_x.epilogue.source = d_x.c;
     by.append(d_hidden, {"dc"});
     ffn::append_gate_gradient(by.baseline.program, problem, facts, by.places, "gate_of_tokens",
                               "up_of_tokens");
     by.append(d_x);
+    if (is_frozen(problem)) continue;
     by.append(by.gemm(ffn::stage_d_gate_up, expert));
+    GemmProblem d_down = by.gemm(ffn::stage_d_down, expert);
+    d_down.a = {{"dy_own"}};
     by.append(d_down);
   }
   return by.baseline;

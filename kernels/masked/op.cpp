@@ -60,9 +60,11 @@ class MaskedLinear final : public MaskedOp {
              .sizes = {tokens(),
                        {.name = "k", .help = "input features"},
                        {.name = "n", .help = "output features"}},
-             .options = {mask_option(), accumulate_option("the weights")},
+             .options = {mask_option(), accumulate_option("the weights"),
+                         frozen_option("the weights")},
              .families = {linear_families},
-             .baselines = linear_baselines}) {}
+             .baselines = linear_baselines,
+             .contradiction = frozen_contradiction}) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
@@ -71,19 +73,20 @@ class MaskedLinear final : public MaskedOp {
     const double by_k = 1 / std::sqrt(static_cast<double>(k));
     if (problem.pass == "bwd") {
       const double by_n = 1 / std::sqrt(static_cast<double>(n));
-      TensorSpec x{"x", dtype, {m, k}, Role::input, 1}, mask = mask_tensor(problem);
-      x.kept = mask.kept = true;
-      std::vector<TensorSpec> tensors{{"dy", dtype, {m, n}, Role::input, 1},
-                                      x,
-                                      mask,
-                                      {"w_true", dtype, {n, k}, Role::input, by_n},
-                                      {"w_false", dtype, {n, k}, Role::input, by_n}};
+      const bool frozen = is_frozen(problem);
+      std::vector<TensorSpec> tensors{{"dy", dtype, {m, n}, Role::input, 1}};
+      if (!frozen) tensors.push_back({"x", dtype, {m, k}, Role::input, 1});
+      tensors.push_back(mask_tensor(problem));
+      for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
+      for (const char* name : {"w_true", "w_false"})
+        tensors.push_back({name, dtype, {n, k}, Role::input, by_n});
       if (accumulates(problem))
         for (const char* name : {"dw_true_before", "dw_false_before"}) {
           tensors.push_back({name, dtype, {n, k}, Role::input, 1});
           tensors.back().begins_sum = true;
         }
       tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
+      if (frozen) return tensors;
       for (const char* name : {"dw_true", "dw_false"}) {
         tensors.push_back({name, dtype, {n, k}, Role::output, 1});
         tensors.back().sums_tokens = true;
@@ -103,7 +106,8 @@ constexpr const char* experts[2] = {"_true", "_false"};
 std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
   const DType dtype = problem.dtype;
-  const bool backward = problem.pass == "bwd", saved = backward && !recomputes(problem);
+  const bool backward = problem.pass == "bwd", saved = backward && !recomputes(problem),
+             frozen = is_frozen(problem);
   std::vector<TensorSpec> tensors;
   const auto sorted = [&](const char* name, Role role) {
     TensorSpec inner{name, dtype, {m, h}, role, 1};
@@ -126,7 +130,7 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
     }
   };
   if (backward) tensors.push_back({"dy", dtype, {m, d}, Role::input, 1});
-  tensors.push_back({"x", dtype, {m, d}, Role::input, 1});
+  if (!saved || !frozen) tensors.push_back({"x", dtype, {m, d}, Role::input, 1});
   tensors.push_back(mask_tensor(problem));
   for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = backward;
   if (saved)
@@ -137,14 +141,14 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   if (accumulates(problem)) of_each("dw_", "_before", Role::input, 1, 1);
   if (backward) {
     tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
-    of_each("dw_", "", Role::output, 1, 1);
+    if (!frozen) of_each("dw_", "", Role::output, 1, 1);
   } else {
     tensors.push_back({"y", dtype, {m, d}, Role::output, 1});
   }
   if (stores_gates(problem))
     for (const char* name : {"gate", "up"})
       sorted(name, backward ? Role::intermediate : Role::output);
-  sorted("hidden", Role::intermediate);
+  if (!saved || !frozen) sorted("hidden", Role::intermediate);
   if (backward)
     for (const char* name : {"d_gate", "d_up"}) sorted(name, Role::intermediate);
   return tensors;
@@ -156,6 +160,7 @@ std::vector<OptionField> ffn_options() {
   for (OptionField& field : gated_save_options(", in the order of the mask"))
     options.push_back(std::move(field));
   options.push_back(accumulate_option("the weights"));
+  options.push_back(frozen_option("the weights"));
   return options;
 }
 
@@ -172,7 +177,8 @@ class MaskedFfn final : public MaskedOp {
                        {.name = "h", .help = "intermediate size", .example = 2048}},
              .options = ffn_options(),
              .families = {ffn_families},
-             .baselines = ffn_baselines}) {}
+             .baselines = ffn_baselines,
+             .contradiction = frozen_contradiction}) {}
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return ffn_tensors(problem);

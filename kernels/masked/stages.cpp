@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/distribution.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/linear/linear.hpp"
 
@@ -98,10 +99,14 @@ bool is_sorted(std::string_view name) {
 
 std::vector<GemmStage> gemm_stages(const Problem& problem) {
   const bool backward = problem.pass == "bwd";
-  if (problem.op == "masked-linear") return backward ? std::vector{dx, dw} : std::vector{product};
+  const bool frozen = is_frozen(problem);
+  if (problem.op == "masked-linear")
+    return !backward ? std::vector{product} : frozen ? std::vector{dx} : std::vector{dx, dw};
   if (!backward) return {gate_up, down};
-  if (recomputes(problem)) return {gate_up, d_hidden, d_x, d_gate_up, d_down};
-  return {d_hidden, d_x, d_gate_up, d_down};
+  std::vector<GemmStage> stages{d_hidden, d_x};
+  if (recomputes(problem)) stages.insert(stages.begin(), gate_up);
+  if (!frozen) stages.insert(stages.end(), {d_gate_up, d_down});
+  return stages;
 }
 
 std::vector<const Family*> linear_families() {

@@ -136,7 +136,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
                     up = places.at("up"), weights = places.at("weights"),
                     of_choices = places.at("places");
   const std::size_t d_weights = before ? absent : places.at("d_weights");
-  const bool has_hidden = !before || !recomputes(problem);
+  const bool has_hidden = weighs_hidden(problem);
   const std::size_t hidden = has_hidden ? places.at(hidden_of_gradient(problem)) : absent;
   const bool biased = reads_down_bias(problem);
   const std::size_t ids = biased ? places.at("ids") : absent,
@@ -144,12 +144,12 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
                     b_down = biased ? places.at("b_down") : absent;
   const auto places_of = [&](bool weighted) {
     std::vector<std::size_t> own;
-    for (const std::string_view name : gate_gradients(problem, weighted))
-      own.push_back(places.at(name));
+    if (weighs_gradients(problem, weighted))
+      for (const std::string_view name : gate_gradients(problem, weighted))
+        own.push_back(places.at(name));
     return own;
   };
-  const std::vector<std::size_t> weighted = places_of(true),
-                                 plain = before ? places_of(false) : std::vector<std::size_t>{};
+  const std::vector<std::size_t> weighted = places_of(true), plain = places_of(false);
   // act_mul() and its gradient, in f32: their up is up_factor().
   const RowKernels* const rows = &row_kernels(facts.arch, DType::f32);
   Program program;
@@ -163,6 +163,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
           of_token(biased ? d : 0), bias(biased ? d : 0);
       const auto store_gradients = [&](const std::vector<std::size_t>& to, std::size_t row,
                                        float factor) {
+        if (to.empty()) return;
         for (std::size_t i = 0; i < h; ++i) {
           const bool halves = packed != Packing::interleaved;
           both[halves ? i : 2 * i] = factor * d_gate[i];
@@ -207,7 +208,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
         }
         const float weight = chosen ? data<const float>(call, weights)[of_weight] : 1;
         store_gradients(weighted, row, weight);
-        if (before) store_gradients(plain, row, 1);
+        store_gradients(plain, row, 1);
         if (!has_hidden) continue;
         for (float& value : products) value *= before ? 1 : weight;
         store_row(dtype, call.tensors[hidden], row, products);

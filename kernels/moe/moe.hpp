@@ -132,6 +132,8 @@ bool accumulates(const Problem& problem);
 // columns are in the order of the rows of w_gate_up. Then d_x is one product with k = 2 h, and
 // d_gate_up one with 2 h rows.
 //
+// With frozen=yes the last three of these are left out, and weigh leaves out what they alone read.
+//
 // With weigh=before the weight multiplies x·w_gateᵀ and x·w_upᵀ alone. The stage weigh then also
 // writes unweighted d_gate, d_up and hidden, which d_x, d_down and d_biases take. The stage
 // combine_dx, which has u = d_gate·w_gate + d_up·w_up in dx_rows, computes dx = Σ weight · u and
@@ -153,6 +155,11 @@ const GemmStage* gemm_stage(const Problem& problem, std::string_view name);
 std::vector<std::string_view> gate_gradients(const Problem& problem, bool weighted);
 /// Those of the loss by gate and by up themselves: weighted, unless weights are applied before.
 std::vector<std::string_view> gate_gradients(const Problem& problem);
+/// Whether the stage weigh writes them, with or without weights; and all that it writes.
+bool weighs_gradients(const Problem& problem, bool weighted);
+std::vector<std::string_view> weighed_gradients(const Problem& problem);
+/// Whether weigh writes hidden_of_gradient() too.
+bool weighs_hidden(const Problem& problem);
 /// The rows that dw_down sums, of the same kind: weighted_hidden or hidden.
 std::string_view hidden_of_gradient(const Problem& problem);
 /// The biases' gradients and the summands of each: rows in the sorted order, or of dy.

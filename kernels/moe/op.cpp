@@ -243,10 +243,12 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   const auto inner = [&](std::string_view name, Role role) {
     return sorted_rows(problem, name, dtype, shape.h, role);
   };
-  std::vector<TensorSpec> tensors{{"dy", dtype, {shape.m, shape.d}, Role::input, 1},
-                                  {"x", dtype, {shape.m, shape.d}, Role::input, 1},
-                                  ids_tensor(problem),
-                                  weights_tensor(problem)};
+  const bool before = weighs_before(problem), frozen = is_frozen(problem);
+  std::vector<TensorSpec> tensors{{"dy", dtype, {shape.m, shape.d}, Role::input, 1}};
+  if (!frozen || again || before)
+    tensors.push_back({"x", dtype, {shape.m, shape.d}, Role::input, 1});
+  tensors.push_back(ids_tensor(problem));
+  tensors.push_back(weights_tensor(problem));
   if (!again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
   for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
@@ -258,23 +260,21 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   }
   tensors.push_back({"dx", dtype, {shape.m, shape.d}, Role::output, 1});
   tensors.push_back({"d_weights", DType::f32, {shape.m, shape.top_k}, Role::output, 1});
-  add_weights(problem, "dw_", "", Role::output, true, tensors);
-  add_biases(problem, {.prefix = "db_", .role = Role::output}, tensors);
+  if (!frozen) {
+    add_weights(problem, "dw_", "", Role::output, true, tensors);
+    add_biases(problem, {.prefix = "db_", .role = Role::output}, tensors);
+  }
   add_route(problem, tensors);
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
   tensors.push_back(inner("d_hidden", Role::intermediate));
-  const bool before = weighs_before(problem);
-  const auto add_gradients = [&](bool weighted) {
-    for (const std::string_view name : gate_gradients(problem, weighted)) {
-      tensors.push_back(inner(name, Role::intermediate));
-      if (packing_of(problem) != Packing::separate) tensors.back().shape[1] *= 2;
-    }
-  };
-  add_gradients(true);
-  if (before) add_gradients(false);
-  if (again || before) tensors.push_back(inner("hidden", Role::intermediate));
-  if (!before) tensors.push_back(inner("weighted_hidden", Role::intermediate));
+  for (const std::string_view name : weighed_gradients(problem)) {
+    tensors.push_back(inner(name, Role::intermediate));
+    if (packing_of(problem) != Packing::separate) tensors.back().shape[1] *= 2;
+  }
+  if (again) tensors.push_back(inner("hidden", Role::intermediate));
+  if (weighs_hidden(problem))
+    tensors.push_back(inner(hidden_of_gradient(problem), Role::intermediate));
   tensors.push_back(sorted_rows(problem, "dx_rows", dtype, shape.d, Role::intermediate));
   return tensors;
 }
@@ -317,13 +317,9 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
     }
   } else {
     stage.inputs = {"d_hidden", "gate", "up", "weights", "places"};
-    add(stage.outputs, gate_gradients(problem, true));
-    if (before) {
-      add(stage.outputs, gate_gradients(problem, false));
-      if (!recomputes(problem)) stage.outputs.emplace_back("hidden");
-    } else {
-      add(stage.outputs, {"weighted_hidden", "d_weights"});
-    }
+    add(stage.outputs, weighed_gradients(problem));
+    if (weighs_hidden(problem)) stage.outputs.emplace_back(hidden_of_gradient(problem));
+    if (!before) stage.outputs.emplace_back("d_weights");
     if (reads_down_bias(problem)) add(stage.inputs, {"ids", "dy", "b_down"});
   }
   for (const auto* names : {&stage.inputs, &stage.outputs})
@@ -374,6 +370,7 @@ std::vector<OptionField> option_fields() {
                   {"tensor", "token", "block"}, "fwd"));
   options.push_back(batch_invariant_option());
   options.push_back(accumulate_option("the weights and biases"));
+  options.push_back(frozen_option("the weights and biases"));
   for (OptionField& field : packed_options()) options.push_back(std::move(field));
   options.push_back(quantise_option());
   return options;
@@ -446,6 +443,7 @@ class MoeFfn final : public DescribedOp {
     if (shape.all_experts() > moe_route::most_experts)
       return fmt::format("experts={} and shared={}: together up to {}", shape.experts, shape.shared,
                          moe_route::most_experts);
+    if (auto reason = frozen_contradiction(problem); !reason.empty()) return reason;
     const bool quantised = problem.dtype == DType::fp8;
     if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
     if (packed_format(problem).packed) {
@@ -600,7 +598,7 @@ bool recomputes(const Problem& problem) {
 
 bool has_row_weights(const Problem& problem) {
   if (problem.pass == "fwd") return weighs_before(problem);
-  return weighs_before(problem) ? recomputes(problem) : has_bias(problem);
+  return weighs_before(problem) ? recomputes(problem) : has_bias(problem) && !is_frozen(problem);
 }
 
 bool reads_down_bias(const Problem& problem) {
@@ -617,6 +615,23 @@ std::vector<std::string_view> gate_gradients(const Problem& problem, bool weight
 
 std::vector<std::string_view> gate_gradients(const Problem& problem) {
   return gate_gradients(problem, !weighs_before(problem));
+}
+
+std::vector<std::string_view> weighed_gradients(const Problem& problem) {
+  std::vector<std::string_view> all;
+  for (const bool weighted : {true, false})
+    if (weighs_gradients(problem, weighted))
+      for (const std::string_view name : gate_gradients(problem, weighted)) all.push_back(name);
+  return all;
+}
+
+bool weighs_gradients(const Problem& problem, bool weighted) {
+  if (!weighs_before(problem)) return weighted;
+  return !weighted || !is_frozen(problem);
+}
+
+bool weighs_hidden(const Problem& problem) {
+  return !is_frozen(problem) && !(weighs_before(problem) && recomputes(problem));
 }
 
 std::string_view hidden_of_gradient(const Problem& problem) {

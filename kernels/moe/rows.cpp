@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/moe/moe.hpp"
 
@@ -158,9 +159,10 @@ class Weigh final : public StageFamily {
     for (const bool weighted : {true, false}) {
       const auto names = gate_gradients(problem, weighted);
       for (std::size_t i = 0; i < 2; ++i)
-        add((weighted || before) && i < names.size(), names[std::min(i, names.size() - 1)]);
+        add(weighs_gradients(problem, weighted) && i < names.size(),
+            names[std::min(i, names.size() - 1)]);
     }
-    add(!before || !recomputes(problem), hidden_of_gradient(problem));
+    add(weighs_hidden(problem), hidden_of_gradient(problem));
     add(!before, "d_weights");
     arguments.emplace_back(shape.rows());
     for (const std::int64_t size : {shape.top_k, shape.shared})
@@ -183,6 +185,11 @@ class Weigh final : public StageFamily {
   }
 };
 
+std::optional<std::string> refuse_frozen(const Problem& problem, const DeviceFacts&) {
+  if (is_frozen(problem)) return "it is for frozen=no";
+  return std::nullopt;
+}
+
 class DBiases final : public StageFamily {
  public:
   DBiases()
@@ -193,7 +200,8 @@ class DBiases final : public StageFamily {
                      .option = "bias",
                      .value = "all",
                      .sources = {"moe/d_biases.cu"},
-                     .is_fallback = true}) {}
+                     .is_fallback = true,
+                     .refusal = refuse_frozen}) {}
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config&) const override {
@@ -274,6 +282,7 @@ std::vector<const Family*> d_biases_families() {
                                              .pass = "bwd",
                                              .option = "bias",
                                              .value = "all",
+                                             .refusal = refuse_frozen,
                                              .program = cpu_d_biases_program});
   return {&sums, &cpu};
 }

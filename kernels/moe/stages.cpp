@@ -2,6 +2,7 @@
 // stacked in one tensor.
 #include <algorithm>
 
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/moe/moe.hpp"
 
@@ -177,10 +178,12 @@ std::vector<std::string> stage_names(const Problem& problem) {
                                           stage_combine};
   std::vector<std::string> names{stage_route};
   if (recomputes(problem)) names.emplace_back(ffn::stage_gate_up);
-  for (const char* name :
-       {ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x, ffn::stage_d_gate_up, ffn::stage_d_down})
+  for (const char* name : {ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x})
     names.emplace_back(name);
-  if (has_bias(problem)) names.emplace_back(stage_d_biases);
+  if (!is_frozen(problem)) {
+    for (const char* name : {ffn::stage_d_gate_up, ffn::stage_d_down}) names.emplace_back(name);
+    if (has_bias(problem)) names.emplace_back(stage_d_biases);
+  }
   names.emplace_back(stage_combine_dx);
   return names;
 }

@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_gradients(T* gates, T* ups, i64 row, i64 c
 // shared]; dy [tokens, d] and b_down [experts, d], or null where there is no such bias. Choices
 // from top_k on have the weight 1. With packed weights `*_gate` have the gradients of both, and
 // `*_up` are null. d_gate and d_up are null unless config.before; then d_weights is null, and
-// hidden, where it is not null, has no weight.
+// hidden has no weight. Weighted gradients may be null with config.before; hidden may always be.
 template <class T, class activation, weigh_config config>
 __global__ void __launch_bounds__(config.threads)
     weigh_rows(const T* d_hidden, const T* gate, const T* up, const float* weights,
@@ -152,12 +152,14 @@ __global__ void __launch_bounds__(config.threads)
         product.value[i] = value * factor;
         sum += dc.value[i] * product.value[i];
       }
-      store_gradients<config.gate_up>(weighted_d_gate, weighted_d_up, place, column, h, weight,
-                                      of_gate, of_up);
+      if (!config.before || weighted_d_gate != nullptr) {
+        store_gradients<config.gate_up>(weighted_d_gate, weighted_d_up, place, column, h, weight,
+                                        of_gate, of_up);
+      }
       if constexpr (config.before) {
         store_gradients<config.gate_up>(d_gate, d_up, place, column, h, 1.0f, of_gate, of_up);
       }
-      if (!config.before || hidden != nullptr) {
+      if (hidden != nullptr) {
         product.store_times(config.before ? 1.0f : weight, hidden + at);
       }
     }

@@ -261,7 +261,7 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
   program.host_tensors = at.count();
   program.scratch = {{factor_bytes(layer), false},
                      parts.scratch(columns),
-                     {layer.centres ? 2 * d * sizeof(float) : 0, false}};
+                     {layer.centres || layer.frozen ? 2 * d * sizeof(float) : 0, false}};
   program.steps.emplace_back(
       HostFunction([=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"),
                     dsum = at.at("dsum"), rstd = at.at("rstd"), dx = at.at("dx"), dw = at.at("dw"),
@@ -280,12 +280,13 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
             differentiate(layer, kernels, of, factors, rstds ? rstds + row : nullptr, sums,
                           parts.nontemporal);
         };
-        // dw and db lie beside each other only in scratch memory.
+        // dw and db lie beside each other only in scratch memory, and that is all that frozen ones
+        // do.
         auto* const both = reinterpret_cast<float*>(call.scratch[2]);
+        const bool apart = layer.centres || layer.frozen;
         parts.run(call, kernels.fence, call.scratch[1], columns,
-                  layer.centres ? DType::f32 : layer.weight_dtype,
-                  layer.centres ? both : call.tensors[dw], of_row);
-        if (!layer.centres) return;
+                  apart ? DType::f32 : layer.weight_dtype, apart ? both : call.tensors[dw], of_row);
+        if (!layer.centres || layer.frozen) return;
         encode(layer.dtype, std::span<const float>(both, d), call.tensors[dw]);
         encode(layer.dtype, std::span<const float>(both + d, d), call.tensors[db]);
       }));

@@ -111,6 +111,7 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts) 
   append_kernel(program, file, fmt::format("{}<{}>", prefix, template_arguments(layer)),
                 {static_cast<std::uint32_t>(layer.m)}, fallback_threads,
                 backward_arguments(layer, of_rows));
+  if (layer.frozen) return program;
   std::vector<Argument> columns{tensor_of(at, "x"), tensor_of(at, "dy"), of_rows};
   for (const auto& [name, partial] : sums) {
     program.scratch.push_back(floats(chunks * layer.d));

@@ -321,6 +321,7 @@ class BackwardRows final : public RowFamily {
                                   config.at("prefetch") != 0, config.at("l2_prefetch_rows"),
                                   config.at("evict_first") != 0, config.at("waves")),
                       blocks, config, backward_arguments(layer, ScratchArgument{0}));
+    if (layer.frozen) return program;
     append_column_sum(program, facts, "norm/backward_rows.cu", "backward_rows_weight",
                       layer.weight_dtype, ScratchArgument{0}, tensor_of(places_of(layer), "dw"),
                       blocks, layer.d);

@@ -61,7 +61,8 @@ struct Layer {
   bool adds = false;        // the residual is added to x
   bool adds_after = false;  // the residual is added to y
   bool batch_invariant = false;
-  bool saves = false;  // the forward pass writes rstd, and the backward pass reads it
+  bool saves = false;   // the forward pass writes rstd, and the backward pass reads it
+  bool frozen = false;  // the backward pass computes dx alone
   DType dtype = DType::f32;
   DType weight_dtype = DType::f32;
   DType out_dtype = DType::f32;  // of y

@@ -24,7 +24,8 @@ std::vector<OptionField> rms_options() {
            "element type of y: the op's, or one quantised with a scale for each token",
            {"same", "fp8", "i8"},
            true},
-          batch_invariant_option()};
+          batch_invariant_option(),
+          frozen_option("the weights")};
 }
 
 std::vector<OptionField> layer_options() {
@@ -32,7 +33,8 @@ std::vector<OptionField> layer_options() {
           {.name = "eps",
            .help = "added to the variance",
            .choices = {"1e-05"},
-           .number = NumberRange{0, 1}}};
+           .number = NumberRange{0, 1}},
+          frozen_option("w and b")};
 }
 
 constexpr std::string_view layernorm = "layernorm";
@@ -51,7 +53,7 @@ std::string contradiction(const Problem& problem) {
 void complete_stage(const Problem& problem, StageSpec& stage) {
   const Layer layer = layer_of(problem);
   // An element of dw sums over tokens terms that are sums over features themselves.
-  stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
+  stage.reduction_length = layer.backward && !layer.frozen ? layer.d + layer.m : layer.d;
   const double of_element = layer.centres ? layer.backward ? 16 : 7 : layer.backward ? 12 : 4;
   stage.flops = static_cast<double>(layer.m) * static_cast<double>(layer.d) *
                 (of_element + (layer.adds || layer.adds_after ? 1 : 0));
@@ -103,6 +105,7 @@ Layer layer_of(const Problem& problem) {
   layer.adds = problem.option("residual") == "yes";
   layer.adds_after = problem.option("residual") == "after";
   layer.saves = problem.has("save", "rstd");
+  layer.frozen = is_frozen(problem);
   layer.dtype = problem.dtype;
   layer.weight_dtype = problem.has("weights", "f32") ? DType::f32 : problem.dtype;
   layer.out_dtype = problem.dtype;
@@ -142,6 +145,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   if (layer.adds) tensors.push_back(matrix("dsum", Role::input));
   if (layer.saves) tensors.push_back(of_rows("rstd", Role::input, 0.125, 1));
   tensors.push_back(matrix("dx", Role::output));
+  if (layer.frozen) return tensors;
   for (const char* name : {"dw", "db"}) {
     if (!layer.centres && std::string(name) == "db") continue;
     tensors.push_back(vector(name, Role::output));

@@ -146,6 +146,16 @@ void SavedModel::add_quantised() {
   }
 }
 
+/// Calls call(read) with what reads saved tensors; errors are named by the file.
+template <typename Call>
+auto SavedModel::of_quantised(const Call& call) const {
+  try {
+    return call([this](std::string_view name) { return read_packed(name); });
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", path_.string(), error.what()));
+  }
+}
+
 void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std::byte* out,
                       std::size_t count) const {
   const Element element = tensor.saved.element;
@@ -157,13 +167,16 @@ void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std:
     return;
   }
   std::vector<double> values(count);
-  try {
-    tensor.quantised->decode([this](std::string_view name) { return read_packed(name); }, first,
-                             values);
-  } catch (const Error& error) {
-    throw Error(error.kind(), fmt::format("{}: {}", path_.string(), error.what()));
-  }
+  of_quantised([&](const auto& read) { tensor.quantised->decode(read, first, values); });
   encode(dtype, std::span<const double>(values), out);
+}
+
+CodeFormat SavedModel::code_format(const Tensor& tensor) const {
+  return of_quantised([&](const auto& read) { return tensor.quantised->format(read); });
+}
+
+void SavedModel::read_codes(const Tensor& tensor, std::size_t row, std::span<Code> codes) const {
+  of_quantised([&](const auto& read) { tensor.quantised->codes(read, row, codes); });
 }
 
 std::vector<std::byte> SavedModel::read_packed(std::string_view name) const {

@@ -50,7 +50,14 @@ class SavedModel {
   void read(const Tensor& tensor, std::size_t first, DType dtype, std::byte* out,
             std::size_t count) const;
 
+  /// How kernels take a tensor that is `quantised`, and codes of its row from the first on. They
+  /// throw as read() does.
+  CodeFormat code_format(const Tensor& tensor) const;
+  void read_codes(const Tensor& tensor, std::size_t row, std::span<Code> codes) const;
+
  private:
+  template <typename Call>
+  auto of_quantised(const Call& call) const;
   void add_quantised();
   std::vector<std::byte> read_packed(std::string_view name) const;
   void read_bytes(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;

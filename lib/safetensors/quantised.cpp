@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -114,6 +115,19 @@ std::vector<std::uint8_t> read_bytes(const ReadTensor& read, const SavedTensor& 
   return values;
 }
 
+/// A format of groups of `size` neighbours of k. Kernels have groups of 128, 64 and 32, and rows.
+CodeFormat grouped_format(std::string weights, std::int64_t size, std::int64_t k) {
+  CodeFormat format{.weights = std::move(weights)};
+  if (size >= k) format.groups.push_back(0);
+  for (const std::int64_t own : {128, 64, 32})
+    if (k % own == 0 && (size >= k || size % own == 0)) format.groups.push_back(own);
+  if (format.groups.empty())
+    format.unfit = fmt::format(
+        "it has groups of {} in rows of {}, and kernels have those of 32, 64, 128 or a row", size,
+        k);
+  return format;
+}
+
 /// Groups of input features: `size` neighbours each, or those that a tensor of indices names.
 class Groups {
  public:
@@ -133,7 +147,28 @@ class Groups {
   }
   std::size_t of(std::size_t column) const { return of_.empty() ? column / size_ : of_[column]; }
 
+  /// The format of integers in rows of k.
+  CodeFormat format(const ReadTensor& read, std::string weights, std::int64_t k) const {
+    Groups own = *this;
+    own.load(read);
+    CodeFormat format = grouped_format(std::move(weights), count_ == 1 ? k : own.stride(), k);
+    if (own.stride() == 0)
+      format.unfit = "its inputs are in the order of activations (desc_act), not of their groups";
+    return format;
+  }
+
  private:
+  /// Neighbours in a group; 0: groups are no neighbours.
+  std::int64_t stride() const {
+    if (of_.empty() || count_ == 1) return static_cast<std::int64_t>(size_);
+    const auto size = static_cast<std::size_t>(
+        std::find_if(of_.begin(), of_.end(), [&](std::size_t group) { return group != of_[0]; }) -
+        of_.begin());
+    for (std::size_t i = 0; i < of_.size(); ++i)
+      if (of_[i] != i / size) return 0;
+    return static_cast<std::int64_t>(size);
+  }
+
   std::size_t size_;
   std::int64_t count_;
   std::optional<SavedTensor> indices_;
@@ -188,11 +223,28 @@ class FourBitWeight : public QuantisedWeight {
   }
   /// The code at `shift` in a word of qweight, with the zero at `zero_shift` and the scale of a
   /// group's row.
-  double value(std::size_t word, std::size_t shift, std::size_t group, std::size_t row,
-               std::size_t zero_shift) const {
+  Code code(std::size_t word, std::size_t shift, std::size_t group, std::size_t row,
+            std::size_t zero_shift) const {
     const std::uint32_t zero_word = zeros_[group * index(ceil_div(n_, 8)) + row / 8];
-    const std::uint32_t code = codes_[word] >> shift & 15, zero = zero_word >> zero_shift & 15;
-    return (static_cast<double>(code) - zero) * scales_[group * index(n_) + row];
+    return {.bits = static_cast<int>(codes_[word] >> shift & 15),
+            .zero = static_cast<int>(zero_word >> zero_shift & 15),
+            .scale = scales_[group * index(n_) + row]};
+  }
+  double at(std::size_t row, std::size_t column) const final {
+    const Code own = code_at(row, column);
+    return (own.bits - own.zero) * own.scale;
+  }
+  /// Whether a zero point of the words is not 8, which is `eights` in all fields of a word.
+  bool has_zeros(const ReadTensor& read, std::uint32_t eights) const {
+    const auto words = read_words(read, zero_words_);
+    const auto width = index(ceil_div(n_, 8));
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      // Behind the last output there may be anything.
+      const auto there = std::min<std::size_t>(8, index(n_) - i % width * 8);
+      const std::uint32_t mask = there == 8 ? ~0u : (1u << 4 * there) - 1;
+      if ((words[i] & mask) != (eights & mask)) return true;
+    }
+    return false;
   }
 
   std::int64_t n_, group_, count_;
@@ -228,9 +280,13 @@ class GptqWeight final : public FourBitWeight {
     if (less_one_)
       for (std::uint32_t& word : zeros_) word += 0x11111111u;
   }
-  double at(std::size_t row, std::size_t column) const override {
-    return value(column / 8 * index(n_) + row, column % 8 * 4, groups_.of(column), row,
-                 row % 8 * 4);
+  CodeFormat format(const ReadTensor& read) const override {
+    CodeFormat format = groups_.format(read, "int4", dense_.shape[1]);
+    format.zeros = has_zeros(read, less_one_ ? 0x77777777u : 0x88888888u);
+    return format;
+  }
+  Code code_at(std::size_t row, std::size_t column) const override {
+    return code(column / 8 * index(n_) + row, column % 8 * 4, groups_.of(column), row, row % 8 * 4);
   }
 
   bool less_one_;
@@ -248,10 +304,15 @@ class AwqWeight final : public FourBitWeight {
     const Shape packed = expect_matrix(parts.at("qweight"));
     return {packed[1] * 8, packed[0]};
   }
-  double at(std::size_t row, std::size_t column) const override {
+  CodeFormat format(const ReadTensor& read) const override {
+    CodeFormat format = grouped_format("int4", group_, dense_.shape[1]);
+    format.zeros = has_zeros(read, 0x88888888u);
+    return format;
+  }
+  Code code_at(std::size_t row, std::size_t column) const override {
     constexpr std::array<std::size_t, 8> nibble{0, 4, 1, 5, 2, 6, 3, 7};
     const std::size_t shift = nibble[row % 8] * 4;
-    return value(column * (index(n_) / 8) + row / 8, shift, column / index(group_), row, shift);
+    return code(column * (index(n_) / 8) + row / 8, shift, column / index(group_), row, shift);
   }
 };
 
@@ -299,17 +360,33 @@ class PackedWeight final : public QuantisedWeight {
     if (zero_words_) zeros_ = read_words(read, *zero_words_);
     scales_ = read_scales(read, scale_tensor_);
   }
-  double at(std::size_t row, std::size_t column) const override {
+  /// Bits as they are saved, with 2^(bits - 1) added.
+  Code saved_at(std::size_t row, std::size_t column) const {
     const std::size_t bits = index(bits_), in_word = 32 / bits, groups = index(count_);
     const std::size_t width = index(ceil_div(dense_.shape[1] * bits_, 32));
     const std::size_t group = groups_.of(column);
     const auto field = [&](std::uint32_t word, std::size_t place) {
-      return static_cast<double>(word >> place % in_word * bits & ((1u << bits) - 1));
+      return static_cast<int>(word >> place % in_word * bits & ((1u << bits) - 1));
     };
-    const double zero = zeros_.empty() ? static_cast<double>(1u << (bits - 1))
-                                       : field(zeros_[row / in_word * groups + group], row);
-    return (field(codes_[row * width + column / in_word], column) - zero) *
-           scales_[of_tensor_ ? 0 : row * groups + group];
+    return {.bits = field(codes_[row * width + column / in_word], column),
+            .zero = zeros_.empty() ? 1 << (bits - 1)
+                                   : field(zeros_[row / in_word * groups + group], row),
+            .scale = scales_[of_tensor_ ? 0 : row * groups + group]};
+  }
+  double at(std::size_t row, std::size_t column) const override {
+    const Code saved = saved_at(row, column);
+    return (saved.bits - saved.zero) * saved.scale;
+  }
+  CodeFormat format(const ReadTensor& read) const override {
+    CodeFormat format = groups_.format(read, bits_ == 4 ? "int4" : "int8", dense_.shape[1]);
+    format.zeros = zero_words_.has_value();
+    if (format.zeros && bits_ == 8) format.unfit = "it has zero points of 8 bits";
+    return format;
+  }
+  Code code_at(std::size_t row, std::size_t column) const override {
+    Code code = saved_at(row, column);
+    if (bits_ == 8) code.bits ^= 128;
+    return code;
   }
 
   SavedTensor words_;
@@ -348,12 +425,25 @@ class ScaledWeight final : public QuantisedWeight {
     codes_ = read_bytes(read, code_tensor_);
     scales_ = read_scales(read, scale_tensor_);
   }
+  double scale_at(std::size_t row, std::size_t column) const {
+    const std::size_t across = index(ceil_div(dense_.shape[1], columns_));
+    return scales_[row / index(rows_) * across + column / index(columns_)];
+  }
   double at(std::size_t row, std::size_t column) const override {
     double code = 0;
     const std::byte byte{codes_[row * index(dense_.shape[1]) + column]};
     fftune::decode(code_tensor_.element, &byte, {&code, 1});
-    const std::size_t across = index(ceil_div(dense_.shape[1], columns_));
-    return code * scales_[row / index(rows_) * across + column / index(columns_)] / factor_;
+    return code * scale_at(row, column) / factor_;
+  }
+  CodeFormat format(const ReadTensor&) const override {
+    return grouped_format(code_tensor_.element == Element::i8 ? "int8" : "fp8", columns_,
+                          dense_.shape[1]);
+  }
+  Code code_at(std::size_t row, std::size_t column) const override {
+    const int bits = codes_[row * index(dense_.shape[1]) + column];
+    if (code_tensor_.element == Element::f8_e4m3 && (bits & 127) == 127)
+      fail("'{}' has NaN, which no packed weight has", printable(code_tensor_.name));
+    return {.bits = bits, .scale = scale_at(row, column) / factor_};
   }
 
   SavedTensor code_tensor_, scale_tensor_;
@@ -413,8 +503,23 @@ class Fp4Weight final : public QuantisedWeight {
     SavedTensor powers = scale_tensor_;
     if (powers.element == Element::u8) powers.element = Element::f8_e8m0;
     scales_ = read_scales(read, powers);
+    scale_bytes_ = read_bytes(read, scale_tensor_);
     if (factor_tensor_) factor_ = read_scales(read, *factor_tensor_).front();
     if (divides_ && factor_ == 0) fail("'{}' is 0", printable(factor_tensor_->name));
+  }
+  CodeFormat format(const ReadTensor&) const override {
+    const auto group = static_cast<std::int64_t>(group_);
+    CodeFormat format{.weights = group == 16 ? "nvfp4" : "mxfp4", .groups = {group}};
+    if ((scale_tensor_.element == Element::f8_e4m3) != (group == 16))
+      format.unfit = fmt::format("it has scales of {} for groups of {}",
+                                 element_name(scale_tensor_.element), group);
+    return format;
+  }
+  Code code_at(std::size_t row, std::size_t column) const override {
+    const std::size_t place = row * columns_ + column;
+    return {.bits = codes_[place / 2] >> place % 2 * 4 & 15,
+            .scale = static_cast<double>(scale_bytes_[place / group_]),
+            .row_scale = divides_ ? 1 / factor_ : factor_};
   }
   double at(std::size_t row, std::size_t column) const override {
     constexpr std::array<double, 8> sizes{0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -429,7 +534,7 @@ class Fp4Weight final : public QuantisedWeight {
   std::optional<SavedTensor> factor_tensor_;
   std::size_t group_, columns_ = 0;
   bool divides_;
-  std::vector<std::uint8_t> codes_;
+  std::vector<std::uint8_t> codes_, scale_bytes_;
   std::vector<double> scales_;
   double factor_ = 1;
 };
@@ -589,9 +694,23 @@ void find_bitsandbytes(const JsonValue& config, const Tensors& tensors, Found& f
 
 }  // namespace
 
+void QuantisedWeight::load_once(const ReadTensor& read) const {
+  std::call_once(loaded_, [&] { const_cast<QuantisedWeight*>(this)->load(read); });
+}
+
+std::int64_t QuantisedWeight::code_columns() const {
+  return dense_.shape[dense_.shape.size() - (transposed_ ? 2 : 1)];
+}
+
+void QuantisedWeight::codes(const ReadTensor& read, std::size_t row, std::span<Code> codes) const {
+  load_once(read);
+  for (std::size_t column = 0; column < codes.size(); ++column)
+    codes[column] = code_at(row, column);
+}
+
 void QuantisedWeight::decode(const ReadTensor& read, std::size_t first,
                              std::span<double> values) const {
-  std::call_once(loaded_, [&] { const_cast<QuantisedWeight*>(this)->load(read); });
+  load_once(read);
   const std::size_t dimensions = dense_.shape.size();
   const std::size_t width = index(dense_.shape[dimensions - 1]);
   const std::size_t height = index(dense_.shape[dimensions - 2]);

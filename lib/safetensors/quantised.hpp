@@ -30,6 +30,23 @@ namespace fftune {
 
 struct JsonValue;
 
+/// How kernels with packed weights take a quantised weight.
+struct CodeFormat {
+  std::string weights = {};  // "int4", "mxfp4", "fp8", "int8" or "nvfp4"
+  bool zeros = false;        // int4: whether a zero point is not 8
+  /// Neighbours of a row that may share a scale, the most first; 0: the whole row.
+  std::vector<std::int64_t> groups = {};
+  std::string unfit = {};  // why kernels have no such format; empty: they have it
+};
+
+/// An element: the value of its code, less `zero` with int4, times the scales.
+struct Code {
+  int bits = 0;
+  int zero = 8;
+  double scale = 1;  // with mxfp4 and nvfp4 the byte that stands for it
+  double row_scale = 1;
+};
+
 /// One weight of a quantised checkpoint.
 class QuantisedWeight {
  public:
@@ -47,10 +64,18 @@ class QuantisedWeight {
   /// scales that are not finite and for groups that are not there.
   void decode(const ReadTensor& read, std::size_t first, std::span<double> values) const;
 
+  /// Reads no codes.
+  virtual CodeFormat format(const ReadTensor& read) const = 0;
+  /// Codes of a row from its first element on. The weight is [rows, k] here: rows are outputs, of
+  /// all experts where there are several. Any thread may call it, as decode().
+  void codes(const ReadTensor& read, std::size_t row, std::span<Code> codes) const;
+  std::int64_t code_columns() const;
+
  protected:
   explicit QuantisedWeight(SavedTensor dense) : dense_(std::move(dense)) {}
 
   virtual void load(const ReadTensor& read) = 0;
+  virtual Code code_at(std::size_t row, std::size_t column) const = 0;
   /// An element of row-major [rows, columns]; the rows of all experts where there are several.
   virtual double at(std::size_t row, std::size_t column) const = 0;
 
@@ -58,6 +83,8 @@ class QuantisedWeight {
   bool transposed_ = false;  // dense() is [experts, columns, rows]
 
  private:
+  void load_once(const ReadTensor& read) const;
+
   mutable std::once_flag loaded_;
 };
 

@@ -318,18 +318,22 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
 
 
 _forms: dict[str, DerivedForm] = {}
+FROZEN = {"frozen": "yes"}  # the form of a backward pass that leaves out gradients of weights
 
 
 def _differentiate(name: str, form: DerivedForm, backward: str) -> None:
-    """Gives an op its gradient by another, which is declared later. The places are those of the
-    arguments and results in one row. Where x and a residual are added first, the backward op's x is
-    their sum, and dx the gradient of both."""
+    """Gives an op its gradient by another, which is declared later; or, where it gives all that are
+    wanted, by the one of weights that are frozen. The places are those of the arguments and results
+    in one row. Where x and a residual are added first, the backward op's x is their sum, and dx the
+    gradient of both."""
     names = [a.name for a in form.arguments] + [r.name for r in form.results]
     count = len(form.arguments)
     adds = {"residual", "sum"} <= set(names)
 
+    frozen = backward.replace("_backward", "_frozen_backward")
+
     @functools.cache
-    def sources() -> tuple:
+    def sources(backward: str) -> tuple:
         """For each argument of the backward op the place of the gradient, and of the value; the
         results that have no gradient; for each argument its gradient's place among the results."""
         back = _forms[backward]
@@ -346,7 +350,7 @@ def _differentiate(name: str, form: DerivedForm, backward: str) -> None:
         return given, others, [made.get(f"d{n}", made.get(f"d_{n}")) for n in names[:count]]
 
     def setup(ctx, inputs, output):
-        given, others, _ = sources()
+        given, others, _ = sources(backward)
         row = *inputs, *(output if isinstance(output, tuple) else (output,))
         if others:
             ctx.mark_non_differentiable(*[row[i] for i in others])
@@ -358,13 +362,19 @@ def _differentiate(name: str, form: DerivedForm, backward: str) -> None:
 
     @differentiate(name, setup)
     def _(ctx, *gradients):
-        given, _, made = sources()
+        given, _, made = sources(backward)
         if gradients[0] is None:  # none is where there are several to compute with
             return tuple(gradients[1] if adds and n in ("x", "residual") else None
                          for n in names[:count])
-        results = call(getattr(OPS, backward), *[
-            gradients[g] if g is not None else option if saved is None else saved
-            for (g, _), option, saved in zip(given, ctx.options, ctx.saved_tensors)])
+        values = {(g, v): gradients[g] if g is not None else option if saved is None else saved
+                  for (g, v), option, saved in zip(given, ctx.options, ctx.saved_tensors)}
+        name = backward
+        if frozen in _forms:
+            of_frozen, _, made_frozen = sources(frozen)
+            if not any(need and k is not None and made_frozen[i] is None
+                       for i, (need, k) in enumerate(zip(ctx.needs_input_grad, made))):
+                name, given, made = frozen, of_frozen, made_frozen
+        results = call(getattr(OPS, name), *[values[key] for key in given])
         results = results if isinstance(results, tuple) else (results,)
         return tuple(None if k is None else results[k] for k in made)
 

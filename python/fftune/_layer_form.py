@@ -22,8 +22,9 @@ _BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 # Formats of packed weights with codes of 8 bits and float32 scales.
 WIDE_SCALES = ("fp8", "int8")
-# Those that may be packed, all or none, and what then stands beside them.
+# Those that may be packed, all or none, or those of the network alone; and what then stands beside them.
 PACKED = ("w_qkv", "w_o", "w_gate", "w_up", "w_down")
+PACKED_NETWORK = PACKED[2:]
 _BESIDE_PACKED = tuple(f"{name}{part}" for name in PACKED for part in ("_scale", "_zero"))
 # Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
@@ -156,9 +157,12 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     if grouped and "w_qkv" not in names:
         raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
     _expect_names(names - set(_BESIDE_PACKED) if packed else names, choice, parallel)
-    if packed and (choice or not set(PACKED) <= names):
+    packs_attention = "w_qkv_scale" in names
+    if packed and not set(PACKED if packs_attention else PACKED_NETWORK) <= names:
         raise Error(f"layer: packed weights are of {', '.join(PACKED)} together: give all of them "
                     "packed, or none")
+    if packed and "w_shared_gate" in names:
+        raise Error("layer: w_shared_gate beside packed weights: a network beside experts is not packed")
     gated = "w_gate" in names or "w_gate_up" in names
     norms = [name for name in ("attn_norm", "ffn_norm") if name in names]
     options = {"weights": ",".join([n for n in WEIGHTS if n in names]), "heads": heads,
@@ -176,10 +180,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("post-norms", post_norms, "yes" if norms else "only"),
             ("block", parallel, "parallel" if len(norms) == 1 else "parallel-norms"),
             ("ffn", choice or not gated, "moe" if choice else "plain"),
-            ("qkv-weights", "w_qkv" in names and (grouped or not packed),
+            ("qkv-weights", "w_qkv" in names and (grouped or not packs_attention),
              "grouped" if grouped else "packed"),
             ("packed", packed, packed), ("h", packed, h),
-            ("zeros", packed and "w_o_zero" in names, "yes"),
+            ("attn-weights", packed and not packs_attention, "dense"),
+            ("zeros", packed and "w_gate_zero" in names, "yes"),
             ("ranks", ranks, ranks), ("link", ranks, "peers"),
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
@@ -225,17 +230,31 @@ def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     parts = ("", "_scale", "_zero") if zeros else ("", "_scale")
     names += [f"{name}{part}" for name in PACKED for part in parts]
     one = {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
-    found["weights"] = ",".join([n for n in WEIGHTS if n in names and n not in one])
-    found |= {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {})
-    return " ".join([f"{name}={value}" for name, value in found.items()])
+    return _as_packed(found, {*names} - one, {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {}))
+
+
+def packed_experts_form(form: str, packed: str, h: int) -> str:
+    """The form of layers with w_gate_up of all experts if gate, up and down are packed, and no others."""
+    found = dict(entry.split("=") for entry in form.split(" "))
+    names = {*found["weights"].split(",")} - {"w_gate_up"}
+    if "b_gate_up" in names:
+        names = names - {"b_gate_up"} | {"b_gate", "b_up"}
+    names |= {f"{name}{part}" for name in PACKED_NETWORK for part in ("", "_scale")}
+    found.pop("gate-up", None)
+    return _as_packed(found, names, {"packed": packed, "h": str(h), "attn-weights": "dense"})
+
+
+def _as_packed(found: dict[str, str], names: set[str], options: dict[str, str]) -> str:
+    found["weights"] = ",".join([n for n in WEIGHTS if n in names])
+    return " ".join([f"{name}={value}" for name, value in (found | options).items()])
 
 
 def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
-    """[n, k] of the packed weights."""
-    h, heads = form.get("h"), form.get("heads") * form.get("dim")
+    """[n, k] of the packed weights; of all experts, the rows of one behind those of the other."""
+    h, heads, experts = form.get("h"), form.get("heads") * form.get("dim"), form.get("experts", 1)
     columns = heads + 2 * form.get("kv-heads") * form.get("dim")
-    return {"w_qkv": (columns, d), "w_o": (d, heads), "w_gate": (h, d), "w_up": (h, d),
-            "w_down": (d, h)}
+    attention = {} if form.get("attn-weights") == "dense" else {"w_qkv": (columns, d), "w_o": (d, heads)}
+    return attention | {"w_gate": (experts * h, d), "w_up": (experts * h, d), "w_down": (experts * d, h)}
 
 
 def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
@@ -279,7 +298,7 @@ def dtype_of(form: LayerForm, name: str, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
     if not form.get("packed"):
         return dtype
-    if name in PACKED or name.endswith("_zero"):
+    if name in (PACKED_NETWORK if form.get("attn-weights") == "dense" else PACKED) or name.endswith("_zero"):
         return torch.uint8
     format = form.get("packed").split("-")[0]
     if name.endswith("_scale") and format != "int4":

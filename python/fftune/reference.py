@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._codes import ONLY_GROUP, codes_of_pairs, pairs_of_codes
-from ._layer_form import PACKED, packed_sizes, parse, with_constants
+from ._layer_form import packed_sizes, parse, with_constants
 from ._library import Error
 
 aten = torch.ops.aten
@@ -65,6 +65,11 @@ def ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act):
     dx = d_gate @ w_gate + d_up @ w_up
     dy, x, d_gate, d_up, hidden = map(_rows, (dy, x, d_gate, d_up, hidden))
     return dx, d_gate.T @ x, d_up.T @ x, dy.T @ hidden
+
+
+def ffn_frozen_backward(dy, x, gate, *others):
+    # x has no part in dx where gate is given
+    return ffn_backward(dy, dy if x is None else x, gate, *others)[0]
 
 
 def _add(into: tuple, gradients: tuple) -> None:
@@ -395,6 +400,11 @@ def masked_linear_backward(dy, x, mask, w_true, w_false, pattern):
     return results[0][0] + results[1][0], results[0][1], results[1][1]
 
 
+def masked_linear_frozen_backward(dy, mask, w_true, w_false, pattern):
+    x = dy.new_zeros(*dy.shape[:-1], w_true.shape[1])
+    return masked_linear_backward(dy, x, mask, w_true, w_false, pattern)[0]
+
+
 def masked_ffn(x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false,
                act, pattern):
     return _chosen(mask, ffn(x, w_gate_true, w_up_true, w_down_true, None, None, act),
@@ -415,6 +425,10 @@ def masked_ffn_backward(dy, x, mask, gate, up, *weights_and_options):
     true = ffn_backward(torch.where(marked, dy, 0), x, gate, up, *weights[:3], act)
     false = ffn_backward(torch.where(marked, 0, dy), x, gate, up, *weights[3:], act)
     return (true[0] + false[0], *true[1:], *false[1:])
+
+
+def masked_ffn_frozen_backward(dy, x, *others):
+    return masked_ffn_backward(dy, dy if x is None else x, *others)[0]
 
 
 def masked_linear_backward_into(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
@@ -574,6 +588,10 @@ def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate
             db_down[expert] = grad_out.sum(0)
     return (dx.to(x.dtype).view(x.shape), d_shares.view(every.shape)[..., :k].contiguous(),
             *(t for t in d_experts if t is not None))
+
+
+def moe_ffn_frozen_backward(*arguments):
+    return moe_ffn_backward(*arguments)[:2]
 
 
 def moe_ffn_backward_into(dy, x, ids, weights, gate, up, *others):
@@ -803,6 +821,10 @@ def rmsnorm_backward(dy, x, w, dsum, rstd, eps, convention):
     return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype)
 
 
+def rmsnorm_frozen_backward(*arguments):
+    return rmsnorm_backward(*arguments)[0]
+
+
 def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     total = x if residual is None else x + residual
     y = _normalised(total, eps) * (1 + w.float() if convention == "gemma" else w.float())
@@ -838,6 +860,10 @@ def layernorm_backward(dy, x, w, dsum, eps):
     return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype), _rows(grad).sum(0).to(w.dtype)
 
 
+def layernorm_frozen_backward(*arguments):
+    return layernorm_backward(*arguments)[0]
+
+
 # elementwise
 
 def bias_gelu(x, bias, act):
@@ -847,6 +873,10 @@ def bias_gelu(x, bias, act):
 def bias_gelu_backward(dy, x, bias, act):
     dx = activation_backward(act, dy, (x + bias).to(x.dtype))
     return dx, _rows(dx).sum(0).to(bias.dtype)
+
+
+def bias_gelu_frozen_backward(*arguments):
+    return bias_gelu_backward(*arguments)[0]
 
 
 def act_mul(gate, up, act):
@@ -1002,11 +1032,12 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, me
     count = len(found.weights)
     for at in range(len(caches) // 2):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
-        for name in PACKED if found.get("packed") else ():
-            n, k = packed_sizes(found, x.shape[-1])[name]
+        for name, (n, k) in packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
             format, group = found.get("packed").split("-")
             own[name] = _dense(format, *(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")),
                                n, k, group, x.dtype)
+            if found.get("experts"):
+                own[name] = own[name].view(found.get("experts"), -1, k)
         if found.constants:
             own = with_constants(found, own, x)
         x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],

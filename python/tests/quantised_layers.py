@@ -80,7 +80,8 @@ class WQLinear_GEMM(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4, kind="int"):
+def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4, kind="int", strategy="group",
+               block=None):
     """nn.Linear as compressed-tensors leaves it on loading."""
     if "weight_shape" in tensors:
         n, k = tensors["weight_shape"].tolist()
@@ -94,10 +95,23 @@ def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4,
         layer.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
     layer.quantization_scheme = types.SimpleNamespace(
         weights=types.SimpleNamespace(num_bits=bits, type=kind, symmetric=symmetric,
-                                      group_size=group_size), input_activations=activations,
+                                      group_size=group_size, strategy=strategy, block_structure=block),
+        input_activations=activations,
         output_activations=None)
     layer.quantization_status = "compressed"
     return layer
+
+
+def forward_quantize(module, value, base_name, args):
+    """compressed-tensors': values rounded to a type of 8 bits by a scale of each token, of groups of a
+    token, or one that the module has."""
+    assert base_name == "input" and module.quantization_status == "compressed"
+    least, most = (-448.0, 448.0) if args.type == "float" else (-128.0, 127.0)
+    own = value.unflatten(-1, (-1, args.group_size)) if args.strategy == "group" else value
+    scale = own.abs().amax(-1, keepdim=True) / ((most - least) / 2) if args.dynamic else module.input_scale
+    q = (own / scale).clamp(least, most)
+    q = q.to(torch.float8_e4m3fn).to(value.dtype) if args.type == "float" else q.round()
+    return (q * scale).to(value.dtype).view(value.shape)
 
 
 class FP8Linear(nn.Linear):
@@ -156,7 +170,8 @@ def of_file(name, bias=None):
     else:
         weights = next(iter(config["config_groups"].values()))["weights"]
         layer = compressed(tensors, symmetric=weights["symmetric"], group_size=weights["group_size"],
-                           bits=weights["num_bits"], kind=weights["type"])
+                           bits=weights["num_bits"], kind=weights["type"], strategy=weights["strategy"],
+                           block=weights.get("block_structure"))
     return layer, expected
 
 

@@ -123,26 +123,51 @@ def test_experts_save_what_their_gradients_need(name, mode):
     assert [size for size in found if size > routing] == sorted([x, *([] if mode == "small" else gates)])
 
 
-def test_frozen_weights_have_no_gradients():
+def _with_weights():
+    """Calls with an input, routing weights and the op's own weights, by the op that derives them."""
     from fftune import ops
+    w_norm, mask = torch.randn(24), torch.arange(6) % 3 == 0
+    weights = [torch.randn(40, 24), torch.randn(40, 24), torch.randn(24, 40)]
+    ids = torch.tensor([[0, 2], [1, 2], [2, 0], [1, 0], [0, 1], [2, 1]])
+    experts = [torch.stack([w, w * 0.5, w.roll(1, 0)]) for w in weights]
+    both = [torch.cat(experts[:2], 1), experts[2]]
+    biases = [torch.randn(3, 80), torch.randn(3, 24)]
+    for recompute in (False, True):
+        yield "ffn", weights, lambda x, _, *w, r=recompute: ops.ffn(x, *w, recompute=r)
+        yield "ffn", weights, lambda x, _, *w, r=recompute: ops.ffn(x, *w, act="none", recompute=r)
+        yield "ffn", weights, lambda x, _, *w, r=recompute: ops.ffn_block(x, None, w_norm, *w, recompute=r)
+        yield "masked_ffn", weights * 2, lambda x, _, *w, r=recompute: ops.masked_ffn(
+            x, mask, *w, recompute=r)
+        for weigh in ("after", "before"):
+            yield "moe_ffn", experts, lambda x, shares, *w, r=recompute, how=weigh: ops.moe_ffn(
+                x, ids, shares, *w, weigh=how, recompute=r)
+            yield "moe_ffn", both + biases, lambda x, shares, *w, r=recompute, how=weigh: ops.moe_ffn(
+                x, ids, shares, w[0], None, w[1], biases=w[2:], weigh=how, recompute=r)
+    yield "rmsnorm", [w_norm], lambda x, _, w: ops.rmsnorm(x, w)
+    yield "rmsnorm", [w_norm], lambda x, _, w: torch.cat(ops.add_rmsnorm(x, x * 2, w))
+    yield "layernorm", [w_norm, w_norm + 1], lambda x, _, w, b: ops.layernorm(x, w, b)
+    yield "bias_gelu", [w_norm], lambda x, _, b: ops.bias_gelu(x, b)
+    yield "masked_linear", weights[:2], lambda x, _, *w: ops.masked_linear(x, mask, *w)
+
+
+def test_frozen_weights_have_no_gradients(monkeypatch):
     from fftune._custom import OPS
     torch.manual_seed(0)
-    x, w_norm = torch.randn(6, 24, requires_grad=True), torch.randn(24)
-    weights = [torch.randn(40, 24), torch.randn(40, 24), torch.randn(24, 40)]
-    calls = []
-    kernel = OPS.ffn_backward.kernel
-    for recompute in (False, True):
-        found = {}
-        for frozen in (False, True):
-            given = [w.clone().requires_grad_(not frozen) for w in weights]
-            OPS.ffn_backward.kernel = lambda *a: calls.append(frozen) or kernel(*a)
-            try:
-                y = ops.ffn_block(x, None, w_norm, *given, recompute=recompute)
-                found[frozen], = torch.autograd.grad(y.square().sum(), x)
-            finally:
-                OPS.ffn_backward.kernel = kernel
-        assert torch.allclose(found[True], found[False], rtol=1e-4, atol=1e-4)
-    assert calls == [False, False]
+    for op, weights, call in _with_weights():
+        x, shares = torch.randn(6, 24, requires_grad=True), torch.rand(6, 2, requires_grad=True)
+        calls, found = [], {}
+        for name in (f"{op}_backward", f"{op}_frozen_backward"):
+            own = getattr(OPS, name)
+            monkeypatch.setattr(own, "kernel", lambda *a, run=own.kernel, name=name: (
+                calls.append(name) or run(*a)))
+        for trained in (weights, weights[:1], []):
+            given = [w.clone().requires_grad_(any(w is t for t in trained)) for w in weights]
+            y = call(x, shares, *given)
+            found[len(trained)] = torch.autograd.grad(y.square().sum(), (x, shares), allow_unused=True)
+        monkeypatch.undo()
+        assert calls == [f"{op}_backward"] * 2 + [f"{op}_frozen_backward"]
+        for one, other in zip(found[0], found[len(weights)]):
+            assert one is other is None or torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_hooks_of_others_see_every_tensor(made):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import fftune
+from fftune.patching import layers as patched_layers
 from fftune.patching.mxfp4 import _storages
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -122,3 +123,55 @@ def test_others_are_left_with_the_reason(change, words):
     report = fftune.patch(model)
     assert any(words in reason for _, reason in report.left), str(report)
     assert "forward" not in model[0].__dict__ and not model[0].experts._buffers
+
+
+def gpt_oss(device, dtype):
+    """A small model of gpt-oss with its experts in mxfp4."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.GptOssConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=6, num_experts_per_tok=2, sliding_window=64,
+        max_position_embeddings=64, eos_token_id=None, pad_token_id=0))
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.1
+    for layer in model.model.layers:
+        layer.mlp = Mxfp4GptOssMLP(6, 64, 96, 2, "cpu")
+    for layer in model.model.layers:
+        layer.mlp.experts.to(device)
+        for storage in _storages(layer.mlp.experts):
+            storage.data = storage.data.to(device)
+    model = model.to(device, dtype).eval()
+    return model
+
+
+def logits_of(model, ids, steps=4):
+    """A prefill, then tokens one by one in a static cache."""
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    logits = []
+    with torch.no_grad():
+        for at in (slice(0, ids.shape[1] - steps), *(slice(i, i + 1) for i in range(ids.shape[1] - steps, ids.shape[1]))):
+            places = torch.arange(ids.shape[1], device=ids.device)[at]
+            logits.append(model(ids[:, at], past_key_values=cache, position_ids=places[None]).logits[:, -1])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("device, dtype", [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=DEVICES[
+    1].marks)])
+def test_whole_layers_run_by_one_op(device, dtype, monkeypatch):
+    model = gpt_oss(device, dtype)
+    ids = torch.randint(3, 96, (2, 12), device=device)
+    right = logits_of(model, ids)
+    best = right[0].argmax(-1)
+    report = str(fftune.patch(model, whole_layers=True))
+    assert "3 layers of" in report and "by layer in calls" in report, report
+    calls, inner = [], patched_layers.call
+    monkeypatch.setattr(patched_layers, "call", lambda *given: calls.append(1) or inner(*given))
+    ours = logits_of(model, ids)
+    assert len(calls) >= 4
+    assert dtype != torch.float32 or torch.equal(fftune.generate(model, ids[:, :-4], 3)[:, 8], best)
+    assert (ours.double() - right.double()).norm() <= 64 * torch.finfo(dtype).eps * right.double().norm()
+    fftune.unpatch(model)
+    assert torch.equal(logits_of(model, ids), right)

@@ -266,6 +266,41 @@ def test_layers_with_packed_weights(group, zeros, format, monkeypatch):
     assert all(map(close, *results[:2])) and all(map(close, results[2], results[1]))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("attention", (True, False))
+@pytest.mark.parametrize("format, group, zeros, bias", (("int4", 32, True, False), ("mxfp4", 32, False, True)))
+def test_layers_with_packed_experts(format, group, zeros, bias, attention, monkeypatch):
+    """gpt-oss has attention beside them in bf16."""
+    def pack(n, k):
+        return QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros, format).packed_weight
+
+    def layer():
+        own = {**a_layer(group, zeros, format=format), "w_router": torch.randn(4, 64), "w_gate": pack(4 * 32, 64),
+               "w_up": pack(4 * 32, 64), "w_down": pack(4 * 64, 32)}
+        if not attention:
+            own |= {name: own[name].dense() for name in ("w_qkv", "w_o")}
+        if bias:
+            own |= {"b_gate": torch.randn(4, 32), "b_up": torch.randn(4, 32), "b_down": torch.randn(4, 64)}
+        return own
+
+    def dense(name, w):
+        return w if isinstance(w, torch.Tensor) else w.dense() if name in ("w_qkv", "w_o") else w.dense().unflatten(
+            0, (4, -1))
+
+    weights = [layer() for _ in range(2)]
+    options = dict(top_k=2, act="swiglu-oai" if bias else "silu", order="after", angles=torch.rand(20, 16))
+    x, lengths = torch.randn(2, 3, 64), torch.tensor([7, 5], dtype=torch.int32)
+    results = []
+    for own in (weights, [{n: dense(n, w) for n, w in one.items()} for one in weights], weights):
+        torch.manual_seed(2)
+        caches = [tuple(torch.randn(2, 12, 2, 16).transpose(1, 2) for _ in range(2)) for _ in range(2)]
+        y = fftune.ops.layer(x, own, caches, lengths, 4, 2, **options)
+        results.append((y, *(t for pair in caches for t in pair)))
+        if len(results) == 2:
+            monkeypatch.setenv("FFTUNE_DISABLE", "1")
+    assert all(map(close, *results[:2])) and all(map(close, results[2], results[1]))
+
+
 def test_layers_whose_packed_weights_do_not_go_together():
     x, lengths = torch.randn(1, 1, 64), torch.tensor([3], dtype=torch.int32)
     caches = [tuple(torch.zeros(1, 8, 2, 16).transpose(1, 2) for _ in range(2))]

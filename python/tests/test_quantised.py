@@ -1,6 +1,9 @@
 """patch() of layers with weights of 4 and 8 bits, as GPTQModel, AutoAWQ, compressed-tensors and
 transformers have them."""
 import copy
+import functools
+import sys
+import types
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch import nn
 
 import fftune
 from fftune.patching.quantised import packed_of
-from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, gptq_of, of_file, packed,
+from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, gptq_of, of_file, packed,
                               quantise_by_gptq, quantise_to_fp8)
 
 pytest.importorskip("safetensors")
@@ -18,7 +21,8 @@ GROUPS = {"gptq_v1_sym_g128": 128, "gptq_v1_sym_g128_desc_act": 128, "gptq_v1_sy
           "gptq_v1_asym_zero0": 64, "gptq_v2_asym_g64": 64, "awq_gemm_g128": 128, "awq_gemm_g32": 32,
           "ct_int4_sym_g128": 128, "ct_int4_sym_g64_g_idx": 64, "ct_int4_sym_channel_k100": 0,
           "ct_int4_asym_g128": 128, "ct_int4_asym_g32_n20": 32, "ct_int8_pack_sym_g128": 128,
-          "ct_int8_channel": 0, "ct_mxfp4": 32, "ct_nvfp4": 16, "fp8_block_deepseek_v3": 128, "fp8_block_ue8m0": 128}
+          "ct_int8_channel": 0, "ct_mxfp4": 32, "ct_nvfp4": 16, "ct_fp8_channel": 0,
+          "ct_fp8_tensor": 0, "ct_fp8_block": 128, "fp8_block_deepseek_v3": 128, "fp8_block_ue8m0": 128}
 DEVICES = [("cpu", torch.float32), ("cpu", torch.bfloat16)] + [
     pytest.param("cuda", dtype, marks=pytest.mark.skipif(not torch.cuda.is_available(),
                                                          reason="no GPU"))
@@ -138,8 +142,12 @@ def tensors_of(n=64, k=128, group=32):
 
 def test_compressed_layers_without_a_certain_format_are_left_alone():
     tensors = tensors_of()
-    layer = compressed(tensors, symmetric=True, group_size=32, activations=object())
-    assert "its activations are quantised" in left(layer)
+    if "compressed_tensors" not in sys.modules:
+        layer = compressed(tensors, symmetric=True, group_size=32, activations=object())
+        assert "compressed-tensors has no forward_quantize" in left(layer)
+    layer = compressed(tensors, symmetric=True, group_size=32)
+    layer.quantization_scheme.output_activations = object()
+    assert "its results are quantised" in left(layer)
     layer = compressed(tensors, symmetric=False, group_size=32)
     assert "there is no weight_zero_point" in left(layer)
     layer = compressed(tensors, symmetric=True, group_size=32)
@@ -153,6 +161,90 @@ def test_compressed_layers_without_a_certain_format_are_left_alone():
     assert left(layer) == "weight_packed is [64, 16], not [64, 32]"
 
 
+@pytest.fixture
+def compressed_tensors(monkeypatch):
+    """The function of the package that rounds activations, where the package is."""
+    name = "compressed_tensors"
+    for part in ("", ".quantization", ".lifecycle", ".forward"):
+        name += part
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(forward_quantize=forward_quantize))
+
+
+ROUNDINGS = {"ct_fp8_channel": ("float", "token", None), "ct_fp8_tensor": ("float", "tensor", None),
+             "ct_fp8_block": ("float", "group", 128), "ct_int8_channel": ("int", "token", None)}
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_activations_are_rounded_as_compressed_tensors_does_it(name, device, dtype, compressed_tensors):
+    layer, expected = of_file(name)
+    kind, strategy, size = ROUNDINGS[name]
+    args = types.SimpleNamespace(type=kind, strategy=strategy, group_size=size, dynamic=strategy != "tensor")
+    layer.quantization_scheme.input_activations = args
+    if not args.dynamic:
+        layer.input_scale = nn.Parameter(torch.tensor([0.01]))
+    model = model_of(layer, dtype).to(device)
+    before = bits_of(layer)
+    assert "rounded activations" in fftune.patch(model).replaced[0][1]
+    x = torch.randn(3, 5, expected.shape[1], dtype=dtype, device=device)
+    rounded = forward_quantize(types.SimpleNamespace(
+        quantization_status="compressed", input_scale=getattr(layer, "input_scale", None)), x, "input", args)
+    assert error(rounded, x.double()) > 1e-3
+    right = rounded.double() @ expected.double().to(device).T
+    assert error(model(x), right) <= 1.5 * error(rounded @ expected.to(device, dtype).T, right) + 4e-7
+    layer.quantization_enabled = False
+    assert error(model(x), x.double() @ expected.double().to(device).T) < 1e-2 * error(rounded, x.double()) + 4e-3
+    assert bits_of(layer) == before
+    fftune.unpatch(model)
+    assert bits_of(layer) == before and layer.quantization_scheme.input_activations is args
+
+
+def test_the_forward_that_compressed_tensors_gives_its_layers_is_no_other_forward():
+    # It has the name and the module of Linear.forward, by functools.wraps.
+    of_package = {"__name__": "compressed_tensors.quantization.lifecycle.forward", "functools": functools}
+    exec("def wrapped(of):\n    @functools.wraps(of)\n    def forward(self, x):\n        return of(self, x)\n"
+         "    return forward", of_package)
+    for globals_of, is_known in ((of_package, True), ({**of_package, "__name__": "peft.layer"}, False)):
+        layer, _ = of_file("ct_int4_sym_g128")
+        own = types.FunctionType(of_package["wrapped"].__code__, globals_of)(nn.Linear.forward)
+        layer.forward = types.MethodType(own, layer)
+        report = fftune.patch(layer)
+        assert bool(report.replaced) == is_known, str(report)
+        fftune.unpatch(layer)
+        assert layer.forward.__func__ is own
+
+
+def test_rounded_layers_are_merged_with_no_others(compressed_tensors):
+    """Products of several layers together, as in MLPs, would skip the rounding."""
+    torch.manual_seed(0)
+    names = ("gate_proj", "up_proj", "down_proj")
+
+    class MLP(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in names:
+                layer, _ = of_file("ct_int8_channel")
+                layer.quantization_scheme.input_activations = types.SimpleNamespace(
+                    type="int", strategy="token", group_size=None, dynamic=True)
+                setattr(self, name, layer)
+            self.act_fn = nn.SiLU()
+
+        def forward(self, x):
+            hidden = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+            return self.down_proj(hidden.repeat(1, 4))
+
+    mlp = MLP()
+    report = fftune.patch(model_of(mlp, torch.float32))
+    assert len(report.replaced) == 3 and all("rounded" in words for _, words in report.replaced), str(report)
+
+
+def test_layers_of_bitsandbytes_are_left_alone():
+    for name, reason in (("Linear8bitLt", "rounds activations to int8"), ("Linear4bit", "no kernel")):
+        layer = type(name, (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})(64, 32, bias=False)
+        layer.weight = nn.Parameter(torch.zeros(32, 64, dtype=torch.int8), requires_grad=False)
+        assert reason in left(layer)
+
+
 def test_layers_of_fp8_that_are_no_such_are_left_alone_with_the_reason():
     layer, _ = of_file("fp8_block_deepseek_v3")
     layer.weight_scale_inv.data = layer.weight_scale_inv.data[:, :1]
@@ -160,9 +252,13 @@ def test_layers_of_fp8_that_are_no_such_are_left_alone_with_the_reason():
     layer, _ = of_file("fp8_block_deepseek_v3")
     layer.weight_scale_inv.data[0, 0] = float("nan")
     assert left(layer) == "its scales are not finite"
-    layer, _ = of_file("fp8_block_deepseek_v3")
-    layer.weight.data.view(torch.uint8)[3, 5] = 0x7F
-    assert left(layer) == "its weight has NaN"
+    for name in ("fp8_block_deepseek_v3", "ct_fp8_channel"):
+        layer, _ = of_file(name)
+        layer.weight.data.view(torch.uint8)[3, 5] = 0x7F
+        assert left(layer) == "its weight has NaN"
+    layer, _ = of_file("ct_fp8_block")
+    layer.weight_scale.data = layer.weight_scale.data[:, :1]
+    assert "not of blocks of 128 by 128" in left(layer)
 
 
 def test_one_scale_of_a_whole_weight_of_fp8():

@@ -22,7 +22,8 @@ FIRST_ONLY = ("masked_ffn_preact", "moe_ffn_preact")
 FACTORS = {"linear_packed": (2,), "ffn_packed": (4, 5, 6), "qkv_packed": (2,),
            "qkv_packed_cached": (2,)}
 # Arguments that the reference does not read, or reads other elements of than the kernels.
-UNREAD = {"moe_ffn_backward": (1, 4, 5, 6, 7), "moe_ffn_backward-oai": (1, 4, 5, 6, 9),
+UNREAD = {"moe_ffn_frozen_backward": (1, 4, 5, 6, 7),
+          "moe_ffn_backward": (1, 4, 5, 6, 7), "moe_ffn_backward-oai": (1, 4, 5, 6, 9),
           "qkv-table": (10,), "qkv_packed-table": (8,),
           # A sequence without keys has zeros, whatever the sinks are.
           "attention-pages-outside": (11,)}

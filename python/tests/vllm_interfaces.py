@@ -24,6 +24,8 @@ TOUCHED = {
                         "ForwardContext": "attn_metadata slot_mapping cudagraph_runtime_mode"},
     "logger": {"": "init_logger"},
     "distributed/communication_op": {"": "tensor_model_parallel_all_reduce"},
+    "distributed/parallel_state": {"": "get_tp_group",
+                                   "GroupCoordinator": "world_size rank_in_group cpu_group"},
     "platforms/interface": {"Platform": "is_cuda get_device_capability"},
     "v1/attention/backends/flash_attn": {
         "FlashAttentionMetadata": "num_actual_tokens max_query_len query_start_loc max_seq_len seq_lens "
@@ -61,7 +63,8 @@ TOUCHED = {
         "MPLinearLayerConfig": "partition_weight_shape weight_type act_type group_size zero_points "
                                "has_g_idx out_type"},
     "config/vllm": {"VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
-                                  "model_config parallel_config compilation_config"},
+                                  "model_config parallel_config compilation_config scheduler_config"},
+    "config/scheduler": {"SchedulerConfig": "max_num_seqs"},
     "config/model": {"ModelConfig": "dtype max_model_len"},
     "config/parallel": {
         "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "

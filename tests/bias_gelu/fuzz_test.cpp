@@ -10,15 +10,16 @@ const Op& fuzzed_op() {
 
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, h] = draw.matrix(most_elements);
-  return canonical(bias_gelu_op(),
-                   {"bias-gelu",
-                    draw.of({"fwd", "bwd"}),
-                    draw.of(bias_gelu_op().dtypes(kind)),
-                    {{"m", m}, {"h", h}},
-                    {{"act", draw.of({"gelu-tanh", "gelu"})},
-                     {"biases", draw.of({"same", "f32"})},
-                     {"save", draw.of({"nothing", "input"})}}},
-                   kind);
+  Problem problem = canonical(bias_gelu_op(),
+                              {"bias-gelu",
+                               draw.of({"fwd", "bwd"}),
+                               draw.of(bias_gelu_op().dtypes(kind)),
+                               {{"m", m}, {"h", h}},
+                               {{"act", draw.of({"gelu-tanh", "gelu"})},
+                                {"biases", draw.of({"same", "f32"})},
+                                {"save", draw.of({"nothing", "input"})}}},
+                              kind);
+  return maybe_frozen(bias_gelu_op(), std::move(problem), kind, draw);
 }
 
 }  // namespace fftune::test

@@ -186,13 +186,15 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
         std::string::npos);
 }
 
-TEST_CASE("compile takes a family that serves nothing but rare sizes too") {
-  const Finished done = Sandbox().fftune(
-      "compile --arch sm_80 --op ngram-block --family groups --dtype f32 --sample 1 --json");
-  if (done.code == 3) FFTUNE_SKIP("no NVRTC: " + done.err);
-  INFO(done.err);
-  REQUIRE(done.code == 0);
-  CHECK(Json::parse(done.out).at("programs").size() == 1);
+TEST_CASE("compile takes a family that serves nothing but rare sizes, or models, too") {
+  for (const char* family : {"--arch sm_80 --op ngram-block --family groups --dtype f32",
+                             "--arch sm_90a --op layer --family persistent_experts --dtype bf16"}) {
+    const Finished done = Sandbox().fftune(std::string("compile --sample 1 --json ") + family);
+    if (done.code == 3) FFTUNE_SKIP("no NVRTC: " + done.err);
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    CHECK(Json::parse(done.out).at("programs").size() == 1);
+  }
 }
 
 TEST_CASE("compile leaves out ops that have no element type of those that it is for") {

@@ -513,7 +513,13 @@ std::vector<Use> uses_in_one_launch() {
         {"head-logits", "f32"},
         {"head-bias", "yes"}}},
       {{{"batch", 2}, {"cache", 40}, {"h", 160}, {"experts", 20}, {"top-k", 8}, {"shared-h", 320}},
-       {{"ffn", "moe"}, {"shared-gate", "yes"}, {"choose", "sample"}}}};
+       {{"ffn", "moe"}, {"shared-gate", "yes"}, {"choose", "sample"}}},
+      {{{"batch", 2}, {"cache", 70}, {"h", 1152}, {"vocab", 1001}},
+       {{"weights", "int4"}, {"head-weights", "int8"}, {"lengths", "ragged"}}},
+      {{{"batch", 5}, {"cache", 40}},
+       {{"head-weights", "nvfp4"}, {"logprobs", "yes"}, {"choose", "sample"}}},
+      {{{"batch", 1}, {"cache", 40}, {"h", 192}, {"experts", 20}, {"top-k", 8}},
+       {{"ffn", "moe"}, {"weights", "mxfp4"}, {"attn-weights", "dense"}}}};
 }
 
 Problem one_launch_problem(const Use& use, std::int64_t layers) {
@@ -525,7 +531,10 @@ Problem one_launch_problem(const Use& use, std::int64_t layers) {
 }
 
 std::string one_launch_family(const Problem& problem) {
-  return problem.has("ffn", "moe") ? "persistent_weighted" : "persistent";
+  if (problem.has("ffn", "moe"))
+    return problem.has("weights", "mxfp4") ? "persistent_packed_mixture" : "persistent_weighted";
+  return std::string(problem.has("weights", "int4") ? "persistent_packed" : "persistent") +
+         (problem.options.contains("head-weights") ? "_packed_head" : "");
 }
 
 /// Uses [first, last), each of some layers.
@@ -573,6 +582,7 @@ TEST_CASE("decode: the one launch of a whole token says what it cannot compute")
   CHECK(refusal({}, {{"choose", "filtered"}}).find("a filter") != std::string::npos);
   CHECK(refusal({{"vocab", 100}}, {}).find("vocab=100") != std::string::npos);
   CHECK(refusal({{"batch", 9}}, {}).find("batch=9") != std::string::npos);
+  CHECK(refusal({}, {{"head-weights", "int4"}}) == "the head has packed weights");
 }
 
 TEST_CASE("decode: one launch has the embedding, the layers, the head and the state") {
@@ -618,6 +628,14 @@ TEST_CASE("decode: whole tokens over pages with a window, in one launch", "[gpu]
 
 TEST_CASE("decode: whole tokens with experts, in one launch", "[gpu]") {
   verify_one_launch(3, 4);
+}
+
+TEST_CASE("decode: whole tokens with packed weights, in one launch", "[gpu]") {
+  verify_one_launch(4, 5);
+}
+
+TEST_CASE("decode: whole tokens with a packed head, or packed experts, in one launch", "[gpu]") {
+  verify_one_launch(5, uses_in_one_launch().size());
 }
 
 TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {

@@ -29,7 +29,12 @@ std::vector<std::string> buffers_of(const Problem& problem) {
 }
 
 const std::vector<std::map<std::string, std::string>> forms{
-    {}, {{"save", "input"}}, {{"accumulate", "yes"}}, {{"save", "input"}, {"accumulate", "yes"}}};
+    {},
+    {{"save", "input"}},
+    {{"accumulate", "yes"}},
+    {{"save", "input"}, {"accumulate", "yes"}},
+    {{"frozen", "yes"}},
+    {{"save", "input"}, {"frozen", "yes"}}};
 
 /// The gradients that accumulate, and what they are added to.
 const std::vector<std::pair<std::string, std::string>> accumulating{
@@ -47,6 +52,22 @@ TEST_CASE("the backward pass has its buffers in the order that the API promises"
   CHECK(buffers_of(problem_of(5, 16, 24, DType::bf16, {{"accumulate", "yes"}})) ==
         Names{"dy", "x", "gate", "up", "w_gate", "w_up", "w_down", "dw_gate_before", "dw_up_before",
               "dw_down_before", "dx", "dw_gate", "dw_up", "dw_down"});
+  CHECK(buffers_of(problem_of(5, 16, 24, DType::bf16, {{"frozen", "yes"}})) ==
+        Names{"dy", "gate", "up", "w_gate", "w_up", "w_down", "dx"});
+  CHECK(buffers_of(problem_of(5, 16, 24, DType::bf16, {{"frozen", "yes"}, {"save", "input"}})) ==
+        Names{"dy", "x", "w_gate", "w_up", "w_down", "dx"});
+}
+
+TEST_CASE("frozen weights leave out the products of their gradients, and refuse to accumulate") {
+  for (const char* save : {"preact", "input"}) {
+    const auto stages = ffn_op().stages(problem_of(5, 16, 24, DType::bf16, {{"save", save}}));
+    const auto frozen =
+        ffn_op().stages(problem_of(5, 16, 24, DType::bf16, {{"save", save}, {"frozen", "yes"}}));
+    REQUIRE(frozen.size() + 2 == stages.size());
+    for (std::size_t i = 0; i < frozen.size(); ++i) CHECK(frozen[i].name == stages[i].name);
+  }
+  CHECK_THROWS_WITH(problem_of(5, 16, 24, DType::bf16, {{"frozen", "yes"}, {"accumulate", "yes"}}),
+                    ContainsSubstring("accumulate=yes with frozen=yes: nothing is added to"));
 }
 
 TEST_CASE(
@@ -191,8 +212,11 @@ TEST_CASE("the backward pass is right on a GPU for every activation, in fp16 and
 TEST_CASE("the backward pass's baseline writes the same, and gradients accumulate in place") {
   const auto backend = open_cpu();
   for (const char* save : {"preact", "input"}) {
-    check_baselines(*backend, ffn_op(),
-                    problem_of(33, 40, 72, DType::f32, {{"save", save}}, DeviceKind::cpu), 1e-5);
+    for (const char* frozen : {"no", "yes"})
+      check_baselines(
+          *backend, ffn_op(),
+          problem_of(33, 40, 72, DType::f32, {{"save", save}, {"frozen", frozen}}, DeviceKind::cpu),
+          1e-5);
     check_baselines(*backend, ffn_op(),
                     problem_of(33, 40, 72, DType::bf16, {{"save", save}}, DeviceKind::cpu), 2e-2);
     check_in_place(*backend, ffn_op(),

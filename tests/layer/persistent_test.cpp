@@ -29,8 +29,21 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   return layer_problem(DeviceKind::cuda, dtype, std::move(sizes), std::move(options));
 }
 
+std::string packed_family(const Problem& problem) {
+  if (problem.has("post-norms", "yes")) return "persistent_packed_post_norms";
+  const bool experts = layer::has_experts(problem);
+  const char* of = problem.has("attn-weights", "dense")  ? (experts ? "_mixture" : "_ffn")
+                   : !experts                            ? ""
+                   : !problem.sizes.contains("shared-h") ? "_experts"
+                   : problem.has("shared-gate", "yes")   ? "_weighted"
+                                                         : "_shared";
+  return "persistent_packed" + std::string(of);
+}
 const Family& family_for(const Problem& problem) {
-  return family_of(layer_op(), problem.sizes.contains("ranks")       ? with_ranks
+  if (problem.options.contains("weights")) return family_of(layer_op(), packed_family(problem));
+  return family_of(layer_op(), problem.sizes.contains("ranks") ? with_ranks
+                               : problem.has("post-norms", "yes") && !layer::has_experts(problem)
+                                   ? "persistent_post_norms"
                                : !layer::has_experts(problem)        ? persistent
                                : !problem.sizes.contains("shared-h") ? with_experts
                                : problem.has("shared-gate", "yes")   ? "persistent_weighted"
@@ -138,6 +151,21 @@ std::vector<Use> uses_of_experts() {
           {{"shared-gate", "yes"}, {"ffn-bias", "yes"}})};
 }
 
+/// And with norms behind the parts, soft caps, wide heads and a scaled residual.
+std::vector<Use> uses_of_norms_behind() {
+  const auto gemma = [](Sizes sizes, Options options) {
+    sizes.insert({{"dim", 256}, {"heads", 8}, {"kv-heads", 2}});
+    options.insert({{"convention", "gemma"}, {"post-norms", "yes"}, {"act", "gelu-tanh"}});
+    return Use{DType::bf16, std::move(sizes), std::move(options)};
+  };
+  return {gemma({{"batch", 3}, {"window", 60}, {"cache", 200}},
+                {{"softcap", "5"}, {"lengths", "ragged"}}),
+          gemma({{"s", 2}}, {{"qk-norm", "yes"}, {"out-bias", "yes"}}),
+          gemma({{"h", 1152}, {"batch", 2}}, {{"weights", "int4"}, {"qk-norm", "yes"}}),
+          {DType::fp16, {{"batch", 2}}, {{"post-norms", "yes"}, {"softcap", "3"}}},
+          {DType::bf16, {{"batch", 7}}, {{"residual-scale", "yes"}, {"out-bias", "yes"}}}};
+}
+
 /// And a rank's slice, which plays its peer too.
 std::vector<Use> uses_of_ranks() {
   return {{DType::bf16, {{"ranks", 2}}, {}},
@@ -147,6 +175,55 @@ std::vector<Use> uses_of_ranks() {
           {DType::bf16,
            {{"ranks", 2}, {"batch", 5}, {"page", 16}, {"dim", 128}, {"kv-heads", 4}},
            {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
+}
+
+/// And with packed weights: of 4 bits, of 8, and of experts.
+std::vector<Use> uses_of_4_bits() {
+  return {{DType::bf16, {{"d", 1024}, {"h", 4352}}, {{"weights", "int4"}}},
+          {DType::fp16,
+           {{"h", 1088}, {"batch", 8}, {"cache", 333}},
+           {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
+          {DType::bf16,
+           {{"h", 4352}, {"batch", 5}, {"cache", 300}, {"page", 16}},
+           {{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}}},
+          {DType::bf16,
+           {{"h", 1088}, {"s", 3}, {"cache", 200}, {"dim", 128}, {"kv-heads", 4}},
+           {{"weights", "mxfp4"}, {"qk-norm", "yes"}}},
+          {DType::fp16,
+           {{"h", 2176}, {"batch", 2}},
+           {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}}};
+}
+std::vector<Use> uses_of_8_bits() {
+  return {{DType::bf16, {{"h", 2176}, {"cache", 300}}, {{"weights", "fp8"}}},
+          {DType::fp16,
+           {{"h", 1088}, {"batch", 4}},
+           {{"weights", "fp8"}, {"group", "row"}, {"attn-weights", "dense"}}},
+          {DType::bf16,
+           {{"h", 1088}, {"batch", 3}, {"window", 50}},
+           {{"weights", "int8"}, {"group", "64"}, {"sinks", "yes"}}}};
+}
+std::vector<Use> uses_of_packed_experts() {
+  const auto use = [](DType dtype, Sizes sizes, Options options) {
+    sizes.insert({{"h", 192}, {"experts", 20}, {"top-k", 4}});
+    options.insert({"ffn", "moe"});
+    return Use{dtype, std::move(sizes), std::move(options)};
+  };
+  return {use(DType::bf16, {{"d", 1024}, {"h", 768}, {"shared", 1}},
+              {{"weights", "int4"}, {"renormalise", "yes"}, {"qk-norm", "yes"}}),
+          // As of gpt-oss.
+          use(DType::bf16, {{"batch", 3}, {"cache", 300}, {"window", 128}},
+              {{"weights", "mxfp4"},
+               {"attn-weights", "dense"},
+               {"order", "after"},
+               {"act", "swiglu-oai"},
+               {"router-bias", "yes"},
+               {"sinks", "yes"},
+               {"qkv-bias", "yes"},
+               {"out-bias", "yes"},
+               {"ffn-bias", "yes"}}),
+          use(DType::fp16, {{"batch", 2}, {"shared-h", 384}}, {{"weights", "nvfp4"}}),
+          use(DType::bf16, {{"batch", 2}, {"shared-h", 192}},
+              {{"weights", "int8"}, {"group", "64"}, {"shared-gate", "yes"}})};
 }
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
@@ -193,7 +270,9 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (Use& use : uses_of_ranks()) all.push_back(std::move(use));
+  for (const auto& more : {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(),
+                           uses_of_8_bits(), uses_of_packed_experts()})
+    all.insert(all.end(), more.begin(), more.end());
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
 
@@ -201,34 +280,39 @@ TEST_CASE("the persistent family says what it cannot compute") {
     CAPTURE(problem.text());
     CHECK(refusal_of(problem, arch).find(reason) != std::string::npos);
   };
+  const auto mixture = [](Sizes sizes, Options options = {}) {
+    sizes.insert({{"experts", 16}, {"top-k", 8}});
+    options.insert({"ffn", "moe"});
+    return problem_of(DType::bf16, std::move(sizes), std::move(options));
+  };
   refuses(problem_of(DType::bf16, {}), "compute capability 9.0", "sm_80");
   refuses(problem_of(DType::f32, {}), "bf16 and fp16");
   refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
   refuses(problem_of(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
   refuses(problem_of(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
-  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "64 or 128 features");
+  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "a multiple of 64 features");
   refuses(problem_of(DType::bf16, {{"kv-heads", 1}, {"heads", 64}}), "64 heads of new tokens");
   refuses(problem_of(DType::bf16, {{"h", 1048}}), "1048 elements");
   refuses(problem_of(DType::bf16, {{"d", 96}}), "96 rows");
   refuses(problem_of(DType::bf16, {}, {{"rotation", "interleaved"}}), "halves");
-  refuses(problem_of(DType::bf16, {}, {{"softcap", "50"}}), "softcap");
-  refuses(problem_of(DType::bf16, {}, {{"post-norms", "yes"}}), "post-norms=yes");
+  refuses(problem_of(DType::bf16, {}, {{"post-norms", "only"}}), "post-norms=only");
+  refuses(mixture({}, {{"post-norms", "yes"}}), "norms behind their parts");
   refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
   refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
-  refuses(problem_of(DType::bf16, {}, {{"residual-scale", "yes"}}), "residual-scale=yes");
+  refuses(problem_of(DType::bf16, {{"ranks", 2}}, {{"residual-scale", "yes"}}), "factors");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
   refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
+  refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
+  CHECK(family_of(layer_op(), persistent)
+            .refusal(problem_of(DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}),
+                     facts_of_architecture("sm_90a"))
+            .value_or("") == "the layers have packed weights");
   CHECK(family_of(layer_op(), persistent)
             .refusal(problem_of(DType::bf16, {{"ranks", 2}}), facts_of_architecture("sm_90a"))
             .value_or("")
             .find("ranks=2") != std::string::npos);
-  const auto mixture = [](Sizes sizes, Options options = {}) {
-    sizes.insert({{"experts", 16}, {"top-k", 8}});
-    options.insert({"ffn", "moe"});
-    return problem_of(DType::bf16, std::move(sizes), std::move(options));
-  };
   refuses(mixture({{"groups", 4}, {"top-groups", 2}}), "groups=4");
   refuses(mixture({{"shared-h", 64}}), "shared-h=64");
   const auto shared = mixture({{"h", 320}, {"shared-h", 640}});
@@ -396,6 +480,34 @@ TEST_CASE("persistent layers with experts and a network of all tokens", "[gpu]")
 
 TEST_CASE("persistent layers with experts and a network of all tokens that has a gate", "[gpu]") {
   verify_uses(uses_of_experts(), 7, uses_of_experts().size());
+}
+
+TEST_CASE("persistent layers with norms behind their parts, and soft caps", "[gpu]") {
+  verify_uses(uses_of_norms_behind(), 0, 2);
+}
+
+TEST_CASE("persistent layers with packed weights or a scaled residual, and norms behind", "[gpu]") {
+  verify_uses(uses_of_norms_behind(), 2, uses_of_norms_behind().size());
+}
+
+TEST_CASE("persistent layers with weights of 4 bits against the reference", "[gpu]") {
+  verify_uses(uses_of_4_bits(), 0, 2);
+}
+
+TEST_CASE("persistent layers with weights of 4 bits, over pages and of several tokens", "[gpu]") {
+  verify_uses(uses_of_4_bits(), 2, uses_of_4_bits().size());
+}
+
+TEST_CASE("persistent layers with weights of 8 bits against the reference", "[gpu]") {
+  verify_uses(uses_of_8_bits(), 0, uses_of_8_bits().size());
+}
+
+TEST_CASE("persistent layers with packed experts against the reference", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 0, 2);
+}
+
+TEST_CASE("persistent layers with packed experts and a network of all tokens", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 2, uses_of_packed_experts().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {

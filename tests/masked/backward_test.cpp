@@ -123,10 +123,14 @@ void check_all_in_place(Backend& backend, std::int64_t m, DType dtype) {
 
 /// Both ops in bf16.
 void check_backward_baselines(Backend& backend, std::int64_t m) {
-  check_baselines(backend, masked_linear_op(), linear_problem("bwd", m, 40, 72, DType::bf16), 3e-2);
-  for (const char* save : {"preact", "input"})
-    check_baselines(backend, masked_ffn_op(),
-                    ffn_problem("bwd", m, 40, 72, DType::bf16, {{"save", save}}), 3e-2);
+  for (const char* frozen : {"no", "yes"}) {
+    check_baselines(backend, masked_linear_op(),
+                    linear_problem("bwd", m, 40, 72, DType::bf16, {{"frozen", frozen}}), 3e-2);
+    for (const char* save : {"preact", "input"})
+      check_baselines(
+          backend, masked_ffn_op(),
+          ffn_problem("bwd", m, 40, 72, DType::bf16, {{"save", save}, {"frozen", frozen}}), 3e-2);
+  }
 }
 
 TEST_CASE("gradients of masked ops accumulate in place") {

@@ -24,8 +24,13 @@ std::vector<std::string> masks_of(std::int64_t m) {
 }
 
 /// Forms of masked-ffn's backward pass.
-const std::vector<Options> backward_forms{
-    {}, {{"save", "input"}}, {{"accumulate", "yes"}, {"act", "gelu"}}};
+const std::vector<Options> backward_forms{{},
+                                          {{"save", "input"}},
+                                          {{"accumulate", "yes"}, {"act", "gelu"}},
+                                          {{"frozen", "yes"}},
+                                          {{"save", "input"}, {"frozen", "yes"}}};
+/// The same of masked-linear's.
+const std::vector<Options> linear_forms{{}, {{"accumulate", "yes"}}, {{"frozen", "yes"}}};
 
 /// One compiled variant and the stages that it covers.
 struct Candidate {
@@ -142,9 +147,9 @@ TEST_CASE("masked layers are right on the CPU under every mask") {
     for (const Options& form : backward_forms)
       CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 2, 131}, {40, 67}, 1, "bwd",
                             form) > 0);
-    for (const char* accumulate : {"no", "yes"})
+    for (const Options& form : linear_forms)
       CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {70, 33}, 1, "bwd",
-                            {{"accumulate", accumulate}}) > 0);
+                            form) > 0);
   }
 }
 

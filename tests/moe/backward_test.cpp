@@ -31,19 +31,22 @@ TEST_CASE("the gradients of a mixture are its central differences") {
     auto ids = ids_of(sizes, random());
     if (sizes.choices > 1) ids.front() = -1;
     const bool separate = !options.contains("gate-up") || options["gate-up"] == "separate";
-    std::vector<std::pair<std::string, std::string>> gradients{
-        {"x", "dx"}, {"weights", "d_weights"}, {"w_down", "dw_down"}};
+    std::vector<std::pair<std::string, std::string>> gradients{{"x", "dx"},
+                                                               {"weights", "d_weights"}};
+    const bool frozen = options.contains("frozen");
+    if (!frozen) gradients.emplace_back("w_down", "dw_down");
     const auto add = [&](const char* of, bool is_there) {
       for (const char* name : {"gate", "up", "gate_up"})
         if (is_there && separate == (std::string(name) != "gate_up"))
           gradients.emplace_back(of + std::string(name), "d" + (of + std::string(name)));
     };
-    add("w_", true);
-    add("b_", options.contains("bias"));
-    if (options.contains("bias")) gradients.emplace_back("b_down", "db_down");
+    add("w_", !frozen);
+    add("b_", options.contains("bias") && !frozen);
+    if (options.contains("bias") && !frozen) gradients.emplace_back("b_down", "db_down");
     const auto problem = [&](const char* pass, const std::string& kept) {
       Options all = options;
       all["save"] = kept;
+      if (std::string(pass) == "fwd") all.erase("frozen");
       return moe_problem(sizes, DType::f32, DeviceKind::cuda, std::move(all), pass);
     };
     check_gradients(moe_ffn_op(), problem("fwd", "preact"), problem("bwd", save), gradients, random,
@@ -59,6 +62,8 @@ TEST_CASE("the gradients of a mixture are its central differences") {
         check({4, 3, 5, 3, 2, 2}, {{"gate-up", packing}, {"weigh", weigh}, {"bias", "all"}}, save);
         check({4, 3, 5, 3, 2}, {{"gate-up", packing}, {"weigh", weigh}, {"act", "swiglu-oai"}},
               save);
+        check({4, 3, 5, 3, 2, 2},
+              {{"gate-up", packing}, {"weigh", weigh}, {"bias", "all"}, {"frozen", "yes"}}, save);
       }
 }
 

@@ -91,7 +91,11 @@ std::vector<Options> backward_forms() {
           {{"gate-up", "halves"}, {"accumulate", "yes"}},
           {{"gate-up", "interleaved"}, {"act", "swiglu-oai"}, {"bias", "all"}},
           {{"gate-up", "halves"}, {"act", "swiglu-oai"}, {"bias", "all"}, {"save", "input"}},
-          {{"bias", "all"}, {"weigh", "before"}, {"accumulate", "yes"}}};
+          {{"bias", "all"}, {"weigh", "before"}, {"accumulate", "yes"}},
+          {{"frozen", "yes"}},
+          {{"frozen", "yes"}, {"bias", "all"}, {"gate-up", "halves"}, {"save", "input"}},
+          {{"frozen", "yes"}, {"weigh", "before"}, {"gate-up", "interleaved"}},
+          {{"frozen", "yes"}, {"weigh", "before"}, {"bias", "all"}, {"save", "input"}}};
 }
 
 /// Routings to one expert, to none that is here, to the last, all different, and to some that are

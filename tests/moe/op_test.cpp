@@ -61,6 +61,20 @@ TEST_CASE("buffers are in the order that the C API promises") {
                                               "w_up", "w_down", "dw_gate_before", "dw_up_before",
                                               "dw_down_before"});
   CHECK(names(backward, Role::output) == Names{"dx", "d_weights", "dw_gate", "dw_up", "dw_down"});
+  const auto frozen = [&](const char* weigh, const char* save) {
+    return moe_problem(sizes, DType::f32, DeviceKind::cpu,
+                       {{"frozen", "yes"}, {"weigh", weigh}, {"save", save}}, "bwd");
+  };
+  const Problem plain = frozen("after", "preact");
+  CHECK(names(plain, Role::input) ==
+        Names{"dy", "ids", "weights", "gate", "up", "w_gate", "w_up", "w_down"});
+  CHECK(names(plain, Role::output) == Names{"dx", "d_weights"});
+  CHECK(names(plain, Role::intermediate) == Names{"offsets", "tokens", "places", "d_hidden",
+                                                  "weighted_d_gate", "weighted_d_up", "dx_rows"});
+  CHECK(names(frozen("before", "preact"), Role::input) ==
+        Names{"dy", "x", "ids", "weights", "gate", "up", "w_gate", "w_up", "w_down"});
+  CHECK(names(frozen("after", "input"), Role::input) ==
+        Names{"dy", "x", "ids", "weights", "w_gate", "w_up", "w_down"});
 }
 
 TEST_CASE("options add buffers behind the weights") {

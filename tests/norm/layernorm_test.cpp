@@ -34,6 +34,7 @@ TEST_CASE("layernorm: buffers are those that pass and options ask for") {
   CHECK(names(problem_of("fwd", {{"residual", "yes"}})) ==
         Names{"x", "residual", "w", "b", "y", "sum"});
   CHECK(names(problem_of("bwd", {})) == Names{"x", "w", "dy", "dx", "dw", "db"});
+  CHECK(names(problem_of("bwd", {{"frozen", "yes"}})) == Names{"x", "w", "dy", "dx"});
   CHECK(names(problem_of("bwd", {{"residual", "yes"}})) ==
         Names{"x", "w", "dy", "dsum", "dx", "dw", "db"});
 }

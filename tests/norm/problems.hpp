@@ -24,7 +24,7 @@ inline Problem random_rmsnorm(DeviceKind kind, Draw& draw, std::int64_t most_ele
   const auto [m, d] = draw.matrix(most_elements, norm::most_features);
   const std::string pass = draw.of({"fwd", "bwd"}), output = draw.of({"same", "fp8", "i8"});
   const bool any_residual = pass == "fwd" && output == "same";
-  return rmsnorm_problem(
+  Problem problem = rmsnorm_problem(
       kind, pass, draw.of(rmsnorm_op().dtypes(kind)), m, d,
       {{"convention", draw.of({"llama", "gemma", "t5"})},
        {"residual", any_residual ? draw.of({"no", "yes", "after"}) : draw.of({"no", "yes"})},
@@ -32,6 +32,7 @@ inline Problem random_rmsnorm(DeviceKind kind, Draw& draw, std::int64_t most_ele
        {"weights", draw.of({"same", "f32"})},
        {"eps", draw.of({"1e-6", "1e-5", "0.1"})},
        {"output", output}});
+  return maybe_frozen(rmsnorm_op(), std::move(problem), kind, draw);
 }
 
 inline Problem layernorm_problem(DeviceKind kind, const std::string& pass, DType dtype,
@@ -44,9 +45,10 @@ inline Problem layernorm_problem(DeviceKind kind, const std::string& pass, DType
 /// A problem with every field drawn.
 inline Problem random_layernorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, d] = draw.matrix(most_elements, norm::most_features);
-  return layernorm_problem(
+  Problem problem = layernorm_problem(
       kind, draw.of({"fwd", "bwd"}), draw.of(layernorm_op().dtypes(kind)), m, d,
       {{"residual", draw.of({"no", "yes"})}, {"eps", draw.of({"1e-6", "1e-5", "0.1"})}});
+  return maybe_frozen(layernorm_op(), std::move(problem), kind, draw);
 }
 
 }  // namespace fftune::test

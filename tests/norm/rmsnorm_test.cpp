@@ -33,6 +33,7 @@ TEST_CASE("rmsnorm: buffers are those that pass and options ask for") {
   CHECK(names(problem_of("fwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
         Names{"x", "residual", "w", "y", "sum", "rstd"});
   CHECK(names(problem_of("bwd", {})) == Names{"x", "w", "dy", "dx", "dw"});
+  CHECK(names(problem_of("bwd", {{"frozen", "yes"}})) == Names{"x", "w", "dy", "dx"});
   CHECK(names(problem_of("bwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
         Names{"x", "w", "dy", "dsum", "rstd", "dx", "dw"});
   const auto mixed =

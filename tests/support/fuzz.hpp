@@ -49,6 +49,13 @@ class Draw {
   std::mt19937_64 random_;
 };
 
+/// A backward pass, one in three of them without the gradients of weights.
+inline Problem maybe_frozen(const Op& op, Problem problem, DeviceKind kind, Draw& draw) {
+  if (problem.pass != "bwd" || draw.below(3) > 0) return problem;
+  problem.options["frozen"] = "yes";
+  return canonical(op, problem, kind);
+}
+
 /// A problem on a kind of device, of at most about that many elements.
 using DrawProblem = Problem (*)(DeviceKind kind, Draw& draw, std::int64_t most_elements);
 

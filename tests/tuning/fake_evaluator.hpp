@@ -32,6 +32,7 @@ class FakeEvaluator : public Evaluator {
   const DeviceFacts& facts() const override { return facts_; }
   Limits limits(DType) override { return ceilings; }
   void set_cache(std::size_t bytes) { facts_.l2_bytes = bytes; }
+  void set_kind(DeviceKind kind) { facts_.kind = kind; }
   Setup begin(const Problem& problem) override {
     clock += begin_seconds;
     ++begun[problem.text()];

@@ -20,7 +20,7 @@ class FakeFamily : public Family {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return "made up"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  DeviceKind device_kind() const override { return kind; }
   std::vector<std::string> stages() const override { return stages_; }
   bool is_fallback() const override { return fallback; }
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
@@ -39,6 +39,7 @@ class FakeFamily : public Family {
   Program program(const Problem&, const DeviceFacts&, const Config&) const override { return {}; }
   std::vector<std::string> sources() const override { return {"fake.cu"}; }
 
+  DeviceKind kind = DeviceKind::cpu;
   bool fallback = false;
   std::optional<std::string> refused;
   std::int64_t default_value = 0;

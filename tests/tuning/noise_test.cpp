@@ -113,8 +113,63 @@ TEST_CASE(
   CHECK(by_preference(all, 0.02) == std::vector<std::size_t>{1, 0, 2, 3});
   CHECK(tied(all, 0.02).within_band == 2);
   CHECK(tied(all, 0.02).unresolved == 1);
+  // Samples in turns speak for themselves: here a clock sinks under both by 20%.
+  std::vector<double> clock, one, other, random;
+  for (int i = 0; i < 21; ++i) clock.push_back(1 + 0.01 * i);
+  for (const double at : clock) one.push_back(100 * at), other.push_back(103 * at);
+  for (int i = 0; i < 21; ++i) random.push_back(113 + (i % 2 ? 20 : -20));
+  const auto sampled = [&](const char* id, const std::vector<double>& samples) {
+    const auto summary = summarise(samples);
+    return Finalist{id, summary.median, 64, summary.low, summary.high, samples};
+  };
+  const auto drifting = tied({sampled("a", one), sampled("b", other)}, 0.02);
+  CHECK(drifting.unresolved == 0);
+  CHECK(drifting.in_turns);
+  CHECK(drifting.spread < 1e-9);
+  CHECK_FALSE(drifting.is_open(0.02));
+  auto apart = sampled("b", other);
+  apart.in_turns_us = {};
+  CHECK(tied({sampled("a", one), apart}, 0.02).unresolved == 1);
+  CHECK_FALSE(tied({sampled("a", one), apart}, 0.02).in_turns);
+  const auto unsure = tied({sampled("a", one), sampled("c", random)}, 0.02);
+  CHECK(unsure.unresolved == 1);
+  CHECK(unsure.spread > 0.1);
+  CHECK(unsure.is_open(0.02));
   // Without intervals the medians alone speak.
   CHECK(tied({{"a", 100, 1}, {"b", 103, 1}}, 0.02).unresolved == 0);
+}
+
+TEST_CASE("a clock that sinks under all alike leaves the choice of a GPU decided, and no other") {
+  for (const auto kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+    FakeCatalog fake(2);
+    for (const auto* stage : {"a", "b"}) fake.op.add(stage, {stage}, 60).kind = kind;
+    FakeEvaluator evaluator(valley, 0.001);
+    evaluator.set_kind(kind);
+    evaluator.stretch = [&](const std::string&) {
+      return 1 + 0.1 * std::sin(20 * evaluator.clock);
+    };
+    const auto result = tuned(evaluator, fake, 1);
+    REQUIRE(result.record);
+    INFO(static_cast<int>(kind));
+    CHECK(result.record->verdict.noise > 0.02);
+    CHECK(result.record->verdict.decided == (kind == DeviceKind::cuda));
+    CHECK(winner(result, 0) >= 55);
+  }
+}
+
+TEST_CASE(
+    "candidates of a whole are sampled until they are told apart, the untuned one with them") {
+  FakeCatalog fake(2);
+  for (const auto* stage : {"a", "b"}) fake.op.add(stage, {stage}, 4).default_value = 3;
+  for (const double noise : {0.0, 0.05}) {
+    FakeEvaluator evaluator(
+        [](const Variant& v) { return 100 + 5 * static_cast<double>(v.config.at("p")); }, noise);
+    const auto result = tuned(evaluator, fake, 1);
+    const int samples = evaluator.sampled.at("a/p=3 + b/p=3");
+    CHECK(samples % 9 == 0);
+    CHECK((samples > 9) == (noise > 0));
+    CHECK(result.record->verdict.untuned_ratio.value() > 1.1);
+  }
 }
 
 TEST_CASE("a disturbance during the whole screening of the best costs it nothing") {

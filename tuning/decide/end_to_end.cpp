@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "tuning/measure/statistics.hpp"
@@ -50,7 +51,9 @@ std::vector<Combination> combine(const std::vector<GroupChoices>& groups, std::s
 
 namespace {
 
+/// Samples of each, and how many times as many again while some are not told apart.
 constexpr int combination_samples = 9;
+constexpr int most_extensions = 3;
 
 /// The last outcome of a candidate stands.
 void take(Session& session, const Outcome& outcome, TuneResult& result) {
@@ -62,6 +65,32 @@ void take(Session& session, const Outcome& outcome, TuneResult& result) {
     *old = outcome;
   else
     all.push_back(outcome);
+}
+
+/// Adds the samples, or makes it a failure without a time.
+void take(Session& session, EndToEnd& contender, const Timing& timing, TuneResult& result) {
+  Outcome outcome;
+  outcome.id = contender.candidate.id();
+  outcome.registers = contender.registers;
+  outcome.error = contender.verified.error;
+  outcome.finalist = true;
+  if (timing.failure.empty() && !timing.samples_us.empty()) {
+    contender.samples_us.insert(contender.samples_us.end(), timing.samples_us.begin(),
+                                timing.samples_us.end());
+    const auto summary = summarise(contender.samples_us);
+    contender.median_us = outcome.median_us = summary.median;
+    contender.low_us = outcome.low_us = summary.low;
+    contender.high_us = outcome.high_us = summary.high;
+    outcome.kind = OutcomeKind::measured;
+    outcome.samples = summary.samples;
+  } else {
+    contender.median_us = std::numeric_limits<double>::infinity();
+    outcome.kind = timing.device_fault ? OutcomeKind::device_fault
+                   : timing.fatal      ? OutcomeKind::crashed
+                                       : OutcomeKind::launch_failed;
+    outcome.reason = timing.failure;
+  }
+  take(session, outcome, result);
 }
 
 }  // namespace
@@ -116,47 +145,29 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
 
 void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneResult& result) {
   if (contenders.size() < 2) return;
-  Candidates candidates;
-  for (const auto& contender : contenders) candidates.push_back(contender.candidate);
-  TimeRequest request;
-  session.launch(candidates);
-  request.samples = combination_samples;
-  request.seconds = std::clamp(session.seconds_left() * 0.4, 0.1, 3.0);
-  const auto timings = session.evaluator().time(candidates, request);
-  for (std::size_t i = 0; i < contenders.size(); ++i) {
-    const auto& timing = timings[i];
-    Outcome outcome;
-    outcome.id = candidates[i].id();
-    outcome.registers = contenders[i].registers;
-    outcome.error = contenders[i].verified.error;
-    outcome.finalist = true;
-    if (timing.failure.empty() && !timing.samples_us.empty()) {
-      const auto summary = summarise(timing.samples_us);
-      contenders[i].median_us = summary.median;
-      contenders[i].low_us = summary.low;
-      contenders[i].high_us = summary.high;
-      outcome.kind = OutcomeKind::measured;
-      outcome.samples = summary.samples;
-      outcome.median_us = summary.median;
-      outcome.low_us = summary.low;
-      outcome.high_us = summary.high;
-    } else {
-      outcome.kind = timing.device_fault ? OutcomeKind::device_fault
-                     : timing.fatal      ? OutcomeKind::crashed
-                                         : OutcomeKind::launch_failed;
-      outcome.reason = timing.failure;
-    }
-    take(session, outcome, result);
+  for (int more = 0; more <= most_extensions && contenders.size() > 1; ++more) {
+    Candidates candidates;
+    for (const auto& contender : contenders) candidates.push_back(contender.candidate);
+    TimeRequest request;
+    session.launch(candidates);
+    request.samples = combination_samples;
+    request.seconds = std::clamp(session.seconds_left() * 0.4, 0.1, 3.0);
+    const auto timings = session.evaluator().time(candidates, request);
+    for (std::size_t i = 0; i < contenders.size(); ++i)
+      take(session, contenders[i], timings[i], result);
+    std::erase_if(contenders,
+                  [](const EndToEnd& contender) { return !std::isfinite(contender.median_us); });
+    const double band = session.options().tie_band;
+    if (!tied(finalists_of(contenders), band).is_open(band)) break;
+    if (!session.stop_reason().empty()) break;
   }
-  std::erase_if(contenders,
-                [](const EndToEnd& contender) { return !std::isfinite(contender.median_us); });
 }
 
 std::vector<Finalist> finalists_of(const std::vector<EndToEnd>& contenders) {
   std::vector<Finalist> all;
   for (const auto& contender : contenders)
     all.push_back({contender.candidate.id(), contender.median_us, contender.registers,
-                   contender.low_us, contender.high_us});
+                   contender.low_us, contender.high_us, contender.samples_us});
   return all;
 }
 

@@ -47,6 +47,7 @@ struct EndToEnd {
   Candidate candidate;
   Verified verified;
   int registers = 0;
+  std::vector<double> samples_us{};  // taken in turns with those of the others
   double median_us = std::numeric_limits<double>::infinity();
   double low_us = 0;  // 95% confidence interval of the median; 0 and 0 if it was not timed
   double high_us = 0;
@@ -59,7 +60,8 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
                                           const std::vector<EndToEnd>& verified,
                                           TuneResult& result);
 
-/// Times them interleaved and drops those that fail. A single candidate is not timed here.
+/// Times them interleaved, with more samples while some are not told from the fastest, and drops
+/// those that fail. A single candidate is not timed here.
 void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneResult& result);
 
 /// As what statistics.hpp compares, in their order.

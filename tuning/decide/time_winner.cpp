@@ -29,25 +29,6 @@ Candidates winner_and_baselines(Session& session, const EndToEnd& winner) {
   return candidates;
 }
 
-/// The untuned choice's time over the winner's, both timed in turns; none if that cannot be said.
-std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
-                                    const std::vector<Searched>& groups) {
-  if (!session.options().baselines || session.cancelled()) return std::nullopt;
-  const auto& facts = session.evaluator().facts();
-  const Recipe untuned = default_recipe(session.op(), session.problem(), facts);
-  if (untuned == winner.candidate.recipe) return 1;
-  if (!are_measured(untuned, groups)) return std::nullopt;
-  const std::vector<Candidate> both{winner.candidate, {0, untuned, ""}};
-  TimeRequest request;
-  request.samples = verdict_samples;
-  request.seconds = std::clamp(session.seconds_left() * 0.2, 0.2, 2.0);
-  session.launch(both);
-  const auto timings = session.evaluator().time(both, request);
-  for (const Timing& timing : timings)
-    if (!timing.failure.empty() || timing.samples_us.empty()) return std::nullopt;
-  return median(timings[1].samples_us) / median(timings[0].samples_us);
-}
-
 /// Empty if it did not drift, or no more than its noise.
 std::string drift_text(const Summary& before, const Summary& now) {
   if (!(before.median > 0)) return "";
@@ -80,10 +61,32 @@ void add_new(std::vector<std::string>& all, const std::vector<std::string>& more
 
 }  // namespace
 
-bool time_winner(Session& session, const EndToEnd& winner, const std::vector<Searched>& groups,
-                 Summary before, Verdict& verdict, TuneResult& result) {
-  verdict.untuned_ratio = untuned_ratio(session, winner, groups);
+std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
+                                    const std::vector<EndToEnd>& contenders,
+                                    const std::vector<Searched>& groups) {
+  if (!session.options().baselines || session.cancelled()) return std::nullopt;
+  const Recipe untuned =
+      default_recipe(session.op(), session.problem(), session.evaluator().facts());
+  if (untuned == winner.candidate.recipe) return 1;
+  const auto contender =
+      std::find_if(contenders.begin(), contenders.end(),
+                   [&](const EndToEnd& other) { return other.candidate.recipe == untuned; });
+  if (contender != contenders.end())
+    return ratio_of({contender->samples_us}, {winner.samples_us}).median;
+  if (!are_measured(untuned, groups)) return std::nullopt;
+  const std::vector<Candidate> both{winner.candidate, {0, untuned, ""}};
+  TimeRequest request;
+  request.samples = verdict_samples;
+  request.seconds = std::clamp(session.seconds_left() * 0.2, 0.2, 2.0);
+  session.launch(both);
+  const auto timings = session.evaluator().time(both, request);
+  for (const Timing& timing : timings)
+    if (!timing.failure.empty() || timing.samples_us.empty()) return std::nullopt;
+  return ratio_of({timings[1].samples_us}, {timings[0].samples_us}).median;
+}
 
+bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
+                 TuneResult& result) {
   const auto candidates = winner_and_baselines(session, winner);
   std::vector<BurstTiming> timings;
   for (int attempt = 1;; ++attempt) {

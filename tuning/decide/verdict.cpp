@@ -131,14 +131,20 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
   const Verdict& verdict = record.verdict;
   const double band = session.options().tie_band;
   bool decided = true;
+  // A GPU is one process's alone: what moves its times is its clock, alike for all that is timed in
+  // turns.
+  bool in_turns = session.evaluator().facts().kind == DeviceKind::cuda;
   const auto doubt = [&](const std::string& why) {
     decided = false;
     result.notes.push_back("undecided: " + why);
   };
   const auto look = [&](const std::string& what, const TieSet& ties) {
+    in_turns = in_turns && ties.in_turns;
     if (ties.unresolved > 0)
       doubt(fmt::format("{} of the {} beyond the tie band cannot be told from the fastest",
                         ties.unresolved, what));
+    else if (ties.spread > band)
+      doubt(fmt::format("the {} that are tied may differ by {:.1f}%", what, 100 * ties.spread));
   };
   for (const auto& searched : groups) {
     const std::string advice = "before the time was spent: a longer --budget helps";
@@ -152,11 +158,11 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
     if (!in_place && !searched.finalists.empty())
       look("variants of " + searched.group->name(),
            tied(finalists_of(*searched.group, deciders(searched)), band));
-  look("end-to-end candidates", tied(finalists_of(contenders), band));
+  if (contenders.size() > 1) look("end-to-end candidates", tied(finalists_of(contenders), band));
   // In place the times of stages by themselves decide nothing.
   if (!in_place)
     for (const auto& contradiction : contradictions(record)) doubt(contradiction);
-  if (verdict.noise > band)
+  if (verdict.noise > band && !in_turns)
     doubt(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
                       100 * verdict.noise, 100 * band));
   return decided;
@@ -255,7 +261,8 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
                                             .high = record.verdict.interval_high_us}
                                   : last_timing(groups, best);
     winner = best;
-    if (!time_winner(session, *winner, groups, before, record.verdict, result)) return;
+    record.verdict.untuned_ratio = untuned_ratio(session, *winner, contenders, groups);
+    if (!time_winner(session, *winner, before, record.verdict, result)) return;
     take_stages(session, groups, *winner, record);
     if (in_place || choice == most_choices || !session.stop_reason().empty()) break;
     if (contradictions(record).empty()) break;

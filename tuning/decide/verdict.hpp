@@ -48,13 +48,18 @@ StageRecord stage_record(const Session& session, const Searched& searched, std::
 
 // The times of a record: fresh samples of the winner and the baselines, on an undisturbed device.
 
-/// Times the winner in turns with the untuned choice, if that works in `groups`; then with fresh
-/// samples beside the baselines; false if that failed. The winner is
+/// The untuned choice's time over the winner's, both timed in turns: as contenders, or else here,
+/// if it works in `groups`; none if that cannot be said.
+std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
+                                    const std::vector<EndToEnd>& contenders,
+                                    const std::vector<Searched>& groups);
+
+/// Times the winner with fresh samples beside the baselines; false if that failed. The winner is
 /// also the sentinel: if its time differs from `before` (a median of 0: not known), or something
 /// disturbs the device, the measurement is repeated after a wait; disturbances that remain are
 /// stated in the verdict.
-bool time_winner(Session& session, const EndToEnd& winner, const std::vector<Searched>& groups,
-                 Summary before, Verdict& verdict, TuneResult& result);
+bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
+                 TuneResult& result);
 
 // Times of one record that cannot all be right: the machine was busy during some of them.
 

@@ -149,38 +149,50 @@ namespace {
 /// How far from the fastest.
 enum class Rank { within_band, unresolved, slower };
 
-class Ranking {
- public:
-  Ranking(const std::vector<Finalist>& finalists, double tie_band) {
-    for (const auto& finalist : finalists)
-      if (finalist.median_us < fastest_us_) {
-        fastest_us_ = finalist.median_us;
-        fastest_high_us_ = finalist.high_us;
-      }
-    limit_ = fastest_us_ * (1 + tie_band);
-  }
-
-  Rank of(const Finalist& finalist) const {
-    if (finalist.median_us <= limit_) return Rank::within_band;
-    const bool known = finalist.low_us > 0 && fastest_high_us_ > 0;
-    return known && finalist.low_us <= fastest_high_us_ ? Rank::unresolved : Rank::slower;
-  }
-
- private:
-  double fastest_us_ = std::numeric_limits<double>::infinity();
-  double fastest_high_us_ = 0;
-  double limit_ = 0;
+struct Standing {
+  Rank rank;
+  double spread = 0;     // of the ratio to the fastest: half of its interval
+  bool in_turns = true;  // whether there is one, or it is the fastest
 };
+
+/// As few do not give an interval of 95%.
+constexpr std::size_t least_in_turns = 6;
+
+std::vector<Standing> standings(const std::vector<Finalist>& finalists, double tie_band) {
+  std::vector<Standing> all;
+  const auto fastest = std::min_element(
+      finalists.begin(), finalists.end(),
+      [](const Finalist& a, const Finalist& b) { return a.median_us < b.median_us; });
+  for (auto at = finalists.begin(); at != finalists.end(); ++at) {
+    const bool within = at->median_us <= fastest->median_us * (1 + tie_band);
+    const auto samples = at->in_turns_us.size();
+    Standing standing{within ? Rank::within_band : Rank::slower};
+    if (at != fastest && samples >= least_in_turns && samples == fastest->in_turns_us.size()) {
+      std::vector<double> ratios;
+      for (std::size_t i = 0; i < samples; ++i)
+        ratios.push_back(at->in_turns_us[i] / fastest->in_turns_us[i]);
+      const Summary ratio = summarise(ratios);
+      standing.spread = (ratio.high - ratio.low) / 2;
+      if (!within && ratio.low <= 1) standing.rank = Rank::unresolved;
+    } else if (at != fastest) {
+      standing.in_turns = false;
+      const bool known = at->low_us > 0 && fastest->high_us > 0;
+      if (!within && known && at->low_us <= fastest->high_us) standing.rank = Rank::unresolved;
+    }
+    all.push_back(standing);
+  }
+  return all;
+}
 
 }  // namespace
 
 std::vector<std::size_t> by_preference(const std::vector<Finalist>& finalists, double tie_band) {
-  const Ranking ranking(finalists, tie_band);
+  const auto ranks = standings(finalists, tie_band);
   std::vector<std::size_t> order(finalists.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto key = [&](std::size_t index) {
     const auto& finalist = finalists[index];
-    const auto rank = ranking.of(finalist);
+    const auto rank = ranks[index].rank;
     const bool tie = rank == Rank::within_band;
     return std::tuple(rank, tie ? 0 : finalist.median_us, tie ? finalist.registers : 0,
                       std::string_view(finalist.id));
@@ -191,12 +203,12 @@ std::vector<std::size_t> by_preference(const std::vector<Finalist>& finalists, d
 }
 
 TieSet tied(const std::vector<Finalist>& finalists, double tie_band) {
-  const Ranking ranking(finalists, tie_band);
   TieSet ties;
-  for (const auto& finalist : finalists) {
-    const auto rank = ranking.of(finalist);
-    ties.within_band += rank == Rank::within_band;
-    ties.unresolved += rank == Rank::unresolved;
+  for (const Standing& standing : standings(finalists, tie_band)) {
+    ties.within_band += standing.rank == Rank::within_band;
+    ties.unresolved += standing.rank == Rank::unresolved;
+    ties.in_turns = ties.in_turns && standing.in_turns;
+    if (standing.rank != Rank::slower) ties.spread = std::max(ties.spread, standing.spread);
   }
   return ties;
 }

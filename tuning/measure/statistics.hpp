@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,21 +72,28 @@ struct Finalist {
   int registers = 0;
   double low_us = 0;  // 95% confidence interval of the median; 0 and 0: none is known
   double high_us = 0;
+  /// Its samples, where they were taken in turns with those of the fastest: then the ratios decide,
+  /// from which a clock that sinks, or whatever else slows down both, cancels out.
+  std::span<const double> in_turns_us{};
 };
 
 /// The places of the finalists, most wanted first. First come those within the tie band of the
 /// fastest, by fewer registers (more blocks can be resident beside other work), then by id. Then
-/// come those that the measurement cannot tell from the fastest, because their intervals meet; then
-/// the rest; both by median, then id. So the same device gives the same answer twice, while the
-/// answer costs at most the band.
+/// come those that the measurement cannot tell from the fastest, because their intervals meet or
+/// that of their ratio contains 1; then the rest; both by median, then id. So the same device gives
+/// the same answer twice, while the answer costs at most the band.
 std::vector<std::size_t> by_preference(const std::vector<Finalist>& finalists, double tie_band);
 
 /// How many of them, from the front of by_preference(), are tied with the fastest.
 struct TieSet {
   std::size_t within_band = 0;
-  std::size_t unresolved = 0;  // beyond the band, but their interval meets that of the fastest
+  std::size_t unresolved = 0;  // beyond the band, but not told from the fastest
+  bool in_turns = true;        // whether ratios of samples taken in turns decided about all
+  double spread = 0;           // how far these ratios may be off, of those that are tied
 
   std::size_t size() const { return within_band + unresolved; }
+  /// Whether more samples may tell more.
+  bool is_open(double tie_band) const { return unresolved > 0 || spread > tie_band; }
 };
 TieSet tied(const std::vector<Finalist>& finalists, double tie_band);
 

@@ -215,6 +215,7 @@ void Group::take_timing(std::size_t index, const Timing& timing) {
                 timing.failure, timing.fatal);
   if (timing.samples_us.empty()) return;
   if (std::exchange(entry.stale, false)) entry.samples.clear();
+  if (entry.samples.empty()) entry.turn = turn_;
   entry.samples.insert(entry.samples.end(), timing.samples_us.begin(), timing.samples_us.end());
   const auto summary = summarise(entry.samples);
   entry.outcome.kind = OutcomeKind::measured;
@@ -253,6 +254,7 @@ void Group::screen(std::size_t index, double abandon_us) {
 
 void Group::take_screened(std::size_t index, const Timing& timing) {
   const auto& entry = entries_[index];
+  ++turn_;
   take_timing(index, timing);
   ++tried_;
   if (entry.outcome.failed()) return;
@@ -301,6 +303,7 @@ std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indic
 
 void Group::measure(const std::vector<std::size_t>& indices, int samples, double seconds) {
   const double began = session_.seconds();
+  ++turn_;
   std::vector<std::size_t> live;
   for (const auto index : indices) {
     if (stopped()) return;
@@ -400,7 +403,8 @@ bool Group::undecided(const std::vector<std::size_t>& indices) const {
   std::vector<std::size_t> timed;
   for (const auto index : indices)
     if (std::isfinite(median_us(index))) timed.push_back(index);
-  return tied(finalists_of(*this, timed), session_.options().tie_band).unresolved > 0;
+  const double band = session_.options().tie_band;
+  return tied(finalists_of(*this, timed), band).is_open(band);
 }
 
 void Group::update_best(std::size_t index) {
@@ -459,11 +463,15 @@ void Group::count_screen(std::size_t index) {
 }
 
 std::vector<Finalist> finalists_of(const Group& group, const std::vector<std::size_t>& indices) {
+  const auto fastest = std::min_element(
+      indices.begin(), indices.end(),
+      [&](std::size_t a, std::size_t b) { return group.median_us(a) < group.median_us(b); });
   std::vector<Finalist> all;
   for (const auto index : indices) {
     const auto& outcome = group.outcome(index);
     all.push_back(
-        {outcome.id, outcome.median_us, outcome.registers, outcome.low_us, outcome.high_us});
+        {outcome.id, outcome.median_us, outcome.registers, outcome.low_us, outcome.high_us,
+         group.in_turns(index, *fastest) ? group.samples_us(index) : std::span<const double>{}});
   }
   return all;
 }

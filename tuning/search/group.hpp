@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,10 @@ class Group : public Search {
   /// "gate_up+down".
   const std::string& name() const { return name_; }
   const Outcome& outcome(std::size_t index) const { return entries_[index].outcome; }
+  /// In the order in which they were taken.
+  std::span<const double> samples_us(std::size_t index) const { return entries_[index].samples; }
+  /// Whether their samples were taken in turns.
+  bool in_turns(std::size_t a, std::size_t b) const { return entries_[a].turn == entries_[b].turn; }
   /// Those that were timed, in the order of their indices.
   std::vector<std::size_t> timed() const;
   /// Starts the search in depth: it may take this long.
@@ -85,6 +90,7 @@ class Group : public Search {
     Outcome outcome;
     std::string source_hash;
     std::vector<double> samples;
+    int turn = 0;           // the same for those whose samples were taken in turns
     bool stale = false;     // samples to be replaced by the next ones
     bool compiled = false;  // by this session
     bool verified = false;
@@ -120,6 +126,7 @@ class Group : public Search {
   double best_us_;
   StopRule enough_;
   int tried_ = 0;
+  int turn_ = 0;
   int compile_counted_ = 0;
   int screen_counted_ = 0;
   bool cut_short_ = false;

@@ -100,17 +100,44 @@ std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen
   return problems;
 }
 
-/// The same with every rare size at its example too, for families that serve nothing else; none
-/// where these do not go together.
-std::vector<Problem> rare_problems(const Op& op, ProblemOptions chosen) {
-  for (const SizeField& field : op.sizes())
-    if (field.rare) chosen.sizes.emplace(field.name, std::to_string(field.example));
+/// Those of the chosen options; none where these do not go together.
+std::vector<Problem> problems_if_any(const Op& op, const ProblemOptions& chosen) {
   try {
     return example_problems(op, chosen);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::invalid_input) throw;
     return {};
   }
+}
+
+/// The same with rare sizes at their examples too, all of them and each by itself, for families
+/// that serve nothing else.
+std::vector<Problem> rare_problems(const Op& op, const ProblemOptions& chosen) {
+  std::vector<ProblemOptions> forms{chosen};
+  for (const SizeField& field : op.sizes()) {
+    if (!field.rare) continue;
+    const std::string example = std::to_string(field.example);
+    forms.front().sizes.emplace(field.name, example);
+    forms.push_back(chosen);
+    forms.back().sizes.emplace(field.name, example);
+  }
+  std::vector<Problem> all;
+  for (const ProblemOptions& form : forms)
+    for (Problem& problem : problems_if_any(op, form)) all.push_back(std::move(problem));
+  return all;
+}
+
+/// One token of every model that the op knows, for families that serve none of these.
+std::vector<Problem> model_problems(const Op& op, const ProblemOptions& chosen) {
+  std::vector<Problem> all;
+  for (const KnownModel& model : op.known_models()) {
+    ProblemOptions own = chosen;
+    for (const auto& [name, value] : model.sizes) own.sizes.emplace(name, std::to_string(value));
+    own.sizes.emplace(op.token_size(), "1");
+    for (const auto& [name, value] : model.options) own.options.emplace(name, value);
+    for (Problem& problem : problems_if_any(op, own)) all.push_back(std::move(problem));
+  }
+  return all;
 }
 
 }  // namespace
@@ -143,6 +170,7 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
     };
     add(problems);
     if (units.empty()) add(rare_problems(op, chosen));
+    if (units.empty()) add(model_problems(op, chosen));
     take(units);
   }
   Units baselines;

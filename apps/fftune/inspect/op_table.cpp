@@ -88,17 +88,19 @@ class Samples {
   Json buffers() const {
     Json rows{Json::Array()};
     std::map<const Sample*, std::map<std::string, std::vector<std::string>>> extents;
-    for (const Buffer& buffer : in_order())
-      for (const Part& part : parts_of(buffer)) {
-        const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
-          return has_buffer(s, buffer, part);
-        });
-        auto& extents_of = extents[&first];
-        if (extents_of.empty()) extents_of = symbols(op_, first.problem);
+    for (const Buffer& buffer : in_order()) {
+      const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
+        return std::count(s.buffers.begin(), s.buffers.end(), buffer) > 0;
+      });
+      auto& extents_of = extents[&first];
+      if (extents_of.empty()) extents_of = symbols(op_, first.problem);
+      std::vector<const Sample*> samples;
+      for (const Sample& sample : samples_) samples.push_back(&sample);
+      for (const Json& condition : conditions(buffer, samples))
         rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
                                    dtype_symbol(op_, first.problem, buffer.name),
-                                   extents_of[buffer.name], condition(buffer, part)});
-      }
+                                   extents_of[buffer.name], condition});
+    }
     return rows;
   }
 
@@ -147,9 +149,9 @@ class Samples {
     for (const TensorSpec& tensor : op_.tensors(*problem))
       if (tensor.role != Role::intermediate)
         buffers.push_back({tensor.name, tensor.role,
-                           tensor.dtype == problem->dtype && problem->dtype != DType::fp8
-                               ? "T"
-                               : std::string(dtype_name(tensor.dtype)),
+                           tensor.dtype != problem->dtype ? std::string(dtype_name(tensor.dtype))
+                           : problem->dtype == DType::fp8 ? "T=fp8"
+                                                          : "T",
                            tensor.shape});
     samples_.push_back({choice, std::move(*problem), std::move(buffers)});
   }
@@ -185,68 +187,60 @@ class Samples {
     return sorted;
   }
 
-  /// The values that axes have where the buffer is, for those axes that decide about it.
-  /// The samples with one value of an axis, or all.
-  struct Part {
-    std::optional<std::size_t> axis = {};
-    std::size_t value = 0;
-  };
-  static bool has_buffer(const Sample& sample, const Buffer& buffer, const Part& part) {
-    return (!part.axis || sample.choice[*part.axis] == part.value) &&
-           std::count(sample.buffers.begin(), sample.buffers.end(), buffer) > 0;
-  }
-
-  /// The parts whose conditions are told each: a buffer that two options bring, by themselves, has
-  /// two conditions.
-  std::vector<Part> parts_of(const Buffer& buffer) const {
-    if (condition(buffer, {}).find("untold") == nullptr) return {{}};
-    for (std::size_t i = 0; i < axes_.size(); ++i) {
-      std::vector<Part> parts;
-      bool told = true;
-      for (std::size_t value = 0; value < axes_[i].values.size(); ++value) {
-        const Part part{i, value};
-        if (std::none_of(samples_.begin(), samples_.end(),
-                         [&](const Sample& sample) { return has_buffer(sample, buffer, part); }))
-          continue;
-        parts.push_back(part);
-        told = told && condition(buffer, part).find("untold") == nullptr;
-      }
-      if (told) return parts;
-    }
-    return {{}};
-  }
-
-  Json condition(const Buffer& buffer, const Part& part) const {
+  /// The values that axes have where the buffer is, for those axes that decide about it. If no such
+  /// values tell, the axis is split that makes the fewest rows: a condition for each of its values.
+  std::vector<Json> conditions(const Buffer& buffer,
+                               const std::vector<const Sample*>& samples) const {
     std::vector<std::set<std::size_t>> with(axes_.size());
     std::vector<bool> has;
-    for (const Sample& sample : samples_) {
-      has.push_back(has_buffer(sample, buffer, part));
+    for (const Sample* sample : samples) {
+      has.push_back(std::count(sample->buffers.begin(), sample->buffers.end(), buffer) > 0);
       if (has.back())
         for (std::size_t i = 0; i < axes_.size(); ++i)
-          if (deciding_[i]) with[i].insert(sample.choice[i]);
+          if (deciding_[i]) with[i].insert(sample->choice[i]);
     }
+    if (std::count(has.begin(), has.end(), true) == 0) return {};
     const auto holds_for = [&](const Sample& sample) {
       for (std::size_t i = 0; i < axes_.size(); ++i)
         if (!with[i].empty() && with[i].count(sample.choice[i]) == 0) return false;
       return true;
     };
     const auto is_told = [&] {
-      for (std::size_t i = 0; i < samples_.size(); ++i)
-        if (has[i] != holds_for(samples_[i])) return false;
+      for (std::size_t i = 0; i < samples.size(); ++i)
+        if (has[i] != holds_for(*samples[i])) return false;
       return true;
     };
-    const bool told = is_told();
+    if (!is_told()) return split(buffer, samples);
     // The last axes first: those that only come along with others are left out.
-    for (std::size_t i = axes_.size(); told && i-- > 0;) {
+    for (std::size_t i = axes_.size(); i-- > 0;) {
       auto values = std::exchange(with[i], {});
       if (!is_told()) with[i] = std::move(values);
     }
     Json result{Json::Object()};
-    if (!told) result["untold"] = true;
     for (std::size_t i = 0; i < axes_.size(); ++i)
       for (const std::size_t value : with[i])
         result[axes_[i].name].push_back(axes_[i].values[value]);
-    return result;
+    return {result};
+  }
+
+  std::vector<Json> split(const Buffer& buffer, const std::vector<const Sample*>& samples) const {
+    std::vector<Json> fewest;
+    for (std::size_t i = 0; i < axes_.size(); ++i) {
+      std::vector<Json> found;
+      for (std::size_t value = 0; value < axes_[i].values.size(); ++value) {
+        std::vector<const Sample*> own;
+        std::copy_if(samples.begin(), samples.end(), std::back_inserter(own),
+                     [&](const Sample* sample) { return sample->choice[i] == value; });
+        if (own.size() == samples.size()) break;  // it splits nothing
+        for (Json& condition : conditions(buffer, own)) {
+          condition[axes_[i].name].push_back(axes_[i].values[value]);
+          found.push_back(std::move(condition));
+        }
+      }
+      if (!found.empty() && (fewest.empty() || found.size() < fewest.size()))
+        fewest = std::move(found);
+    }
+    return fewest;
   }
 
   const Op& op_;

@@ -82,6 +82,24 @@ std::vector<std::string> factors_of(std::string_view extent) {
   return factors;
 }
 
+/// Whether `part`, an input, is half of the rows of each expert: of the second extent of `whole`.
+bool is_of_each_expert(SavedRows rows, std::vector<std::int64_t> whole,
+                       const std::vector<std::int64_t>& part) {
+  if (rows != SavedRows::first_half && rows != SavedRows::second_half && rows != SavedRows::even &&
+      rows != SavedRows::odd)
+    return false;
+  if (whole.size() < 2 || whole[1] % 2 != 0) return false;
+  whole[1] /= 2;
+  return whole == part;
+}
+
+/// The row of the tensor that is row `row` of the half of each expert, which has `each` rows.
+std::int64_t row_of_half(SavedRows rows, std::int64_t row, std::int64_t each) {
+  if (rows == SavedRows::even || rows == SavedRows::odd)
+    return 2 * row + (rows == SavedRows::odd ? 1 : 0);
+  return row / each * 2 * each + row % each + (rows == SavedRows::second_half ? each : 0);
+}
+
 /// Row-major `rows` x `columns` from its transpose.
 void transpose(const std::byte* in, std::byte* out, std::int64_t rows, std::int64_t columns,
                std::size_t bytes, Parallel& parallel) {
@@ -334,6 +352,11 @@ std::optional<SavedInputs::Source> SavedInputs::named(const SavedName& name,
     }
   }
   source.transposed = is_transposed(source.parts.front()->saved);
+  // gpt-oss, which alone has experts so, has the rows of gate and up in turn.
+  if (source.transposed && is_stack_of_experts(source.name())) {
+    if (source.rows == SavedRows::first_half) source.rows = SavedRows::even;
+    if (source.rows == SavedRows::second_half) source.rows = SavedRows::odd;
+  }
   return source;
 }
 
@@ -404,6 +427,7 @@ std::vector<std::int64_t> SavedInputs::shape_of(const Source& source) const {
 
 std::int64_t SavedInputs::first_row(const Source& source, const TensorSpec& spec) const {
   const auto shape = shape_of(source);
+  if (is_of_each_expert(source.rows, shape, spec.shape)) return 0;
   const auto refuse = [&] {
     fail("{} of {} is {}, but {} in {} is {}: give other sizes, or none", spec.name, op_->name(),
          shape_text(spec.shape), source.name(), source.recorded ? options_.input : options_.weights,
@@ -433,6 +457,10 @@ std::int64_t SavedInputs::first_row(const Source& source, const TensorSpec& spec
     case SavedRows::second_half:
       if (all != 2 * rows) refuse();
       return source.rows == SavedRows::first_half ? 0 : rows;
+    case SavedRows::even:
+    case SavedRows::odd:
+      refuse();
+      return 0;
     case SavedRows::q:
       if (all < rows) refuse();
       return 0;
@@ -447,19 +475,44 @@ std::int64_t SavedInputs::first_row(const Source& source, const TensorSpec& spec
 }
 
 bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Parallel& parallel) const {
+  if (const auto packed = packed_name(spec))
+    if (const auto source = packed_source(*packed)) {
+      pack(coded(*source), packed->part, spec, out, parallel);
+      return true;
+    }
   const auto source = find(spec.name);
   if (!source) return false;
-  const std::int64_t first = first_row(*source, spec);
+  fill_from(*source, spec, out, parallel);
+  return true;
+}
+
+void SavedInputs::fill_from(const Source& source, const TensorSpec& spec, std::span<std::byte> out,
+                            Parallel& parallel) const {
+  const std::int64_t first = first_row(source, spec);
   const std::int64_t rows = spec.shape.at(0);
   const std::int64_t row = spec.elements() / std::max<std::int64_t>(rows, 1);
   const std::size_t bytes = dtype_bytes(spec.dtype);
   const auto at = [&](std::int64_t element) { return static_cast<std::size_t>(element); };
   const auto read = [&](const SavedModel::Tensor& tensor, std::int64_t from, std::int64_t count,
                         std::byte* to) {
-    read_as(source->recorded ? *input_ : *model_, tensor, from, spec.dtype, to, count, parallel);
+    read_as(source.recorded ? *input_ : *model_, tensor, from, spec.dtype, to, count, parallel);
   };
-  if (source->transposed) {
-    const SavedModel::Tensor& tensor = *source->parts.front();
+  if (const auto shape = shape_of(source); is_of_each_expert(source.rows, shape, spec.shape)) {
+    Source both = source;
+    TensorSpec whole = spec;
+    both.rows = SavedRows::all;
+    whole.shape = shape;
+    std::vector<std::byte> own(whole.bytes());
+    fill_from(both, whole, own, parallel);
+    const std::int64_t each = spec.shape[1], count = rows * each;
+    const std::size_t size = out.size() / at(count);
+    for (std::int64_t i = 0; i < count; ++i)
+      std::memcpy(out.data() + at(i) * size,
+                  own.data() + at(row_of_half(source.rows, i, each)) * size, size);
+    return;
+  }
+  if (source.transposed) {
+    const SavedModel::Tensor& tensor = *source.parts.front();
     const std::int64_t all = tensor.saved.elements();
     std::vector<std::byte> whole(at(all) * bytes), turned(at(all) * bytes);
     read(tensor, 0, all, whole.data());
@@ -470,12 +523,12 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
       transpose(whole.data() + at(first_of) * bytes, turned.data() + at(first_of) * bytes,
                 each / width, width, bytes, parallel);
     std::memcpy(out.data(), turned.data() + at(first * row) * bytes, out.size());
-    return true;
+    return;
   }
   // End to end, the parts' elements; of recorded ones again from the first where they end.
   std::int64_t skipped = first * row;
   for (std::int64_t done = 0; done < spec.elements();)
-    for (const auto* part : source->parts) {
+    for (const auto* part : source.parts) {
       const std::int64_t there = part->saved.elements() / row * row;
       const std::int64_t begin = std::min(skipped, there);
       const std::int64_t count = std::min(there - begin, spec.elements() - done);
@@ -483,7 +536,96 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
       read(*part, begin, count, out.data() + at(done) * bytes);
       done += count;
     }
-  return true;
+}
+
+std::optional<SavedInputs::Source> SavedInputs::packed_source(const PackedName& name) const {
+  auto source = find(name.weight);
+  const bool is_packed =
+      source && !source->recorded &&
+      std::all_of(source->parts.begin(), source->parts.end(),
+                  [](const SavedModel::Tensor* part) { return part->quantised != nullptr; });
+  return is_packed ? source : std::nullopt;
+}
+
+CodedMatrix SavedInputs::coded(const Source& source) const {
+  std::vector<CodeFormat> formats;
+  std::vector<std::int64_t> ends;  // rows of the parts up to each one's end
+  CodedMatrix matrix{.k = source.parts.front()->quantised->code_columns()};
+  for (const auto* part : source.parts) {
+    formats.push_back(model_->code_format(*part));
+    if (part->quantised->code_columns() != matrix.k)
+      fail("{} has {} inputs and {} has {}: they do not go together", source.name(), matrix.k,
+           part->saved.name, part->quantised->code_columns());
+    ends.push_back((ends.empty() ? 0 : ends.back()) + part->saved.elements() / matrix.k);
+  }
+  matrix.format = common_format(formats);
+  if (!matrix.format.unfit.empty())
+    fail("{} in {} cannot be packed: {}", source.name(), options_.weights, matrix.format.unfit);
+  matrix.n = ends.back();
+  std::int64_t each = 0;
+  if (source.rows != SavedRows::all) {
+    matrix.n /= 2;
+    const auto& shape = source.parts.front()->saved.shape;
+    each = matrix.n / (shape.size() == 3 ? shape[0] : 1);
+  }
+  matrix.read = [this, source, ends, each](std::int64_t row, std::span<Code> codes) {
+    if (each != 0) row = row_of_half(source.rows, row, each);
+    const auto part = std::upper_bound(ends.begin(), ends.end(), row);
+    const std::int64_t before = part == ends.begin() ? 0 : *(part - 1);
+    model_->read_codes(*source.parts[static_cast<std::size_t>(part - ends.begin())],
+                       static_cast<std::size_t>(row - before), codes);
+  };
+  return matrix;
+}
+
+void SavedInputs::require_packable(const PackedName& name, const TensorSpec& spec,
+                                   const Problem& problem) const {
+  const auto source = packed_source(name);
+  if (!source)
+    fail(
+        "{} of {} is packed, and {} in {} is not quantised: give --saved-weights and --weights "
+        "dense",
+        spec.name, op_->name(), find(name.weight)->name(), options_.weights);
+  if (source->rows == SavedRows::q || source->rows == SavedRows::k || source->rows == SavedRows::v)
+    fail("{} has the rows of q, k and v, which cannot be packed apart", source->name());
+  const CodedMatrix matrix = coded(*source);
+  if (!problem.has("weights", matrix.format.weights))
+    fail("{} of {} is packed as {}, and {} in {} is {}: give --saved-weights and --weights {}",
+         spec.name, op_->name(), problem.option("weights"), source->name(), options_.weights,
+         matrix.format.weights, matrix.format.weights);
+  if (matrix.format.weights == "int4" && matrix.format.zeros && !problem.has("zeros", "yes"))
+    fail("{} in {} has zero points: give --zeros yes", source->name(), options_.weights);
+  if (!fits(matrix, name.part, spec))
+    fail("{} in {} is [{}, {}] with groups of {}: give other sizes or --group, or none",
+         source->name(), options_.weights, matrix.n, matrix.k,
+         matrix.format.groups.front() == 0 ? "a row"
+                                           : fmt::format("{}", matrix.format.groups.front()));
+}
+
+std::optional<SavedInputs::Packing> SavedInputs::packing() const {
+  std::vector<CodeFormat> formats;
+  bool dense_attention = false, packed_attention = false;
+  for (const SavedInput& input : table_->inputs) {
+    if (input.extents.size() < 2 || input.tensor == "w_router" || input.tensor.starts_with("b_"))
+      continue;
+    const auto dense = find(input.tensor);
+    if (!dense || dense->recorded) continue;
+    const bool is_attention = input.tensor == "w_o" || input.tensor == "w_q" ||
+                              input.tensor == "w_k" || input.tensor == "w_v" ||
+                              input.tensor == "w_qkv";
+    const auto source = packed_source({std::string(input.tensor)});
+    if (!source) {
+      if (!is_attention) return {};
+      dense_attention = true;
+      continue;
+    }
+    packed_attention |= is_attention;
+    for (const auto* part : source->parts) formats.push_back(model_->code_format(*part));
+  }
+  if (formats.empty() || (dense_attention && packed_attention)) return {};
+  Packing packing{common_format(formats), dense_attention};
+  if (!packing.format.unfit.empty()) return {};
+  return packing;
 }
 
 void SavedInputs::fail_missing(const SavedInput& input, std::int64_t layer) const {
@@ -512,6 +654,11 @@ void SavedInputs::require_fit(const Problem& problem) const {
   for (const TensorSpec& spec : tensors) {
     if (spec.role != Role::input && spec.role != Role::updated) continue;
     const auto [name, layer] = split_layer(spec.name);
+    if (const auto packed = packed_name(spec); packed && find(packed->weight)) {
+      used.emplace(split_layer(packed->weight).first);
+      require_packable(*packed, spec, problem);
+      continue;
+    }
     if (const auto source = find(spec.name)) {
       used.emplace(name);
       any_recorded |= source->recorded;
@@ -538,8 +685,10 @@ void SavedInputs::require_fit(const Problem& problem) const {
 void SavedInputs::require_all_rows_used(const Problem& problem) const {
   std::map<const SavedModel::Tensor*, std::int64_t> rows;
   for (const TensorSpec& spec : op_->tensors(problem))
-    if (const auto source = spec.role == Role::input ? find(spec.name) : std::nullopt;
-        source && source->rows != SavedRows::all)
+    if (const auto source =
+            spec.role == Role::input && !packed_name(spec) ? find(spec.name) : std::nullopt;
+        source && source->rows != SavedRows::all &&
+        !is_of_each_expert(source->rows, shape_of(*source), spec.shape))
       rows[source->parts.front()] += spec.shape.at(0);
   for (const auto& [tensor, used] : rows) {
     const auto& shape = tensor->saved.shape;
@@ -561,9 +710,10 @@ void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& 
       // Matrices of a mixture, by the name that a network's have.
       if (shape.size() == extents.size() + 1) extents.insert(extents.begin(), "experts");
       if (shape.size() != extents.size()) continue;
-      const bool half =
-          source->rows == SavedRows::first_half || source->rows == SavedRows::second_half;
-      if (half) shape[0] /= 2;
+      const bool half = source->rows == SavedRows::first_half ||
+                        source->rows == SavedRows::second_half || source->rows == SavedRows::even ||
+                        source->rows == SavedRows::odd;
+      if (half) shape[extents[0] == "experts" ? 1 : 0] /= 2;
       // If q, k and v are in one tensor, no extent gives the rows of each.
       const bool mixed = source->rows != SavedRows::all && !half;
       for (std::size_t i = mixed ? 1 : 0; i < shape.size(); ++i) {
@@ -618,10 +768,31 @@ ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) cons
     if (field->number || std::find(choices.begin(), choices.end(), value) != choices.end())
       given.options[name] = value;
   };
-  for (const SavedOption& option : table_->options)
+  // Quantised weights stay as they are saved, but for fp8 where the op has that type.
+  const auto type = [&]() -> std::optional<DType> {
+    const auto weight = find(table_->inputs.front().tensor);
+    const auto dtype =
+        weight ? dtype_of(weight->parts.front()->saved.element) : std::optional<DType>();
+    const auto all = op_->dtypes_of_pass(kind, pass);
+    const bool is_there = dtype && std::find(all.begin(), all.end(), *dtype) != all.end();
+    return is_there ? dtype : std::nullopt;
+  };
+  const std::string fp8(dtype_name(DType::fp8));
+  const bool is_fp8 = given.dtypes.empty() ? type() == DType::fp8 : given.dtypes == fp8;
+  const bool has_own = is_given(given.options, "weights");
+  if (const auto own = !is_fp8 || has_own ? packing() : std::nullopt;
+      own && (!has_own || given.options["weights"] == own->format.weights)) {
+    for (const auto& [name, word] : option_words(own->format)) set(name, word);
+    if (own->dense_attention) set("attn-weights", "dense");
+  }
+  const bool packs = is_given(given.options, "weights") && given.options["weights"] != "dense";
+
+  for (const SavedOption& option : table_->options) {
+    if (packs && option.option == "gate-up") continue;
     if (option.name.empty() ? find(option.tensor).has_value()
                             : model_->find(prefix(layer_) + std::string(option.name)) != nullptr)
       set(option.option, std::string(option.value));
+  }
   for (const ConfigField& field : table_->settings) {
     const std::string needs(field.needs);
     if (!needs.empty() && (!is_given(given.options, needs) || given.options[needs] == "none" ||
@@ -630,13 +801,9 @@ ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) cons
     if (const auto value = config(field)) set(field.field, *value);
   }
 
-  if (!given.dtypes.empty()) return given;
-  if (const auto weight = find(table_->inputs.front().tensor)) {
-    const auto dtype = dtype_of(weight->parts.front()->saved.element);
-    const auto all = op_->dtypes_of_pass(kind, pass);
-    if (dtype && std::find(all.begin(), all.end(), *dtype) != all.end())
+  if (given.dtypes.empty())
+    if (const auto dtype = type(); dtype && (!packs || *dtype != DType::fp8))
       given.dtypes = dtype_name(*dtype);
-  }
   return given;
 }
 

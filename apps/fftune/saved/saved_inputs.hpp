@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/saved/packed_inputs.hpp"
 #include "apps/fftune/saved/saved_names.hpp"
 #include "safetensors/model.hpp"
 #include "verify/input_data.hpp"
@@ -100,6 +101,21 @@ class SavedInputs final : public GivenTensors {
   /// contradict each other.
   std::int64_t first_row(const Source& source, const TensorSpec& spec) const;
   [[noreturn]] void fail_missing(const SavedInput& input, std::int64_t layer) const;
+  /// The source of a packed weight, by the name of any of its tensors; nothing if it is not saved.
+  std::optional<Source> packed_source(const PackedName& name) const;
+  /// Its codes. Throws Error(invalid_input) where kernels have no such codes.
+  CodedMatrix coded(const Source& source) const;
+  /// The format of all weights of the op in the model, and whether those of attention are dense;
+  /// nothing where not all have one.
+  struct Packing {
+    CodeFormat format = {};
+    bool dense_attention = false;
+  };
+  std::optional<Packing> packing() const;
+  void require_packable(const PackedName& name, const TensorSpec& spec,
+                        const Problem& problem) const;
+  void fill_from(const Source& source, const TensorSpec& spec, std::span<std::byte> out,
+                 Parallel& parallel) const;
   void require_all_rows_used(const Problem& problem) const;
   void infer_sizes(std::map<std::string, std::int64_t, std::less<>>& sizes) const;
   std::optional<std::string> config(const ConfigField& field) const;

@@ -47,18 +47,23 @@ std::vector<SavedInput> moe_inputs() {
                          std::vector<SavedName> names) {
     return SavedInput{.tensor = tensor, .extents = std::move(extents), .names = std::move(names)};
   };
-  return {
-      weight("w_down", {"experts", "d", "h"},
-             {{{"mlp.experts.*.down_proj.weight"}},
-              {{"block_sparse_moe.experts.*.w2.weight"}},
-              {{"mlp.experts.down_proj"}}}),
-      weight("w_gate", {"experts", "h", "d"},
-             {{{"mlp.experts.*.gate_proj.weight"}}, {{"block_sparse_moe.experts.*.w1.weight"}}}),
-      weight("w_up", {"experts", "h", "d"},
-             {{{"mlp.experts.*.up_proj.weight"}}, {{"block_sparse_moe.experts.*.w3.weight"}}}),
-      weight("w_gate_up", {"experts", "", "d"}, {{{"mlp.experts.gate_up_proj"}}}),
-      weight("b_gate_up", {"experts", ""}, {{{gpt_oss_bias}}}),
-      weight("b_down", {"experts", "d"}, {{{"mlp.experts.down_proj_bias"}}})};
+  return {weight("w_down", {"experts", "d", "h"},
+                 {{{"mlp.experts.*.down_proj.weight"}},
+                  {{"block_sparse_moe.experts.*.w2.weight"}},
+                  {{"mlp.experts.down_proj"}}}),
+          weight("w_gate", {"experts", "h", "d"},
+                 {{{"mlp.experts.*.gate_proj.weight"}},
+                  {{"block_sparse_moe.experts.*.w1.weight"}},
+                  {{"mlp.experts.gate_up_proj"}, SavedRows::first_half}}),
+          weight("w_up", {"experts", "h", "d"},
+                 {{{"mlp.experts.*.up_proj.weight"}},
+                  {{"block_sparse_moe.experts.*.w3.weight"}},
+                  {{"mlp.experts.gate_up_proj"}, SavedRows::second_half}}),
+          weight("w_gate_up", {"experts", "", "d"}, {{{"mlp.experts.gate_up_proj"}}}),
+          weight("b_gate_up", {"experts", ""}, {{{gpt_oss_bias}}}),
+          weight("b_gate", {"experts", "h"}, {{{gpt_oss_bias}, SavedRows::even}}),
+          weight("b_up", {"experts", "h"}, {{{gpt_oss_bias}, SavedRows::odd}}),
+          weight("b_down", {"experts", "d"}, {{{"mlp.experts.down_proj_bias"}}})};
 }
 
 /// Phi-3 and GPT-2 have the three in one tensor.
@@ -103,9 +108,12 @@ std::vector<SavedInput> layer_inputs() {
         known->names.insert(known->names.end(), input.names.begin(), input.names.end());
     }
   std::erase_if(inputs, [](const SavedInput& input) {
-    return input.tensor == "w" || input.tensor == "bias" || input.tensor == "w_norm" ||
-           input.tensor.ends_with("_scale");
+    return input.tensor == "w_norm" || input.tensor.ends_with("_scale");
   });
+  for (SavedInput& input : inputs) {
+    if (input.tensor == "w") input.tensor = "w_qkv";
+    if (input.tensor == "bias") input.tensor = "b_qkv", input.bias_of = "w_qkv";
+  }
   const auto norm = [&](std::string_view tensor, std::vector<SavedName> names) {
     inputs.push_back({.tensor = tensor, .extents = {"d"}, .names = std::move(names)});
   };

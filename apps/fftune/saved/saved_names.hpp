@@ -7,9 +7,9 @@
 
 namespace fftune::tool {
 
-/// Which rows of a saved tensor an input is: all, one of two halves (gate and up in one tensor), or
-/// those of q, k or v in a tensor that has them in this order.
-enum class SavedRows { all, first_half, second_half, q, k, v };
+/// Which rows of a saved tensor an input is. Gate and up in one tensor are halves, or alternate; of
+/// experts in one tensor it is the half of each. q, k and v in one tensor follow each other.
+enum class SavedRows { all, first_half, second_half, even, odd, q, k, v };
 
 struct SavedName {
   /// Behind what comes ahead of every name of a layer. Several are stacked, row behind row; a '*'

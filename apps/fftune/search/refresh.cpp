@@ -173,7 +173,7 @@ int run(const Options& options, const Session& session) {
       }
       asked.push_back(&each);
       problems.push_back(each.record.problem);
-      tuning.only[each.record.problem] = stored_variants(each.record);
+      tuning.only[each.record.problem] = refreshed_variants(each.record, session.catalog, facts);
     }
     std::size_t next = 0;
     tune_all(session.catalog, device.evaluator(), problems, tuning, [&](TuneResult result) {

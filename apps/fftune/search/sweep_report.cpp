@@ -191,7 +191,8 @@ Json sweep_json(const std::vector<TuneResult>& results) {
                         {"stopped", result.stopped},
                         {"cancelled", result.cancelled},
                         {"device_lost", result.device_lost},
-                        {"seconds", result.seconds}});
+                        {"seconds", result.seconds},
+                        {"prepared_seconds", result.prepared_seconds}});
   }
   return problems;
 }

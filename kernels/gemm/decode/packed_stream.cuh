@@ -207,34 +207,6 @@ struct packed_stream {
     }
   }
 
- private:
-  static constexpr bool separate_sums = !by_row && !scales_operands;
-
-  template <class Body>
-  static __device__ __forceinline__ void for_each(const Body& body) {
-#pragma unroll
-    for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-        for (int j = 0; j < n_fragments; ++j) {
-#pragma unroll
-          for (int value = 0; value < 4; ++value) body(operand, tile, j, value);
-        }
-      }
-    }
-  }
-  static __device__ __forceinline__ void clear(accumulators& part) {
-    for_each([&](int operand, int tile, int j, int value) { part[operand][tile][j][value] = 0; });
-  }
-  __device__ __forceinline__ void add_scaled(const accumulators& part, int place) {
-    for_each([&](int operand, int tile, int j, int value) {
-      float first, second;
-      codes::values(scale[operand][tile][place], first, second);
-      sum[operand][tile][j][value] += part[operand][tile][j][value] * (value < 2 ? first : second);
-    });
-  }
-
   // Two k16 steps of one tile with all tokens.
   static __device__ __forceinline__ void multiply_half(float (&into)[n_fragments][4],
                                                        const u32 (&b)[n_fragments][4],
@@ -266,6 +238,34 @@ struct packed_stream {
         mma_16x8x16<T>(into[j], a, tokens);
       }
     }
+  }
+
+ private:
+  static constexpr bool separate_sums = !by_row && !scales_operands;
+
+  template <class Body>
+  static __device__ __forceinline__ void for_each(const Body& body) {
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < n_fragments; ++j) {
+#pragma unroll
+          for (int value = 0; value < 4; ++value) body(operand, tile, j, value);
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ void clear(accumulators& part) {
+    for_each([&](int operand, int tile, int j, int value) { part[operand][tile][j][value] = 0; });
+  }
+  __device__ __forceinline__ void add_scaled(const accumulators& part, int place) {
+    for_each([&](int operand, int tile, int j, int value) {
+      float first, second;
+      codes::values(scale[operand][tile][place], first, second);
+      sum[operand][tile][j][value] += part[operand][tile][j][value] * (value < 2 ? first : second);
+    });
   }
 };
 

@@ -61,6 +61,8 @@
  *   accumulate       no, yes                               pass bwd: whether the gradients of the
  *                                                          weights are added to others, which may
  *                                                          be the same buffers
+ *   frozen           no, yes                               pass bwd: whether the weights have no
+ *                                                          gradients
  *   norm             none, rms, add-rms                    pass fwd: the root mean square norm of x
  *                                                          in front of the products; add-rms: of x
  *                                                          and a residual, whose sum is written too
@@ -182,7 +184,8 @@
  *   dw_down_before, dx, dw_gate, dw_up, dw_down
  *   7  dw_gate_before  input  T  [h, d]
  *   8  dw_up_before    input  T  [h, d]
- *   9  dw_down_before  input  T  [d, h] */
+ *   9  dw_down_before  input  T  [d, h]
+ * with frozen=yes: dy, gate, up, w_gate, w_up, w_down, dx */
 
 /* linear: linear layer: y = x w^T (+ bias)
  *
@@ -277,6 +280,7 @@
  *                                          scale for each token
  *   batch-invariant  no, yes               pass fwd: whether the bits of a row are the same
  *                                          whatever other rows there are
+ *   frozen           no, yes               pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -305,7 +309,8 @@
  * with residual=yes: x, w, dy, dsum, dx, dw
  *   3  dsum  input  T  [m, d]
  * with save=rstd: x, w, dy, rstd, dx, dw
- *   3  rstd  input  f32  [m] */
+ *   3  rstd  input  f32  [m]
+ * with frozen=yes: x, w, dy, dx */
 
 /* bias-gelu: y = gelu(x + bias)
  *
@@ -315,6 +320,7 @@
  *   biases  same, f32        element type of bias and dbias: the op's, or f32
  *   save    nothing, input   kept by the forward pass for the backward pass: nothing but x, or
  *                            gelu's input
+ *   frozen  no, yes          pass bwd: whether biases have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x     input   T  [m, h]
@@ -330,7 +336,8 @@
  *   3  dx     output  T  [m, h]
  *   4  dbias  output  T  [h]
  * with save=input: input, dy, dx, dbias
- *   0  input  input  T  [m, h] */
+ *   0  input  input  T  [m, h]
+ * with frozen=yes: x, bias, dy, dx */
 
 /* act-mul: out = act(gate) * up
  *
@@ -496,6 +503,7 @@
  *                                and the choice of a preset
  *   accumulate  no, yes          pass bwd: whether the gradients of the weights are added to
  *                                others, which may be the same buffers
+ *   frozen      no, yes          pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x        input   T   [m, k]
@@ -516,7 +524,8 @@
  * with accumulate=yes: dy, x, mask, w_true, w_false, dw_true_before, dw_false_before, dx,
  *   dw_true, dw_false
  *   5  dw_true_before   input  T  [n, k]
- *   6  dw_false_before  input  T  [n, k] */
+ *   6  dw_false_before  input  T  [n, k]
+ * with frozen=yes: dy, mask, w_true, w_false, dx */
 
 /* masked-ffn: gated feed-forward network of two experts: ffn with the true one's weights where
  *   mask_i, else with the false one's
@@ -539,6 +548,7 @@
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
+ *   frozen      no, yes                            pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x             input   T   [m, d]
@@ -586,7 +596,9 @@
  *   13  dw_down_true_before   input  T  [d, h]
  *   14  dw_gate_false_before  input  T  [h, d]
  *   15  dw_up_false_before    input  T  [h, d]
- *   16  dw_down_false_before  input  T  [d, h] */
+ *   16  dw_down_false_before  input  T  [d, h]
+ * with frozen=yes: dy, mask, gate, up, w_gate_true, w_up_true, w_down_true, w_gate_false,
+ *   w_up_false, w_down_false, dx */
 
 /* moe-ffn: mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)
  *
@@ -634,6 +646,8 @@
  *   accumulate       no, yes                               pass bwd: whether the gradients of the
  *                                                          weights and biases are added to others,
  *                                                          which may be the same buffers
+ *   frozen           no, yes                               pass bwd: whether the weights and biases
+ *                                                          have no gradients
  *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
  *                                                          of x, or packed: integers of 4 bits with
  *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
@@ -785,7 +799,8 @@
  *   dw_up_before, dw_down_before, dx, d_weights, dw_gate, dw_up, dw_down
  *   9   dw_gate_before  input  T  [experts, h, d]
  *   10  dw_up_before    input  T  [experts, h, d]
- *   11  dw_down_before  input  T  [experts, d, h] */
+ *   11  dw_down_before  input  T  [experts, d, h]
+ * with frozen=yes: dy, ids, weights, gate, up, w_gate, w_up, w_down, dx, d_weights */
 
 /* moe-route: router of a mixture of experts: ids and weights of the top-k of softmax or sigmoid
  *   of the logits
@@ -1155,6 +1170,7 @@
  *   d         1 to 65536            features of a token
  *   residual  no, yes               add a residual first, and write the sum too
  *   eps       a number from 0 to 1  added to the variance
+ *   frozen    no, yes               pass bwd: whether w and b have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -1173,7 +1189,8 @@
  *   4  dw  output  T  [d]
  *   5  db  output  T  [d]
  * with residual=yes: x, w, dy, dsum, dx, dw, db
- *   3  dsum  input  T  [m, d] */
+ *   3  dsum  input  T  [m, d]
+ * with frozen=yes: x, w, dy, dx */
 
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts

@@ -3,12 +3,13 @@ from torch import Tensor
 
 from .._checks import named
 from .._custom import OPS, call
-from .._declare import declare
+from .._declare import FROZEN, declare
 from .._library import Error
 
 declare("bias_gelu", "bias-gelu", "x, bias:row, act", "y", by_row=True,
         gradient="bias_gelu_backward")
 declare("bias_gelu_backward", "bias-gelu", "dy, x, bias:row, act", "dx, dbias:bias", back=True)
+declare("bias_gelu_frozen_backward", "bias-gelu", "dy, x, bias:row, act", "dx", back=True, fixed=FROZEN)
 
 
 def _expect_even(gate, **_):

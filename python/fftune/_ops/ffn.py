@@ -6,7 +6,7 @@ from torch import Tensor
 from .. import reference
 from .._checks import flag, several
 from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
-from .._declare import declare, run_into
+from .._declare import FROZEN, declare, run_into
 from .._library import Error
 from .packed import (FORMATS, PackedWeight, ffn_packed, format_of, group_word, has_zeros, named_packed, packed_word,
                      parts_of, suffix)
@@ -24,11 +24,17 @@ def _expect_gates(gate, up, **_):
     expect_both("ffn", gate, up)
 
 
+# For frozen weights x is read only to compute gate and up again.
+UNREAD = {"x": lambda x, gate: x if gate is None else None}
+
+
 for _name, _results in (("ffn", "y"), ("ffn_preact", "y, gate, up")):
     declare(_name, "ffn", f"x, {_WEIGHTS}, bias=b_down?, residual?, act", _results, casts=True,
             by_row=True)
 declare("ffn_backward", "ffn", f"dy, x, gate?, up?, {_WEIGHTS}, act",
         "dx, dw_gate, dw_up, dw_down", back=True, check=_expect_gates)
+declare("ffn_frozen_backward", "ffn", f"dy, x?, gate?, up?, {_WEIGHTS}, act", "dx", back=True,
+        fixed=FROZEN, check=_expect_gates, prepare=UNREAD)
 declare("ffn_backward_into", "ffn", f"dy, x, gate?, up?, {_WEIGHTS}, d_gate=dw_gate_before!, "
         "d_up=dw_up_before!, d_down=dw_down_before!, act", "dx", back=True, check=_expect_gates)
 declare("ffn_fp8", "ffn", f"x, {_WEIGHTS}, x_scale, w_gate_scale, w_up_scale, hidden_scale?, "
@@ -52,26 +58,17 @@ def _save_ffn(ctx, inputs, output):
     save_gates(ctx, (x, w_gate, w_up, w_down), output)
 
 
-def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
-    """dx alone, for weights that are frozen."""
-    if gate is None:
-        gate, up = x @ w_gate.T, x @ w_up.T
-    d_gate, d_up = call(OPS.act_mul_backward, dy @ w_down, gate, up, act)
-    return d_gate @ w_gate + d_up @ w_up
-
-
 @gradient("ffn", _save_ffn)
 def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 7
     x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    if any(needs[1:4]) or ctx.act == "none":
-        grads = call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+    needs, arguments = ctx.needs_input_grad, (dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+    grads = (None,) * 4
+    if any(needs[1:4]):
+        grads = call(OPS.ffn_backward, *arguments)
     elif needs[0]:
-        grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
-    else:
-        grads = (None,) * 4
+        grads = (call(OPS.ffn_frozen_backward, *arguments), None, None, None)
     return (*grads, rows(dy).sum(0) if needs[4] else None, dy if needs[5] else None, None)
 
 
@@ -88,12 +85,14 @@ def _(ctx, dy):
     x, residual, w_norm, *weights = ctx.saved_tensors
     total = x if residual is None else x + residual
     normed = call(OPS.rmsnorm, total, w_norm, ctx.eps, ctx.convention)
-    if any(ctx.needs_input_grad[3:6]) or ctx.act == "none":
-        d_normed, *d_weights = call(OPS.ffn_backward, dy, normed, None, None, *weights, ctx.act)
+    arguments = dy, normed, None, None, *weights, ctx.act
+    if any(ctx.needs_input_grad[3:6]):
+        d_normed, *d_weights = call(OPS.ffn_backward, *arguments)
     else:
-        d_normed, d_weights = _input_gradient(dy, normed, None, None, *weights, ctx.act), [None] * 3
-    dx, d_norm = call(OPS.rmsnorm_backward, d_normed, total, w_norm, dy, None, ctx.eps,
-                      ctx.convention)
+        d_normed, d_weights = call(OPS.ffn_frozen_backward, *arguments), [None] * 3
+    arguments = d_normed, total, w_norm, dy, None, ctx.eps, ctx.convention
+    dx, d_norm = (call(OPS.rmsnorm_backward, *arguments) if ctx.needs_input_grad[2] else
+                  (call(OPS.rmsnorm_frozen_backward, *arguments), None))
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
 

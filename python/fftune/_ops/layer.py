@@ -7,7 +7,7 @@ from torch import Tensor
 from .._checks import (KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
                        several)
 from .._custom import OPS, call, define, fake, wants_gradient
-from .._layer_form import (FLOAT32, PACKED, Choice, dtype_of, form_of, parse, shapes_of,
+from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, Choice, dtype_of, form_of, parse, shapes_of,
                            with_constants)
 from .._library import Error, Plan
 from .._run import Form, ready, run
@@ -98,7 +98,7 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
         like = next(own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own)
         width = like.shape[0]
         if parsed.get("packed").startswith("int4"):
-            like = own["w_o_scale"]
+            like = own["w_gate_scale"]
     else:
         like = own["w_o"]
         width = like.shape[0]
@@ -123,8 +123,9 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
     first = packed[0]
     found = []
     for one in weights:
-        others = sorted({n for n, w in one.items() if isinstance(w, PackedWeight)} ^ set(PACKED))
-        if others:
+        own = {n for n, w in one.items() if isinstance(w, PackedWeight)}
+        others = sorted(own ^ set(PACKED))
+        if others and own != set(PACKED_NETWORK):
             raise Error(f"layer: {others[0]} is {'not' if others[0] in PACKED else 'a weight that is'} "
                         f"packed: packed weights are of {', '.join(PACKED)} together")
         tensors = {}
@@ -139,7 +140,8 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
             if w.zero is not None:
                 tensors[f"{name}_zero"] = w.zero
         found.append(tensors)
-    return found, packed_word("layer", first), weights[0]["w_gate"].n
+    experts = weights[0]["w_router"].shape[0] if "w_router" in weights[0] else 1
+    return found, packed_word("layer", first), weights[0]["w_gate"].n // max(experts, 1)
 
 
 def tensors_of_layers(parsed, weights: Sequence[Tensor], caches: Sequence[Tensor],
@@ -303,8 +305,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
       weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
     * residual_scale: float32 [d], a factor per feature of what is added to the residual.
 
-    w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv, a
-    gate and no experts.
+    w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv and a
+    gate; or w_gate, w_up and w_down alone, as in gpt-oss. Those of experts have the rows of all experts:
+    [experts · h, d], and w_down [experts · d, h].
 
     Args:
         x: Hidden states of the new tokens, [batch, tokens, d].

@@ -2,13 +2,14 @@
 from torch import Tensor
 
 from .._custom import OPS, call
-from .._declare import declare
+from .._declare import FROZEN, declare
 
 declare("layernorm", "layernorm", "x, w, b, eps", "y", by_row=True,
         gradient="layernorm_backward")
 declare("add_layernorm", "layernorm", "x, residual, w, b, eps", "y, sum", by_row=True,
         gradient="layernorm_backward")
 declare("layernorm_backward", "layernorm", "dy, x, w, dsum?, eps", "dx, dw, db", back=True)
+declare("layernorm_frozen_backward", "layernorm", "dy, x, w, dsum?, eps", "dx", back=True, fixed=FROZEN)
 
 
 def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5) -> Tensor:

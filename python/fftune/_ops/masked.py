@@ -5,8 +5,8 @@ from torch import Tensor
 
 from .._checks import flag, several
 from .._custom import OPS, call, wants_gradient
-from .._declare import declare
-from .ffn import expect_both
+from .._declare import FROZEN, declare
+from .ffn import UNREAD, expect_both
 
 _LINEAR = "x, mask:bytes, w_true, w_false"
 _SIX = ("w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false, act, "
@@ -21,6 +21,8 @@ declare("masked_linear", "masked-linear", f"{_LINEAR}, pattern=mask:str", "y", c
         by_row=True, gradient="masked_linear_backward")
 declare("masked_linear_backward", "masked-linear", f"dy, {_LINEAR}, pattern=mask:str",
         "dx, dw_true, dw_false", back=True)
+declare("masked_linear_frozen_backward", "masked-linear", "dy, mask:bytes, w_true, w_false, "
+        "pattern=mask:str", "dx", back=True, fixed=FROZEN)
 declare("masked_linear_backward_into", "masked-linear", f"dy, {_LINEAR}, d_true=dw_true_before!, "
         "d_false=dw_false_before!, pattern=mask:str", "dx", back=True)
 for _name, _results, _by_row in (("masked_ffn", "y", True),
@@ -30,6 +32,8 @@ for _name, _results, _by_row in (("masked_ffn", "y", True),
 declare("masked_ffn_backward", "masked-ffn", f"dy, x, mask:bytes, gate?, up?, {_SIX}",
         "dx, dw_gate_true, dw_up_true, dw_down_true, dw_gate_false, dw_up_false, dw_down_false",
         back=True, check=_expect_gates)
+declare("masked_ffn_frozen_backward", "masked-ffn", f"dy, x?, mask:bytes, gate?, up?, {_SIX}", "dx",
+        back=True, fixed=FROZEN, check=_expect_gates, prepare=UNREAD)
 declare("masked_ffn_backward_into", "masked-ffn", "dy, x, mask:bytes, gate?, up?, " + ", ".join(
     f"d_{name}=dw_{name}_before!" for name in ("gate_true", "up_true", "down_true", "gate_false",
                                                "up_false", "down_false")) + f", {_SIX}", "dx",

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._checks import expect, flag, float32, int32, several
 from .._custom import OPS, call, gradient, is_disabled, save_gates, wants_gradient
-from .._declare import declare, run_into
+from .._declare import FROZEN, declare, run_into
 from .._library import Error
 from .._run import ready
 from .ffn import expect_both
@@ -54,13 +54,18 @@ _FORWARD, _ = (
     declare(name, "moe-ffn", f"{_CHOICES}, {_SEPARATE}, {_BIASES}, {_OPTIONS}", results,
             check=_expect_biases, casts=True, keeps=("weights",), by_row=by_row, **_RULES)
     for name, results, by_row in (("moe_ffn", "y", True), ("moe_ffn_preact", "y, gate, up", False)))
-# The kernels read only the biases that a gradient depends on.
+# The kernels read only the biases that a gradient depends on, and for frozen experts x only where they
+# compute gate and up again or d_weights from it.
+_BACKWARD = dict(back=True, check=_expect_experts, loose=("gate-up",))
+_READ = {"ids": _ids, "b_gate_up": lambda b, gate: b if gate is None else None,
+         "b_down": lambda b, weigh: b if weigh == "after" else None}
 declare("moe_ffn_backward", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, {_SEPARATE}, {_BIASES}, "
         f"{_OPTIONS}", "dx, d_weights, dw_gate=dw_gate|dw_gate_up:w_gate, dw_up:w_up?w_up, "
-        "dw_down, db_gate_up:b_gate_up?b_gate_up, db_down:b_down?b_down", back=True,
-        check=_expect_experts, returns="Tensor[]", loose=("gate-up",),
-        prepare={"ids": _ids, "b_gate_up": lambda b, gate: b if gate is None else None,
-                 "b_down": lambda b, weigh: b if weigh == "after" else None})
+        "dw_down, db_gate_up:b_gate_up?b_gate_up, db_down:b_down?b_down", returns="Tensor[]",
+        prepare=_READ, **_BACKWARD)
+declare("moe_ffn_frozen_backward", "moe-ffn", f"dy, x?, ids:ints, weights:floats, gate?, up?, "
+        f"{_SEPARATE}, {_BIASES}, {_OPTIONS}", "dx, d_weights", fixed=FROZEN, **_BACKWARD, prepare={
+            **_READ, "x": lambda x, gate, weigh: x if gate is None or weigh == "before" else None})
 declare("moe_ffn_backward_into", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, w_gate, w_up, w_down, "
         "d_gate=dw_gate_before!, d_up=dw_up_before!, d_down=dw_down_before!, act, routing",
         "dx, d_weights", back=True, check=_expect_experts, prepare={"ids": _ids})
@@ -89,8 +94,11 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 13
     x, ids, weights, *given, gate, up = ctx.saved_tensors
-    dx, d_weights, *gradients = call(OPS.moe_ffn_backward, dy, x, ids, weights, gate, up, *given,
-                                     *ctx.options)
+    arguments = dy, x, ids, weights, gate, up, *given, *ctx.options
+    if not any(ctx.needs_input_grad[3:8]):
+        dx, d_weights = call(OPS.moe_ffn_frozen_backward, *arguments)
+        return dx, None, d_weights.to(weights.dtype), *(None,) * 10
+    dx, d_weights, *gradients = call(OPS.moe_ffn_backward, *arguments)
     gradients = iter(gradients)
     return (dx, None, d_weights.to(weights.dtype),
             *(None if t is None else next(gradients) for t in given), *(None,) * 5)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from .._checks import flag
 from .._custom import OPS, call, wants_gradient
-from .._declare import declare
+from .._declare import FROZEN, declare
 from .._library import Error
 
 for _rstd in ("", "_rstd"):
@@ -15,8 +15,9 @@ for _rstd in ("", "_rstd"):
             "y, sum" + _also, by_row=True, gradient="rmsnorm_backward")
 declare("rmsnorm_quantised", "rmsnorm", "x, residual?, w:row, eps, convention, int8=output:bool",
         "y, scale, sum?residual", words={"int8": {True: "i8", False: "fp8"}})
-declare("rmsnorm_backward", "rmsnorm", "dy, x, w:row, dsum?, rstd?, eps, convention", "dx, dw:w",
-        back=True)
+_BACK = "dy, x, w:row, dsum?, rstd?, eps, convention"
+declare("rmsnorm_backward", "rmsnorm", _BACK, "dx, dw:w", back=True)
+declare("rmsnorm_frozen_backward", "rmsnorm", _BACK, "dx", back=True, fixed=FROZEN)
 
 
 def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama",

@@ -21,7 +21,7 @@ from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Un
 
 
 @dataclass(frozen=True)
-class _Experts:
+class ExpertsFound:
     """The computation of a module's experts."""
 
     act: str
@@ -43,7 +43,7 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
                     recompute=options.recompute)
     if found.transposed:
         lay_out(module)
-    replace_forward(module, _experts_forward, (found,))
+    replace_forward(module, experts_forward, (found,))
     details = found.act, found.packing, *(["biases"] if found.biased else [])
     return f"{type(module).__name__} by moe-ffn ({', '.join(details)})"
 
@@ -108,7 +108,7 @@ GATED |= {Foreign(f"swiglu-oai with {numbers}"): _oai(*numbers) for numbers in (
     (float("inf"), 1.702, 1.0))}
 
 
-def _experts_of(module: nn.Module) -> _Experts:
+def _experts_of(module: nn.Module) -> ExpertsFound:
     biases = _biases_of(module)
     names = {name for name, _ in module.named_parameters()}
     extra = names - {"gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"}
@@ -136,7 +136,7 @@ def _experts_of(module: nn.Module) -> _Experts:
         expect_configured_activation(module, act)
     if is_random_in_training(own, lambda: own(*_draw(own, transposed, Numbers(0)))):
         raise Unfit(f"{subject} computes something else in training")
-    result = _Experts(act, packing, transposed, biases[0] is not None)
+    result = ExpertsFound(act, packing, transposed, biases[0] is not None)
     for dtype in {torch.float32, module.down_proj.dtype}:
         own = stand_in(module, _smaller(module, transposed), dtype)
         given = _draw(own, transposed, Numbers(99))
@@ -186,7 +186,7 @@ def _experts_computed(own: nn.Module, act, packing: str, transposed: bool, weigh
     return compute
 
 
-def _run_experts(module: nn.Module, found: _Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def _run_experts(module: nn.Module, found: ExpertsFound, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     gate_up, down = _weights_of(module, found.transposed)
     return ops.moe_ffn(x, ids, weights, gate_up, None, down,
                        biases=_biases_of(module) if found.biased else None, act=found.act,
@@ -194,7 +194,7 @@ def _run_experts(module: nn.Module, found: _Experts, x: Tensor, ids: Tensor, wei
 
 
 @undoable
-def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+def experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
     found, = self._fftune
     if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states) \
@@ -203,15 +203,15 @@ def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     return _run_experts(self, found, hidden_states, top_k_index, top_k_weights)
 
 
-def experts_of(module: nn.Module) -> _Experts | None:
+def experts_of(module: nn.Module) -> ExpertsFound | None:
     """The properties that patch_experts() recognised in the module."""
-    return module._fftune[0] if is_patched(module, _experts_forward) else None
+    return module._fftune[0] if is_patched(module, experts_forward) else None
 
 
 def restore_experts(module: nn.Module) -> None:
     """Takes back how transposed weights were laid out."""
     settings = module.__dict__.get("_fftune")
-    if settings and isinstance(settings[0], _Experts) and settings[0].transposed:
+    if settings and isinstance(settings[0], ExpertsFound) and settings[0].transposed:
         with torch.inference_mode(False):
             for weight in (module.gate_up_proj, module.down_proj):
                 weight.data = weight.data.contiguous()
@@ -220,7 +220,7 @@ def restore_experts(module: nn.Module) -> None:
 # routers
 
 @dataclass(frozen=True)
-class _Router:
+class RouterFound:
     """Options of ops.moe_route, and the type that the logits are computed in."""
 
     score: str
@@ -239,13 +239,13 @@ class _Router:
     @property
     def is_simple(self) -> bool:
         """Whether it is all in score, order and renormalise."""
-        return self == _Router(self.score, self.order, self.renormalise, 0, 0, "max", 1.0, None)
+        return self == RouterFound(self.score, self.order, self.renormalise, 0, 0, "max", 1.0, None)
 
 
 def patch_router(module: nn.Module, known: dict, options: Options) -> str | None:
     """Patches the router of a block whose experts are patched."""
     children = dict(module.named_children())
-    if not is_patched(children.get("experts"), _experts_forward):
+    if not is_patched(children.get("experts"), experts_forward):
         return None
     routers = [child for name, child in children.items() if _looks_like_router(child)]
     if len(routers) != 1:
@@ -254,7 +254,7 @@ def patch_router(module: nn.Module, known: dict, options: Options) -> str | None
     expect_plain(router)
     expect_no_hooks(router)
     found = remembered(known, kind_of(router), lambda: _router_of(router))
-    replace_forward(router, _router_forward, (found,))
+    replace_forward(router, router_forward, (found,))
     return (f"{type(router).__name__} by moe-route "
             f"({found.score}{', after the choice' if found.order == 'after' else ''})")
 
@@ -379,7 +379,7 @@ def _bias_of(router: nn.Module, experts: int) -> str | None:
     return names[0] if names else None
 
 
-def _router_of(router: nn.Module) -> _Router:
+def _router_of(router: nn.Module) -> RouterFound:
     """Finds the options with which moe-route does as the router."""
     subject = type(router).__name__
     if len(inspect.signature(type(router).forward).parameters) != 2:
@@ -538,7 +538,7 @@ def _weighing_of(own: nn.Module, router: nn.Module, bias: str | None, subject: s
 
 
 def _as_op(choice: _Choice, weighing: _Weighing, bias: str | None, experts: int, top_k: int,
-           subject: str) -> _Router:
+           subject: str) -> RouterFound:
     """Options of the op, and what is left to do after it."""
     weighing = weighing.canonical(experts, top_k)
     if weighing.score not in ("softmax", "sigmoid") or weighing.biased:
@@ -556,14 +556,14 @@ def _as_op(choice: _Choice, weighing: _Weighing, bias: str | None, experts: int,
                     "no kernel")
     usual = 1e-20 if score == "sigmoid" else 0.0  # what the op adds to the sum
     divides = weighing.added is not None
-    return _Router(score, "after" if after else "before", divides and weighing.added == usual
+    return RouterFound(score, "after" if after else "before", divides and weighing.added == usual
                    and not after, choice.groups, choice.top_groups,
                    "top2" if choice.group == "two" else "max", weighing.scale,
                    bias if choice.biased else None,
                    added=weighing.added if divides and weighing.added != usual else None)
 
 
-def _expect_same_route(own: nn.Module, found: _Router, subject: str) -> None:
+def _expect_same_route(own: nn.Module, found: RouterFound, subject: str) -> None:
     """That the op gives what the stand-in does."""
     with torch.no_grad():
         for seed in range(3):
@@ -585,7 +585,7 @@ def _by_logits(logits: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Te
     return chosen, weights.float().gather(1, order)
 
 
-def _route(router: nn.Module, found: _Router, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _route(router: nn.Module, found: RouterFound, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     logits = _logits(router, hidden_states.reshape(-1, router.weight.shape[1]), found.wide,
                      found.uncast)
     if found.widened:
@@ -600,13 +600,13 @@ def _route(router: nn.Module, found: _Router, hidden_states: Tensor) -> tuple[Te
     return logits, weights, ids
 
 
-def router_of(module: nn.Module) -> _Router | None:
+def router_of(module: nn.Module) -> RouterFound | None:
     """The properties that patch_router() recognised in the module."""
-    return module._fftune[0] if is_patched(module, _router_forward) else None
+    return module._fftune[0] if is_patched(module, router_forward) else None
 
 
 @undoable
-def _router_forward(self, hidden_states: Tensor, *arguments, **options
+def router_forward(self, hidden_states: Tensor, *arguments, **options
                     ) -> tuple[Tensor, Tensor, Tensor]:
     found, = self._fftune
     if arguments or options or not has_kernels(hidden_states) \

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_form import PACKED, Choice, constant, form_of, packed_form, parse
+from .._layer_form import PACKED, Choice, constant, form_of, packed_experts_form, packed_form, parse
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
+from .mxfp4 import LAYER_WEIGHTS, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
 from .quantised import is_quantised, merge, numbers_of, packed_of
@@ -468,8 +469,12 @@ class Recogniser:
 
     def spec_of(self, layer: nn.Module, at: int) -> Spec:
         """The spec of the layer at a place."""
-        quantised = {tuple(name.split(".")): module for name, module in layer.named_modules()
-                     if is_quantised(module)}
+        modules = {tuple(name.split(".")): module for name, module in layer.named_modules()}
+        quantised = {path: module for path, module in modules.items() if is_quantised(module)}
+        mixtures = {path: module for path, module in modules.items() if is_packed_mixture(module)}
+        if mixtures and not quantised and len(mixtures) == 1:
+            view = view_of(layer, {path: DenseMixture(module) for path, module in mixtures.items()})
+            return self._packed_mixture(layer, next(iter(mixtures)), self._spec_of(view, at, runs=False))
         if not quantised:
             return self._spec_of(layer, at)
         view = _dense_view(layer, quantised)
@@ -502,6 +507,17 @@ class Recogniser:
             for name in PACKED[1:]:
                 weights[f"{name}{end}"] = Weight(paths[name], f"_fftune_{part}")
         spec = replace(dense, form=form, packed=frozenset(quantised), kinds=_kinds_of(layer),
+                       weights=tuple(weights[name] for name in parse(form).weights))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        return spec
+
+    def _packed_mixture(self, layer: nn.Module, path: tuple[str, ...], dense: Spec) -> Spec:
+        """The spec of a layer with packed experts, from that of its dense view."""
+        experts = layer.get_submodule(".".join(path)).experts
+        form = packed_experts_form(dense.form, "mxfp4-128", experts.intermediate_size)
+        weights = dict(zip(parse(dense.form).weights, dense.weights))
+        weights |= {name: Weight((*path, "experts"), own) for name, own in LAYER_WEIGHTS.items()}
+        spec = replace(dense, form=form, packed=frozenset({path}), kinds=_kinds_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
         return spec

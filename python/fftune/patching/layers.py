@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .._custom import OPS, call
 from .._ops.layer import has_layout
 from . import attention as attentions
+from .mxfp4 import is_packed_mixture
 from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, method_of, try_to,
@@ -47,7 +48,7 @@ class _Group:
                         type(p) is not nn.Parameter for p in module._parameters.values()
                         if p is not None):
                     return False
-                if path in spec.packed and not is_quantised(module):
+                if path in spec.packed and not is_quantised(module) and not is_packed_mixture(module):
                     return False  # a state dict was loaded
                 modules.append(module)
             if watched(*modules):

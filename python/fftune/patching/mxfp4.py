@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import ops
+from .. import ops, reference
 from .._library import Error
-from .recognise import (Numbers, Options, Unfit, expect_no_hooks, has_kernels, is_close, parts_of,
-                        parts_watched, reason_of, replace_forward, undoable)
+from .experts import (ExpertsFound, RouterFound, experts_forward, router_forward)
+from .recognise import (Numbers, Options, Unfit, expect_no_hooks, has_kernels, is_close, is_patched,
+                        parts_of, parts_watched, reason_of, replace_forward, undoable)
 
 _NAMES = ("gate", "up", "down")
 _OWN = tuple(f"_fftune_{name}_{part}" for name in _NAMES for part in ("w", "scale"))
@@ -116,6 +117,58 @@ def _run(module: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     else:
         y = ops.moe_ffn(x, ids, shares, *weights, biases=biases, act="swiglu-oai")
     return y.reshape(hidden_states.shape[0], -1, d), logits
+
+
+class _DenseRouter(nn.Module):
+    def __init__(self, router: nn.Module):
+        super().__init__()
+        self.weight, self.bias, self.top_k = router.weight, router.bias, router.top_k
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = F.linear(x, self.weight, self.bias)
+        best = logits.topk(self.top_k, -1)
+        return logits, best.values.softmax(-1), best.indices
+
+
+class _DenseExperts(nn.Module):
+    def __init__(self, experts: nn.Module, like: Tensor):
+        super().__init__()
+        count, h, d = experts.num_experts, experts.intermediate_size, experts.hidden_size
+        for name, shape in (("gate_up_proj", (count, 2 * h, d)), ("gate_up_proj_bias", (count, 2 * h)),
+                            ("down_proj", (count, d, h)), ("down_proj_bias", (count, d))):
+            setattr(self, name, nn.Parameter(like.new_zeros(()).expand(shape), requires_grad=False))
+
+    def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        return reference.moe_ffn(x, ids, shares, self.gate_up_proj, None, self.down_proj, self.gate_up_proj_bias,
+                                 self.down_proj_bias, "swiglu-oai", "interleaved", "after", 0, "")
+
+
+class DenseMixture(nn.Module):
+    """What a replaced block computes, with dense weights that have shapes and no numbers."""
+
+    def __init__(self, block: nn.Module):
+        super().__init__()
+        self.router = _DenseRouter(block.router)
+        self.experts = _DenseExperts(block.experts, block.router.weight)
+        replace_forward(self.router, router_forward, (
+            RouterFound("softmax", "after", False, 0, 0, "max", 1.0, None),))
+        replace_forward(self.experts, experts_forward, (
+            ExpertsFound("swiglu-oai", "interleaved", transposed=False, biased=True),))
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        x = hidden_states.flatten(0, -2)
+        logits, shares, ids = self.router(x)
+        return self.experts(x, ids, shares).view(hidden_states.shape), logits
+
+
+def is_packed_mixture(module: nn.Module) -> bool:
+    return is_patched(module, _mxfp4_forward)
+
+
+# The tensors of a replaced block's experts, by their names in the op `layer`.
+LAYER_WEIGHTS = {**{f"w_{name}": f"_fftune_{name}_w" for name in _NAMES},
+                 **{f"w_{name}_scale": f"_fftune_{name}_scale" for name in _NAMES},
+                 **{f"b_{name}": f"_fftune_{name}_bias" for name in _NAMES}}
 
 
 @undoable

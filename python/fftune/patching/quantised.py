@@ -1,11 +1,13 @@
 """Linear layers with weights of 4 and 8 bits by linear with a packed weight.
 
-The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, compressed-tensors' pack-quantized and
-int-quantized, and transformers' FP8Linear, whose activations are not rounded here. A
+The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, compressed-tensors' pack-quantized,
+int-quantized and float-quantized, and transformers' FP8Linear, whose activations are not rounded here. A
 layer is recognised by the names, types and shapes of its tensors. Those of GPTQ and AWQ, which some
 kernels reorder, are compared with what the layer's own forward computes. Those of compressed-tensors
-have a scheme that says what they are; their forward would make them dense. FP8Linear is known by its
-name; its forward rounds activations to fp8.
+have a scheme that says what they are; their forward would make them dense. Where the scheme has rounded
+activations, the package's own function rounds them first. FP8Linear is known by its name; its forward
+rounds activations to fp8. That of bitsandbytes' Linear8bitLt rounds them to integers, but for outliers,
+so it is left alone.
 
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
 dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
@@ -78,6 +80,7 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
             "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
             "compressed-tensors of e2m1": (lambda pairs, n, k: codes_of_pairs(pairs, k), pairs_of_codes),
             "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
+            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn)),
             "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
 
@@ -108,6 +111,7 @@ class Quantised:
     group: int
     code: str
     dtype: torch.dtype  # of the model
+    activations: object = None  # compressed-tensors' arguments by which x is rounded
 
 
 _OWN = ("_fftune_w", "_fftune_scale", "_fftune_zero", "_fftune_order")
@@ -128,11 +132,17 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
 
 def has_codes(module: nn.Module) -> bool:
     """Whether it is a layer with codes, replaced or not."""
-    return any(name in tensors for name in ("qweight", "weight_packed", "weight_scale_inv")
-               for tensors in (module._buffers, module._parameters))
+    return any(name in tensors for name in ("qweight", "weight_packed", "weight_scale_inv", "weight_scale")
+               for tensors in (module._buffers, module._parameters)) or _is_of_bitsandbytes(module)
+
+
+def _is_of_bitsandbytes(module: nn.Module) -> bool:
+    return type(module).__name__ in ("Linear8bitLt", "Linear4bit") and type(module).__module__.startswith(
+        "bitsandbytes")
 
 
 def is_quantised(module: nn.Module | None) -> bool:
+    """Whether it is a replaced layer that computes x W^T + b, without rounding x."""
     return is_patched(module, quantised_forward)
 
 
@@ -204,22 +214,36 @@ def _candidates(module: nn.Module) -> list[_Layer]:
             for format, zero, own in layers]
 
 
-def _expect_scheme(module: nn.Module) -> int:
-    """That the scheme of compressed-tensors is one of integers for weights alone; their bits."""
+def _word(value):
+    """The text of a member of an enumeration."""
+    return getattr(value, "value", value)
+
+
+def _expect_scheme(module: nn.Module) -> tuple[str, int]:
+    """That the scheme of compressed-tensors is one that kernels have; kind and bits of the weights."""
     scheme = getattr(module, "quantization_scheme", None)
     weights = getattr(scheme, "weights", None)
-    word = lambda value: getattr(value, "value", value)
-    if word(getattr(module, "quantization_status", None)) != "compressed" or weights is None:
+    if _word(getattr(module, "quantization_status", None)) != "compressed" or weights is None:
         raise Unfit("weight_packed without a scheme that says what it is")
-    if getattr(scheme, "input_activations", None) is not None \
-            or getattr(scheme, "output_activations", None) is not None:
-        raise Unfit("its activations are quantised, for which there is no kernel")
-    bits, kind = weights.num_bits, word(weights.type)
-    if (kind, bits) != ("float", 4) and (
+    if getattr(scheme, "output_activations", None) is not None:
+        raise Unfit("its results are quantised, for which there is no kernel")
+    bits, kind = weights.num_bits, _word(weights.type)
+    if (kind, bits) not in (("float", 4), ("float", 8)) and (
             kind != "int" or bits not in (4, 8) or bits == 8 and not weights.symmetric):
         raise Unfit(f"its weights are {kind}{bits}{'' if weights.symmetric else ' with zero points'}, for "
                     "which there is no kernel")
-    return bits
+    if getattr(scheme, "input_activations", None) is not None:
+        _rounding(module)
+    return kind, bits
+
+
+def _rounding(module: nn.Module):
+    """compressed-tensors' own function that rounds activations."""
+    try:
+        from compressed_tensors.quantization.lifecycle.forward import forward_quantize
+    except ImportError:
+        raise Unfit("its activations are quantised, and compressed-tensors has no forward_quantize") from None
+    return forward_quantize
 
 
 def _fp8_linear(module: nn.Module) -> _Layer:
@@ -255,13 +279,31 @@ def _compressed_e2m1(module: nn.Module) -> _Layer:
                   _groups_of(None, k, scale.shape[1], group, scale.device), code, whole)
 
 
+def _compressed_fp8(module: nn.Module) -> _Layer:
+    """Scales of the tensor, of rows or of blocks."""
+    weight, scale, args = module.weight, module.weight_scale.float(), module.quantization_scheme.weights
+    if weight.dtype != torch.float8_e4m3fn:
+        raise Unfit(f"its weight is {str(weight.dtype)[6:]}, not float8_e4m3fn")
+    (n, k), block = weight.shape, getattr(args, "block_structure", None)
+    rows, size = block if _word(args.strategy) == "block" and block else (1 if scale.numel() == n else n, k)
+    if scale.numel() != -(-n // rows) * -(-k // size):
+        raise Unfit(f"weight_scale is {[*scale.shape]}, not of blocks of {rows} by {size}")
+    scale = scale.reshape(-(-n // rows), -1).repeat_interleave(rows, 0)[:n]
+    if bool(weight.float().isnan().any()):
+        raise Unfit("its weight has NaN")
+    return _Layer("compressed-tensors of fp8", "weight", n, k, _plain_bytes(weight, n, k), scale, None,
+                  _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
+
+
 def _compressed(module: nn.Module) -> _Layer:
-    bits = _expect_scheme(module)
-    if getattr(module.quantization_scheme.weights.type, "value", module.quantization_scheme.weights.type) == "float":
-        return _compressed_e2m1(module)
+    kind, bits = _expect_scheme(module)
     forward = module.__dict__.get("forward")
-    if forward is not None and not getattr(forward, "__module__", "").startswith("compressed_tensors."):
+    # Its __module__ is that of the forward which it wraps.
+    where = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("__name__", "")
+    if forward is not None and not where.startswith("compressed_tensors."):
         raise Unfit("its forward was replaced already")
+    if kind == "float":
+        return _compressed_e2m1(module) if bits == 4 else _compressed_fp8(module)
     if getattr(module, "weight_packed", None) is None:
         format, name = "compressed-tensors of int8", "weight"
         n, k = module.weight.shape
@@ -329,9 +371,12 @@ def _recognised(module: nn.Module) -> _Layer | None:
             module, _SCHEME[0])):
         return _compressed(module)
     weight = has.get("weight")
-    if weight is not None and weight.dtype == torch.int8 and has.get("weight_scale") is not None and hasattr(
-            module, _SCHEME[0]):
+    if weight is not None and weight.dtype in (torch.int8, torch.float8_e4m3fn) and has.get(
+            "weight_scale") is not None and hasattr(module, _SCHEME[0]):
         return _compressed(module)
+    if _is_of_bitsandbytes(module):
+        raise Unfit("bitsandbytes rounds activations to int8 but for outliers" if type(
+            module).__name__ == "Linear8bitLt" else "bitsandbytes' weights of 4 bits have no kernel")
     if type(module).__name__ == "FP8Linear" and weight is not None and weight.dtype == torch.float8_e4m3fn \
             and has.get("weight_scale_inv") is not None:
         return _fp8_linear(module)
@@ -412,13 +457,15 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     tensors[layer.name] = None
     for name, tensor in zip(_OWN, (*packed[:3], order)):
         module.register_buffer(name, tensor, persistent=False)
-    replace_forward(module, quantised_forward, (
-        Quantised(layer.format, layer.name, layer.n, layer.k, group, layer.code, dtype),))
+    activations = getattr(kept.get(_SCHEME[0]), "input_activations", None)
+    replace_forward(module, quantised_forward if activations is None else rounded_forward, (
+        Quantised(layer.format, layer.name, layer.n, layer.k, group, layer.code, dtype, activations),))
     for name, method in zip(_METHODS, (_save, _load)):
         module.__dict__[name] = types.MethodType(method, module)
     groups = f"groups of {group}" if group else "a group a row"
     return (f"{type(module).__name__} by linear with a packed weight ({layer.format}, {groups}"
-            f"{', in the order of its groups' if order is not None else ''})")
+            f"{', in the order of its groups' if order is not None else ''}"
+            f"{', rounded activations' if activations is not None else ''})")
 
 
 def patch_quantised(model: nn.Module, report: PatchReport) -> None:
@@ -438,7 +485,8 @@ def _keep_from_becoming_dense(model: nn.Module, report: PatchReport) -> None:
     until unpatch() where all layers were replaced; else it has to have them all."""
     hook = getattr(model, _HOOK, None)
     ours = {name: m for name, m in model.named_modules()
-            if is_quantised(m) and m._fftune[0].format.startswith("compressed-tensors")}
+            if (is_quantised(m) or is_patched(m, rounded_forward))
+            and m._fftune[0].format.startswith("compressed-tensors")}
     if hook is None or not ours:
         return
     if not any(hasattr(m, _SCHEME[0]) for m in model.modules()):
@@ -588,4 +636,16 @@ def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = Non
 
 @undoable
 def quantised_forward(self, x: Tensor, *_, **__) -> Tensor:
+    return quantised_linear(self, x)
+
+
+@undoable
+def rounded_forward(self, x: Tensor, *_, **__) -> Tensor:
+    kept, (layer,) = self._fftune_kept, self._fftune
+    if getattr(self, "quantization_enabled", True):
+        # It reads the scales of x, or makes them.
+        own = types.SimpleNamespace(quantization_status=kept[_SCHEME[1]], **{
+            name: value for name in ("input_scale", "input_zero_point", "input_global_scale")
+            if (value := getattr(self, name, None)) is not None})
+        x = _rounding(self)(own, x, "input", layer.activations)
     return quantised_linear(self, x)

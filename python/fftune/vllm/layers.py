@@ -6,8 +6,8 @@ residual. Where every request of a batch has one new token, the op `layer` runs 
 it computes them. Batches with prompts are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other
 calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
-Weights and pages are views of vLLM's tensors. Under tensor parallelism the residual is added after
-vLLM's all-reduce.
+Weights and pages are views of vLLM's tensors. Under tensor parallelism `layer` sums over the ranks
+within its plan. The single ops add the residual after vLLM's all-reduce.
 """
 import copy
 import functools
@@ -24,6 +24,7 @@ from .. import _run as running
 from .. import ops
 from .._library import Plan
 from .._run import BATCH_INVARIANT
+from . import ranks
 from .logs import log, one_line
 from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
 from .trial import difference, is_capturing
@@ -38,13 +39,15 @@ _compilers = threading.Semaphore(4)
 @dataclass
 class _State:
     """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` has the
-    kinds of batches whose results agreed with vLLM's own; `problems` those of one batch with prompts,
+    kinds of batches whose results agreed with vLLM's own; `agreed` the kinds and rows of batches that
+    all ranks of tensor parallelism have run; `problems` those of one batch with prompts,
     each with its device; `plans` whether plans for these numbers of rows and sequences were made."""
 
     model: Model | None = None
     reason: str = ""
     tested: set[str] = field(default_factory=set)
     pages: dict[str, tuple[Tensor, Pages]] = field(default_factory=dict)  # of layers, by vLLM's caches
+    agreed: set[tuple[str, int]] = field(default_factory=set)
     problems: list[tuple[int, dict]] = field(default_factory=list)
     plans: dict[tuple[int, int], bool] = field(default_factory=dict)
 
@@ -86,17 +89,48 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, prompts: bo
         return original(model, *arguments, **named)
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
+    known = (batch.kind, batch.rows) in state.agreed or is_capturing(batch.slots)
     try:
-        return _run(state, model, batch)
+        if state.model.reduce is None or known:
+            return _run(state, model, batch)
+        y = _on_all(state, lambda: _run(state, model, batch))
+        state.agreed.add((batch.kind, batch.rows))
+        return y
     except Exception as error:
-        _give_up(state, model, error)
+        if state.model.reduce is not None and known:
+            raise  # the other ranks wait for this one
+        _give_up(state, model, _text(error))
     if counter is not None:
         context.moe_layer_index = counter
     return original(model, *arguments, **named)  # it writes the same keys and values again
 
 
-def _give_up(state: _State, model: nn.Module, error: Exception) -> None:
-    state.reason = str(error) if isinstance(error, Unfit) else one_line(error)
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, Unfit) else one_line(error)
+
+
+def _on_all(state: _State, run):
+    """What run() returns. Under tensor parallelism it is Unfit on all ranks if it fails on one."""
+    if state.model.reduce is None:
+        return run()
+    result, reason = None, ""
+    try:
+        result = run()
+        if state.model.group is not None:
+            if result.is_cuda:
+                torch.cuda.synchronize()
+            state.model.group.check()
+    except Exception as error:
+        reason = _text(error)
+        if state.model.group is not None:
+            state.model.group.close()  # ends the peers' waits
+    if reason := ranks.common_reason(reason):
+        raise Unfit(reason)
+    return result
+
+
+def _give_up(state: _State, model: nn.Module, reason: str) -> None:
+    state.reason = reason
     log(f"layers of {type(model).__name__} stay vLLM's: {state.reason}")
 
 
@@ -120,7 +154,8 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
         for cache in caches:
             cache[0].normal_(generator=generator)
         arguments = trial.ids, trial.positions.long(), None, trial.embeddings
-        for run in (lambda: _recorded(state, model, trial), lambda: original(model, *arguments)):
+        for run in (lambda: _on_all(state, lambda: _recorded(state, model, trial)),
+                    lambda: original(model, *arguments)):
             vars(context).update(kept)
             context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
             context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
@@ -130,18 +165,19 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
             results.append(run())
             written.append(torch.stack([cache[0] for cache in caches]))
         reason = difference("results", *results) or difference("keys and values", *written)
-        if reason:
-            raise Unfit(reason)
-        if reason is not None:
-            state.tested.add(batch.kind)
     except Exception as error:
-        _give_up(state, model, error)
+        reason = _text(error)
     finally:
         vars(context).clear()
         vars(context).update(kept)
         for cache, own in zip(caches, before):
             cache[0].copy_(own)
-    if batch.kind in state.tested:
+    if state.model.reduce is not None:
+        reason = ranks.common_reason(reason)
+    if reason:
+        _give_up(state, model, reason)
+    elif reason is not None:
+        state.tested.add(batch.kind)
         log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "
             f"batches {batch.kind}")
 
@@ -192,14 +228,18 @@ def _made_up(batch: "_Batch", block: int) -> "_Batch":
 
 
 def _examine(model: nn.Module) -> _State:
+    found, reason = None, ""
     try:
-        return _State(expect_known(model))
-    except Unfit as error:
-        reason = str(error)
-    except Exception as error:  # another vLLM than the one that is known
-        reason = one_line(error)
-    log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
-    return _State(reason=reason)
+        found = expect_known(model)
+    except Exception as error:  # another vLLM than the one that is known, if it is not Unfit
+        reason = _text(error)
+    reason = ranks.common_reason(reason)
+    if reason:
+        log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
+        return _State(reason=reason)
+    if found.reduce is not None and found.is_alike and not BATCH_INVARIANT:
+        found.group = ranks.group_of(model.vllm_config.scheduler_config.max_num_seqs, model.norm.weight)
+    return _State(found)
 
 
 # a batch
@@ -294,7 +334,8 @@ def _sizes(batch: _Batch) -> tuple[int, int]:
 def _has_plans(state: _State, batch: _Batch) -> bool:
     """Whether the plans of a batch with prompts were made. If not, a thread makes them: a kernel takes
     seconds to compile, and vLLM can run the batch."""
-    if not COMPILES_BESIDE:
+    # Ranks have to take the same path, and their threads end at different times.
+    if not COMPILES_BESIDE or state.model.reduce is not None:
         return True
     sizes = _sizes(batch)
     if sizes not in state.plans:
@@ -336,7 +377,7 @@ def _rounded(batch: _Batch) -> _Batch:
 
 def _is_one_op(model: Model) -> bool:
     """Whether the op `layer` computes the layers. It is not batch-invariant."""
-    return model.is_one_op and not BATCH_INVARIANT
+    return model.is_alike and not BATCH_INVARIANT and (model.reduce is None or model.group is not None)
 
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
@@ -346,7 +387,7 @@ def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots
                   [own.pages for own in pages], batch.lengths, first.heads, first.kv_heads,
                   slots=slots[:, None].int(), pages=table.int(), positions=batch.positions[:, None],
                   angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
-                  rope_scale=first.rope_scale, rotation=first.rotation)
+                  rope_scale=first.rope_scale, rotation=first.rotation, group=model.group)
     return None, y[:, 0]
 
 

@@ -7,6 +7,8 @@ from typing import Callable
 import torch
 from torch import Tensor, nn
 
+from ..distributed import Group
+
 _MODELS = "vllm.model_executor.models."
 # The classes of a decoder layer, its attention and its network, by the class of the model.
 _CLASSES = {
@@ -89,12 +91,17 @@ class Layer:
     def w_down(self) -> Tensor:
         return self.down.weight.data
 
+    @functools.cached_property
+    def _no_bias(self) -> Tensor | None:
+        return None if self.out.bias is None else torch.zeros_like(self.out.bias.data)
 
     def weights(self) -> dict[str, Tensor]:
-        """Those of a layer with a network, as the op `layer` calls them."""
+        """Those of a layer with a network, as the op `layer` calls them: all ranks have the same
+        names."""
         q_norm, k_norm = self.head_norms or (None, None)
         found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
-                     q_norm=q_norm, k_norm=k_norm, w_o=self.w_o, b_o=self.b_o,
+                     q_norm=q_norm, k_norm=k_norm, w_o=self.w_o,
+                     b_o=self._no_bias if self.b_o is None else self.b_o,
                      ffn_norm=self.ffn_norm.weight.data, w_gate=self.w_gate, w_up=self.w_up,
                      w_down=self.w_down)
         return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -104,19 +111,20 @@ class Layer:
 class Model:
     layers: list[Layer]
     reduce: Callable[[Tensor], Tensor] | None  # vLLM's all-reduce under tensor parallelism
+    group: Group | None = None  # of the ranks of tensor parallelism, where their devices make one
 
     @functools.cached_property
-    def is_one_op(self) -> bool:
+    def is_alike(self) -> bool:
         """Whether the layers are alike in all that the op `layer` takes once: networks without
-        experts, on one rank, with one epsilon."""
+        experts, with one epsilon."""
         def shared(layer: Layer) -> tuple:
             norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
             return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
                     layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
-                    layer.b_qkv is None, layer.b_o is None, layer.head_norms is None)
+                    layer.b_qkv is None, layer.out.bias is None, layer.head_norms is None)
 
         first = shared(self.layers[0])
-        return (self.reduce is None and len(first[7]) == 1
+        return (len(first[7]) == 1
                 and all(layer.mixture is None and shared(layer) == first for layer in self.layers))
 
 

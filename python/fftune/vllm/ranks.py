@@ -1,0 +1,58 @@
+"""The ranks of tensor parallelism: their common decisions, and the group of their devices.
+
+All ranks run the same batches. A rank that took another path than its peers would wait for a sum that
+nobody sends. So what one rank finds out decides for all of them.
+"""
+import secrets
+
+import torch
+
+from ..distributed import Group
+from .logs import log, one_line
+
+# Seconds that a kernel waits for a peer: as long as vLLM waits for a step
+# (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS). So an engine whose step fails has ended.
+TIMEOUT = 300
+
+
+def of_all(own):
+    """What each rank has, in their order. All ranks call it."""
+    from vllm.distributed import get_tp_group
+
+    ranks = get_tp_group()
+    found = [own] * ranks.world_size
+    if ranks.world_size > 1:
+        torch.distributed.all_gather_object(found, own, group=ranks.cpu_group)
+    return found
+
+
+def common_reason(own: str | None) -> str | None:
+    """The first reason of a rank; without one None if a rank has None, which says nothing, else ""."""
+    found = of_all(own)
+    for rank, reason in enumerate(found):
+        if reason:
+            return reason if len(set(found)) == 1 else f"{reason} on rank {rank}"
+    return None if None in found else ""
+
+
+def group_of(rows: int, like: torch.Tensor) -> Group | None:
+    """A group whose messages have so many rows as long as `like`, on its device; None where one rank
+    cannot make it. All ranks call it."""
+    from vllm.distributed import get_tp_group
+
+    own, group, reason = get_tp_group(), None, ""
+    if own.world_size == 1:
+        return None
+    name = of_all(secrets.token_hex(16))[0]
+    try:
+        group = Group(name, own.rank_in_group, own.world_size, device=like.device,
+                      max_bytes=-(-rows * like.nbytes // 4096) * 4096, timeout=TIMEOUT)
+    except Exception as error:
+        reason = one_line(error)
+    reason = common_reason(reason)
+    if not reason:
+        return group
+    if group is not None:
+        group.close()
+    log(f"layers run op by op, with vLLM's all-reduce: {reason}")
+    return None

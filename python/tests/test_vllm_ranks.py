@@ -1,0 +1,174 @@
+"""Whole layers in vLLM's decode batches under tensor parallelism: a process for each rank, with a slice
+of the stand-in's model and a group on the CPU."""
+import importlib
+import logging
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import test_vllm_layers as of_layers
+from test_vllm_layers import MODELS, batch_of, caches, expect_right, model_of, step, warm
+
+
+def _start(work, tmp_path, *arguments, ranks=2):
+    mp.start_processes(_rank, (work, ranks, str(tmp_path / "meeting"), *arguments), nprocs=ranks,
+                       start_method="spawn")
+
+
+def _rank(rank, work, ranks, meeting, *arguments):
+    sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
+    os.environ["FFTUNE_VLLM"] = "layers"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    importlib.import_module("fftune.vllm").register()
+    import vllm.distributed
+
+    vllm.distributed._ranks = SimpleNamespace(world_size=ranks, rank_in_group=rank,
+                                              cpu_group=dist.group.WORLD)
+    of_layers.cache_of = of_layers.CACHES["0.24.0"]
+    lines = []
+    logging.getLogger("vllm.fftune").addHandler(SimpleNamespace(
+        level=0, handle=lambda record: lines.append(record.getMessage())))
+    logging.getLogger("vllm.fftune").setLevel(logging.INFO)
+    try:
+        work(rank, importlib.import_module("vllm.model_executor.models.llama"), lines, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def _model(rank, stand_in, kind="llama", **changes):
+    """A rank's slice of a model: other heads and features, and the same of everything else."""
+    torch.manual_seed(7)
+    model = model_of(stand_in, kind, tp=2, **changes)
+    torch.manual_seed(20 + rank)
+    for layer in model.layers:
+        own, network = layer.self_attn, layer.mlp
+        for linear in (own.qkv_proj, own.o_proj, network.gate_up_proj, network.down_proj):
+            linear.weight.data.normal_(0, linear.weight.shape[1]**-0.5)
+        if own.qkv_proj.bias is not None:
+            own.qkv_proj.bias.data.normal_()
+        for linear in (own.o_proj, network.down_proj):
+            linear.tp_rank = rank
+        own.attn.kv_cache = of_layers.cache_of()
+    torch.manual_seed(7)  # batches are the same
+    return model
+
+
+def _state(model):
+    return importlib.import_module("fftune.vllm.layers")._states[model]
+
+
+def _numbers(rank, stand_in, lines, kind):
+    model = warm(_model(rank, stand_in, kind))
+    assert _state(model).model.group.ranks == 2
+    used = []
+    ops = importlib.import_module("fftune.ops")
+    own = ops.layer
+    ops.layer = lambda *a, **o: used.append(o["group"]) or own(*a, **o)
+    for lengths in ((5, 40, 1, 16), (48,)):
+        torch.manual_seed(8)
+        y = expect_right(model, *batch_of(model, lengths))
+        whole = [torch.empty_like(y) for _ in range(2)]
+        dist.all_gather(whole, y)
+        assert torch.equal(*whole), "the ranks have other bits"
+    assert used == [_state(model).model.group] * 2
+    assert lines[0] == (f"fftune: 3 layers of {MODELS[kind]} run by fftune's ops in batches of pure decoding")
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
+def test_numbers(tmp_path, kind):
+    _start(_numbers, tmp_path, kind)
+
+
+def _expect_vllms(model, calls, lines, expected):
+    torch.manual_seed(8)
+    metadata, positions = batch_of(model)
+    model.calls = 0
+    before = caches(model).clone()
+    y = step(model, metadata, positions)
+    assert model.calls == calls and lines == [f"fftune: {expected}"]
+    plain = importlib.import_module("vllm.forward_context").set_forward_context
+    for layer, cache in zip(model.layers, before):
+        layer.self_attn.attn.kv_cache = cache
+    with torch.inference_mode(), plain(metadata):
+        assert torch.equal(y, model.forward(torch.arange(len(positions)).int(), positions))
+
+
+def _a_rank_that_is_unfit(rank, stand_in, lines):
+    model = _model(rank, stand_in, lora_config=object() if rank else None)
+    _expect_vllms(model, 1, lines, "layers of LlamaModel stay vLLM's: LoRA on rank 1")
+
+
+def _a_rank_that_fails(rank, stand_in, lines, when):
+    """In the test, or in the first batch of another size."""
+    model = _model(rank, stand_in)
+    if when == "later":
+        warm(model, (5, 40, 1))
+        lines.clear()
+    ops = importlib.import_module("fftune.ops")
+
+    def fails(*arguments, **options):
+        raise MemoryError("out of memory")
+
+    if rank == 0:  # its peer waits for a summand
+        ops.layer = fails
+    _expect_vllms(model, 1, lines, "layers of LlamaModel stay vLLM's: MemoryError: out of memory on rank 0")
+
+
+@pytest.mark.parametrize("when", ["at first", "later"])
+def test_a_rank_that_fails_decides_for_all(tmp_path, when):
+    _start(_a_rank_that_fails, tmp_path, when)
+
+
+def test_a_rank_that_is_unfit_decides_for_all(tmp_path):
+    _start(_a_rank_that_is_unfit, tmp_path)
+
+
+def test_a_rank_with_wrong_keys_decides_for_all(tmp_path):
+    _start(_a_rank_with_wrong_keys, tmp_path)
+
+
+def _a_rank_with_wrong_keys(rank, stand_in, lines):
+    model = _model(rank, stand_in)
+    ops = importlib.import_module("fftune.ops")
+    own = ops.layer
+    if rank == 1:
+        def wrong(x, weights, caches, *arguments, **options):
+            y = own(x, weights, caches, *arguments, **options)
+            caches[0][0][0, :4].add_(3)  # the rows that it wrote
+            return y
+
+        ops.layer = wrong
+    torch.manual_seed(8)
+    metadata, positions = batch_of(model)
+    step(model, metadata, positions)
+    assert model.calls == 2
+    line, = lines
+    assert line.startswith("fftune: layers of LlamaModel stay vLLM's: keys and values differ from vLLM's")
+    assert line.endswith("of their norm on rank 1")
+
+
+def _no_group(rank, stand_in, lines):
+    """Where the devices make no group, layers run op by op."""
+    ranks = importlib.import_module("fftune.vllm.ranks")
+    ranks.TIMEOUT = 2
+    if rank == 1:
+        def fails(*_, **__):
+            raise OSError("no peer access")
+
+        ranks.Group = fails
+    model = warm(_model(rank, stand_in))
+    assert _state(model).model.group is None
+    assert lines[0].startswith("fftune: layers run op by op, with vLLM's all-reduce: ")
+    assert "run by fftune's ops" in lines[1]
+    torch.manual_seed(8)
+    expect_right(model, *batch_of(model))
+
+
+def test_ranks_without_a_group(tmp_path):
+    _start(_no_group, tmp_path)
