@@ -13,6 +13,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/family.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -90,6 +91,11 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 // Packed weights (weights=int4) are expanded in a stage before each product, unless one kernel does
 // both.
 
+// With quantise=token or block a stage before each product quantises its tokens. The epilogue of a
+// gate does that itself for scales of blocks.
+
+constexpr const char* stage_quantise = "quantise";
+constexpr const char* stage_quantise_hidden = "quantise_hidden";
 constexpr const char* stage_expand_gate_up = "expand_gate_up";
 constexpr const char* stage_expand_down = "expand_down";
 constexpr const char* stage_gate_up = "gate_up";
@@ -117,6 +123,11 @@ GemmProblem packed_down_gemm(const Problem& problem);
 /// Packed weights of the first product, and of the second; none where they are dense.
 std::vector<PackedWeight> packed_gate_up(const Problem& problem);
 std::vector<PackedWeight> packed_down(const Problem& problem);
+/// x and hidden where the op quantises them.
+QuantisedRows quantised_x(const Problem& problem);
+QuantisedRows quantised_hidden(const Problem& problem);
+/// Whether a stage of its own quantises hidden.
+bool has_hidden_stage(const Problem& problem);
 GemmProblem d_hidden_gemm(const Problem& problem);
 GemmProblem d_x_gemm(const Problem& problem);
 GemmProblem d_gate_up_gemm(const Problem& problem);

@@ -36,9 +36,20 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
     for (const PackedWeight& weight : packed) add(weight, by_d);
     add(packed_last.front(), by_h);
     std::move(numbers.begin(), numbers.end(), std::back_inserter(tensors));
+  } else if (quantises(problem)) {
+    std::vector<TensorSpec> scales;
+    const auto add = [&](const char* name, std::int64_t n, std::int64_t k, double deviation) {
+      auto own = quantised_weight(name, n, k, quantised_scaling(problem), deviation);
+      tensors.push_back(std::move(own.front()));
+      scales.push_back(std::move(own.back()));
+    };
+    if (form.gated) add("w_gate", h, d, by_d);
+    add("w_up", h, d, by_d);
+    add("w_down", d, h, by_h);
+    std::move(scales.begin(), scales.end(), std::back_inserter(tensors));
   } else if (form.gated)
     tensors.push_back({"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
-  if (packed.empty()) {
+  if (packed.empty() && !quantises(problem)) {
     tensors.push_back({"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
     tensors.push_back({"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h});
   }
@@ -74,6 +85,16 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   append_norm_tensors(Role::intermediate);
   for (const auto& weights : {packed, packed_last})
     for (const PackedWeight& weight : weights) tensors.push_back(expanded_tensor(weight));
+  if (quantises(problem)) {
+    const auto add = [&](const QuantisedRows& rows) {
+      for (TensorSpec& tensor : quantised_tensors(rows)) tensors.push_back(std::move(tensor));
+    };
+    add(quantised_x(problem));
+    if (has_hidden_stage(problem))
+      tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
+    add(quantised_hidden(problem));
+    return tensors;
+  }
   tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
   if (in_blocks)
     tensors.push_back({"hidden_scale", DType::f32, {m, blocks(h)}, Role::intermediate, 1});
@@ -137,6 +158,7 @@ std::vector<OptionField> option_fields() {
           frozen_option("the weights")});
   append(norm_options());
   append(packed_options());
+  options.push_back(quantise_option());
   return options;
 }
 
@@ -171,7 +193,8 @@ class Ffn final : public DescribedOp {
       return "bias=both is of a network without a gate: give gate=no too, or bias=down";
     if (!form.gated && form.saves) return "save=preact is of a gate: gate=no has no backward pass";
     if (!form.gated && is_quantised(problem)) return "gate=no is for bf16, fp16 and f32, not fp8";
-    for (const auto& reason : {norm_contradiction(problem), frozen_contradiction(problem)})
+    for (const auto& reason : {norm_contradiction(problem), frozen_contradiction(problem),
+                               quantise_contradiction(problem)})
       if (!reason.empty()) return reason;
     if (packed_format(problem).packed) {
       const std::string_view code = code_name(packed_format(problem).code);
@@ -196,6 +219,10 @@ class Ffn final : public DescribedOp {
     for (const GemmStage& stage : gemm_stages(problem)) {
       if (packed && (stage.name == stage_gate_up || stage.name == stage_up))
         stages.push_back(expand_spec(stage_expand_gate_up, packed_gate_up(problem), tensors));
+      if (quantises(problem) && (stage.name == stage_gate_up || stage.name == stage_up))
+        stages.push_back(quantise_spec(stage_quantise, quantised_x(problem), tensors));
+      if (has_hidden_stage(problem) && stage.name == stage_down)
+        stages.push_back(quantise_spec(stage_quantise_hidden, quantised_hidden(problem), tensors));
       if (packed && stage.name == stage_down)
         stages.push_back(expand_spec(stage_expand_down, packed_down(problem), tensors));
       stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
@@ -209,7 +236,8 @@ class Ffn final : public DescribedOp {
   }
 
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    if (!form_of(problem).gated || form_of(problem).y_scale || packed_format(problem).packed)
+    if (!form_of(problem).gated || form_of(problem).y_scale || packed_format(problem).packed ||
+        quantises(problem))
       return {};
     return ffn::baselines(problem, facts);
   }

@@ -16,46 +16,6 @@
 namespace fftune::ffn {
 namespace {
 
-/// The numbers of a quantised tensor [rows, columns]: its elements times their scales, one for each
-/// block of block_rows x block_columns elements.
-std::vector<double> numbers(const std::vector<double>& elements, const std::vector<double>& scales,
-                            std::size_t columns, std::size_t block_rows, std::size_t block_columns,
-                            Parallel& parallel) {
-  const std::size_t blocks = (columns + block_columns - 1) / block_columns;
-  auto result = large_vector<double>(elements.size(), parallel);
-  for_each_row(elements.size() / columns, columns, parallel, [&](std::size_t row) {
-    for (std::size_t block = 0; block < blocks; ++block) {
-      const double scale = scales[row / block_rows * blocks + block];
-      const std::size_t last = std::min((block + 1) * block_columns, columns);
-      for (std::size_t i = block * block_columns; i < last; ++i)
-        result[row * columns + i] = elements[row * columns + i] * scale;
-    }
-  });
-  return result;
-}
-
-/// Quantises hidden [rows, columns] in place, 128 elements of a row with one scale: the scales.
-std::vector<double> quantise_blocks(std::vector<double>& hidden, std::size_t columns,
-                                    Parallel& parallel) {
-  constexpr double largest_number = 448;
-  constexpr auto width = static_cast<std::size_t>(scale_block);
-  const std::size_t blocks = (columns + width - 1) / width;
-  std::vector<double> scales(hidden.size() / columns * blocks);
-  for_each_row(hidden.size() / columns, columns, parallel, [&](std::size_t row) {
-    double* const values = hidden.data() + row * columns;
-    for (std::size_t block = 0; block < blocks; ++block) {
-      const std::size_t last = std::min((block + 1) * width, columns);
-      const double largest =
-          largest_magnitude(std::span<const double>(values + block * width, last - block * width));
-      const double scale = largest == 0 ? 1 : largest / largest_number;
-      for (std::size_t i = block * width; i < last; ++i)
-        values[i] = round_to(DType::fp8, values[i] / scale);
-      scales[row * blocks + block] = scale;
-    }
-  });
-  return scales;
-}
-
 /// The definition of the forward pass.
 class Forward {
  public:
@@ -69,7 +29,8 @@ class Forward {
     auto ups = product(x, weight("w_up"), shape_.h, shape_.d);
     const auto h = static_cast<std::size_t>(shape_.h);
     // In fp8 the op itself quantises hidden.
-    const bool in_blocks = has_block_scales(problem_);
+    const bool in_blocks =
+        has_block_scales(problem_) || (quantises(problem_) && !has_hidden_stage(problem_));
     const bool in_one = is_quantised(problem_) && !in_blocks;
     const double scale = in_one ? tensors_.at("hidden_scale").front() : 1;
     auto hidden = large_vector<double>(gates.size(), parallel_);
@@ -79,7 +40,8 @@ class Forward {
         if (in_one) hidden[i] = round_to(DType::fp8, hidden[i] / scale);
       }
     });
-    if (in_blocks) tensors_["hidden_scale"] = quantise_blocks(hidden, h, parallel_);
+    if (in_blocks)
+      tensors_["hidden_scale"] = quantise_rows(hidden, h, std::size_t{scale_block}, parallel_);
     tensors_["hidden"] = std::move(hidden);
     if (!form_of(problem_).saves) return;
     tensors_["gate"] = std::move(gates);
@@ -127,8 +89,16 @@ class Forward {
   std::vector<double> product(const std::string& a, const std::string& b, std::int64_t rows,
                               std::int64_t depth) const {
     std::vector<double> own_a, own_b;
-    const double* first = operand(a, depth, 1, own_a);
-    const double* second = operand(b, depth, scale_block, own_b);
+    const double *first, *second;
+    if (quantises(problem_)) {
+      own_a = numbers_of(a == "hidden" ? quantised_hidden(problem_) : quantised_x(problem_),
+                         tensors_, parallel_);
+      own_b = numbers_of_weight(b, depth, quantised_scaling(problem_), tensors_, parallel_);
+      first = own_a.data(), second = own_b.data();
+    } else {
+      first = operand(a, depth, 1, own_a);
+      second = operand(b, depth, scale_block, own_b);
+    }
     auto result = large_vector<double>(static_cast<std::size_t>(shape_.m * rows), parallel_);
     reference_product(parallel_, shape_.m, rows, depth, {first, depth}, {second, depth}, 0,
                       result.data());
@@ -142,10 +112,11 @@ class Forward {
     if (!is_quantised(problem_)) return elements.data();
     const auto width = static_cast<std::size_t>(columns);
     const auto& scales = tensors_.at(name + "_scale");
-    own = has_block_scales(problem_)
-              ? numbers(elements, scales, width, static_cast<std::size_t>(block_rows),
-                        static_cast<std::size_t>(scale_block), parallel_)
-              : numbers(elements, scales, width, elements.size() / width, width, parallel_);
+    own =
+        has_block_scales(problem_)
+            ? quantised_numbers(elements, scales, width, static_cast<std::size_t>(block_rows),
+                                static_cast<std::size_t>(scale_block), parallel_)
+            : quantised_numbers(elements, scales, width, elements.size() / width, width, parallel_);
     return own.data();
   }
 
@@ -239,6 +210,9 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
   if (stage == stage_expand_gate_up)
     return reference_expand(packed_gate_up(problem), tensors, parallel);
   if (stage == stage_expand_down) return reference_expand(packed_down(problem), tensors, parallel);
+  if (stage == stage_quantise) return reference_quantise(quantised_x(problem), tensors, parallel);
+  if (stage == stage_quantise_hidden)
+    return reference_quantise(quantised_hidden(problem), tensors, parallel);
   if (stage == stage_gate_up) return Forward(problem, tensors, parallel).gate_up();
   if (stage == stage_up) return Forward(problem, tensors, parallel).up();
   if (stage == stage_down) return Forward(problem, tensors, parallel).down();

@@ -14,10 +14,12 @@ constexpr ExpandStage gate_up_expansion{stage_expand_gate_up, ffn_op, packed_gat
 constexpr ExpandStage down_expansion{stage_expand_down, ffn_op, packed_down};
 constexpr GemmStage expand_gate_up{stage_expand_gate_up, ffn_op, packed_gate_up_gemm};
 constexpr GemmStage expand_down{stage_expand_down, ffn_op, packed_down_gemm};
-/// On the CPU the two products of expanded weights are not neighbours.
+/// On the CPU the two products of expanded weights, or with quantised tokens, are not neighbours.
 constexpr GemmStage expanded_gate_up{stage_gate_up, ffn_op, gate_up_gemm, "fwd", true};
 constexpr GemmStage expanded_up{stage_up, ffn_op, up_gemm, "fwd", true};
 constexpr GemmStage expanded_down{stage_down, ffn_op, down_gemm, "fwd", true};
+constexpr QuantiseStage x_quantisation{stage_quantise, ffn_op, quantised_x};
+constexpr QuantiseStage hidden_quantisation{stage_quantise_hidden, ffn_op, quantised_hidden};
 constexpr GemmStage up{stage_up, ffn_op, up_gemm};
 constexpr GemmStage down{stage_down, ffn_op, down_gemm};
 constexpr GemmStage d_hidden{stage_d_hidden, ffn_op, d_hidden_gemm};
@@ -77,6 +79,12 @@ GemmProblem gate_up_gemm(const Problem& problem) {
     gemm.b = {{"w_gate_dense"}, {"w_up_dense"}};
     gemm.follows = gemm.b_depends = true;
   }
+  if (!quantises(problem)) return gemm;
+  gemm = with_quantised_a(gemm, quantised_x(problem), {"w_gate_scale", "w_up_scale"});
+  if (!has_hidden_stage(problem)) {
+    gemm.c_dtype = DType::fp8;
+    gemm.quantisation.c_scale = "hidden_scale";
+  }
   return gemm;
 }
 
@@ -94,6 +102,7 @@ GemmProblem up_gemm(const Problem& problem) {
     gemm.b = {{"w_up_dense"}};
     gemm.follows = gemm.b_depends = true;
   }
+  if (quantises(problem)) return with_quantised_a(gemm, quantised_x(problem), {"w_up_scale"});
   return gemm;
 }
 
@@ -115,6 +124,8 @@ GemmProblem down_gemm(const Problem& problem) {
     gemm.b = {{"w_down_dense"}};
     gemm.b_depends = true;
   }
+  if (quantises(problem))
+    return with_quantised_a(gemm, quantised_hidden(problem), {"w_down_scale"});
   return gemm;
 }
 
@@ -142,6 +153,31 @@ std::vector<PackedWeight> packed_down(const Problem& problem) {
   if (!has_packed(problem)) return {};
   const auto [m, d, h] = shape_of(problem);
   return {packed_weight(problem, {"w_down", "w_down_scale", "w_down_zero", "w_down_dense", d, h})};
+}
+
+QuantisedRows quantised_x(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  return {.from = form_of(problem).normalises ? "normalised" : "x",
+          .elements = "x_quantised",
+          .scales = "x_scale",
+          .rows = m,
+          .k = d,
+          .dtype = problem.dtype,
+          .scaling = quantised_scaling(problem)};
+}
+
+QuantisedRows quantised_hidden(const Problem& problem) {
+  QuantisedRows rows = quantised_x(problem);
+  rows.from = "hidden";
+  rows.elements = has_hidden_stage(problem) ? "hidden_quantised" : "hidden";
+  rows.scales = "hidden_scale";
+  rows.k = problem.size("h");
+  return rows;
+}
+
+bool has_hidden_stage(const Problem& problem) {
+  const Scaling scaling = quantised_scaling(problem);
+  return scaling == Scaling::channel || (scaling == Scaling::block && !form_of(problem).gated);
 }
 
 GemmProblem d_hidden_gemm(const Problem& problem) {
@@ -201,7 +237,8 @@ GemmProblem d_down_gemm(const Problem& problem) {
 
 std::vector<const Family*> forward_families() {
   static constexpr const char* expanded = "one product of expanded weights: blocks over OpenBLAS";
-  static constexpr const char* plain = "one product of expanded weights: plain loops, the fallback";
+  static constexpr const char* plain =
+      "one product of expanded or quantised weights: plain loops, the fallback";
   static const auto families = families_of(
       {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_sm90_summary},
        {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_sm90_summary},
@@ -283,8 +320,13 @@ std::vector<const Family*> forward_families() {
                     gate_up_cpu = cpu_expand_family(gate_up_expansion, "cpu_expand_gate_up"),
                     down_cuda = expand_family(down_expansion, "expand_down"),
                     down_cpu = cpu_expand_family(down_expansion, "cpu_expand_down");
+  static const auto x_cuda = quantise_family(x_quantisation, "quantise"),
+                    x_cpu = cpu_quantise_family(x_quantisation, "cpu_quantise"),
+                    hidden_cuda = quantise_family(hidden_quantisation, "quantise_hidden"),
+                    hidden_cpu = cpu_quantise_family(hidden_quantisation, "cpu_quantise_hidden");
   auto all = addresses_of(families);
-  all.insert(all.end(), {&gate_up_cuda, &gate_up_cpu, &down_cuda, &down_cpu});
+  all.insert(all.end(), {&gate_up_cuda, &gate_up_cpu, &down_cuda, &down_cpu, &x_cuda, &x_cpu,
+                         &hidden_cuda, &hidden_cpu});
   return all;
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/gemm/cpu/host_gemm.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 
 namespace fftune {
 namespace {
@@ -102,7 +103,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
   for (const GemmStage& stage : stages_) {
     if (!stage.pass.empty() && stage.pass != problem.pass)
       return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
-    if (stage.packed) {
+    if (stage.packed && !quantises(problem)) {
       if (auto reason = refuse_dense(problem, facts)) return reason;
     }
     if (std::none_of(specs.begin(), specs.end(),

@@ -19,7 +19,7 @@ struct GemmStage {
   GemmProblem (*gemm)(const Problem&) = nullptr;
   /// The one pass in which the family serves it; empty: every pass that has the stage.
   std::string_view pass = {};
-  /// It is for problems with packed weights alone.
+  /// It is for problems with packed weights, or with quantised tokens, alone.
   bool packed = false;
 };
 

@@ -209,6 +209,28 @@ ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& p
   return parameters;
 }
 
+KernelLaunch& append_permute_rows(Program& program, const GemmProblem& gemm,
+                                  const TensorPlaces& places, const DeviceFacts& facts,
+                                  std::int64_t rows) {
+  constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
+  const Groups& groups = gemm.groups;
+  const auto or_null = [&](std::string_view name) -> Argument {
+    if (name.empty()) return std::int64_t{0};
+    return tensor_of(places, name);
+  };
+  const auto grid = static_cast<std::uint32_t>(
+      std::min(ceil_div(rows, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
+  KernelLaunch& launch =
+      append_kernel(program, "gemm/sort_tokens.cu",
+                    fmt::format("permute_rows<fftune::group_source::{}>",
+                                groups.mask.empty() ? "routed" : "mask"),
+                    {grid}, warps * 32,
+                    {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
+                     static_cast<std::int32_t>(groups.count)});
+  launch.programmatic = gemm.follows;
+  return launch;
+}
+
 /// Zeros where angles come from a table.
 ArrayArgument frequencies_of(const QkvHeads& qkv) {
   ArrayArgument array{qkv.frequencies};

@@ -41,6 +41,12 @@ ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& p
 std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
                                     const TensorPlaces& places);
 
+/// Appends the launch that copies `rows` rows, or tokens, into the order of their groups
+/// (sort_tokens.cu). The caller adds the arguments behind the groups: two matrices, and `rows`.
+KernelLaunch& append_permute_rows(Program& program, const GemmProblem& gemm,
+                                  const TensorPlaces& places, const DeviceFacts& facts,
+                                  std::int64_t rows);
+
 /// Adds the fields of a qkv_params that lies `offset` bytes into the kernel's struct.
 void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
                     const TensorPlaces& places, std::size_t offset,

@@ -14,6 +14,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const Form form = form_of(problem);
   // A library call adds a bias and a residual to y in ways of its own: the plain product alone.
   if (!form.backward && (product_gemm(problem).epilogue.adds() || form.wide)) return {};
+  // Its scales are those of whole tensors.
+  if (quantises(problem)) return {};
   const TensorPlaces places(linear_op().tensors(problem));
   Baseline baseline;
   baseline.name = "unfused";

@@ -1,5 +1,6 @@
 // A linear layer: y = x·wᵀ (+ bias) (* y_scale) (+ residual), and its gradients dx = dy·w, dw =
-// dyᵀ·x, dbias = the sum of dy's rows. The forward pass takes packed weights too (gemm/packed).
+// dyᵀ·x, dbias = the sum of dy's rows. The forward pass takes packed weights too (gemm/packed), and
+// weights of e4m3 for tokens that it quantises (gemm/quantise).
 #pragma once
 
 #include <vector>
@@ -7,6 +8,7 @@
 #include "core/problem.hpp"
 #include "kernels/gemm/family.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -40,13 +42,15 @@ const Family& cpu_d_bias_family();
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
 // The stages of linear that are GEMMs; the gradient of the bias (stage_d_bias) is a column sum, and
-// packed weights are expanded in a stage before the product, unless one kernel does both.
+// packed weights are expanded in a stage before the product, unless one kernel does both. Another
+// stage before the product quantises tokens.
 
-constexpr const char* stage_expand = "expand";    // w as a dense weight: weights=int4
-constexpr const char* stage_product = "product";  // y = x·wᵀ (+ bias) (* y_scale) (+ residual)
-constexpr const char* stage_d_x = "d_x";          // dx = dy·w
-constexpr const char* stage_d_w = "d_w";          // dw = dyᵀ·x
-constexpr const char* stage_d_bias = "d_bias";    // dbias = the sum of dy's rows
+constexpr const char* stage_expand = "expand";      // w as a dense weight: weights=int4
+constexpr const char* stage_quantise = "quantise";  // x as e4m3: quantise=token, block
+constexpr const char* stage_product = "product";    // y = x·wᵀ (+ bias) (* y_scale) (+ residual)
+constexpr const char* stage_d_x = "d_x";            // dx = dy·w
+constexpr const char* stage_d_w = "d_w";            // dw = dyᵀ·x
+constexpr const char* stage_d_bias = "d_bias";      // dbias = the sum of dy's rows
 
 /// Those of the problem's pass, in order.
 std::vector<GemmStage> gemm_stages(const Problem& problem);
@@ -56,6 +60,8 @@ GemmProblem product_gemm(const Problem& problem);
 GemmProblem packed_gemm(const Problem& problem);
 /// The packed weight, or none.
 std::vector<PackedWeight> packed_weights(const Problem& problem);
+/// x where the op quantises it.
+QuantisedRows quantised_x(const Problem& problem);
 GemmProblem d_x_gemm(const Problem& problem);
 GemmProblem d_w_gemm(const Problem& problem);
 

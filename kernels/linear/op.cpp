@@ -34,6 +34,7 @@ std::vector<OptionField> option_fields() {
       batch_invariant_option(),
       accumulate_option("w and bias")};
   for (OptionField& option : packed_options()) options.push_back(std::move(option));
+  options.push_back(quantise_option());
   return options;
 }
 
@@ -53,6 +54,7 @@ class Linear final : public DescribedOp {
   Linear() : DescribedOp(facts()) {}
 
   std::string contradiction(const Problem& problem) const override {
+    if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
     return packed_contradiction(problem, "k", problem.size("k"));
   }
 
@@ -69,13 +71,20 @@ class Linear final : public DescribedOp {
     const auto packed = packed_weights(problem);
     for (const PackedWeight& weight : packed)
       for (TensorSpec& tensor : packed_tensors(weight, by_k)) tensors.push_back(std::move(tensor));
-    if (packed.empty()) tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
+    if (quantises(problem))
+      for (TensorSpec& tensor : quantised_weight("w", n, k, quantised_scaling(problem), by_k))
+        tensors.push_back(std::move(tensor));
+    else if (packed.empty())
+      tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
     if (!form.backward) {
       if (form.bias) tensors.push_back({"bias", dtype, {n}, Role::input, 1});
       if (form.y_scale) tensors.push_back(y_scale_tensor(n));
       if (form.residual) tensors.push_back({"residual", dtype, {m, n}, Role::input, 1});
       tensors.push_back({"y", form.wide ? DType::f32 : dtype, {m, n}, Role::output, 1});
       for (const PackedWeight& weight : packed) tensors.push_back(expanded_tensor(weight));
+      if (quantises(problem))
+        for (TensorSpec& tensor : quantised_tensors(quantised_x(problem)))
+          tensors.push_back(std::move(tensor));
       return tensors;
     }
     const auto of_weights = [&](const std::string& suffix, Role role) {
@@ -96,6 +105,8 @@ class Linear final : public DescribedOp {
     std::vector<StageSpec> stages;
     if (const auto packed = packed_weights(problem); !packed.empty())
       stages.push_back(expand_spec(stage_expand, packed, tensors));
+    if (quantises(problem))
+      stages.push_back(quantise_spec(stage_quantise, quantised_x(problem), tensors));
     for (const GemmStage& stage : gemm_stages(problem))
       stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
     if (form_of(problem).backward && form_of(problem).bias)

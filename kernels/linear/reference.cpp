@@ -19,10 +19,21 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
   };
   if (stage == stage_expand) {
     reference_expand(packed_weights(problem), tensors, parallel);
+  } else if (stage == stage_quantise) {
+    reference_quantise(quantised_x(problem), tensors, parallel);
   } else if (stage == stage_product) {
     auto y = large_vector<double>(static_cast<std::size_t>(m * n), parallel);
-    reference_product(parallel, m, n, k, {data("x"), k},
-                      {data(packed_format(problem).packed ? "w_dense" : "w"), k}, 0, y.data());
+    std::vector<double> x, w;  // numbers of quantised tensors
+    if (quantises(problem)) {
+      x = numbers_of(quantised_x(problem), tensors, parallel);
+      w = numbers_of_weight("w", k, quantised_scaling(problem), tensors, parallel);
+    }
+    reference_product(parallel, m, n, k, {x.empty() ? data("x") : x.data(), k},
+                      {!w.empty()                      ? w.data()
+                       : packed_format(problem).packed ? data("w_dense")
+                                                       : data("w"),
+                       k},
+                      0, y.data());
     const double* const bias = form.bias ? data("bias") : nullptr;
     const double* const scale = form.y_scale ? data("y_scale") : nullptr;
     const double* const residual = form.residual ? data("residual") : nullptr;

@@ -5,6 +5,7 @@ namespace {
 
 constexpr ExpandStage expansion{stage_expand, linear_op, packed_weights};
 constexpr GemmStage expand{stage_expand, linear_op, packed_gemm};
+constexpr QuantiseStage quantisation{stage_quantise, linear_op, quantised_x};
 constexpr GemmStage product{stage_product, linear_op, product_gemm};
 constexpr GemmStage d_x{stage_d_x, linear_op, d_x_gemm};
 constexpr GemmStage d_w{stage_d_w, linear_op, d_w_gemm};
@@ -40,6 +41,7 @@ GemmProblem product_gemm(const Problem& problem) {
   if (form.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
   if (form.y_scale) gemm.epilogue.row(row_broadcast::scale) = "y_scale";
   if (form.residual) gemm.epilogue.source = {{"residual"}};
+  if (quantises(problem)) return with_quantised_a(gemm, quantised_x(problem), {"w_scale"});
   return gemm;
 }
 
@@ -51,6 +53,16 @@ std::vector<PackedWeight> packed_weights(const Problem& problem) {
   if (!packed_format(problem).packed) return {};
   return {packed_weight(
       problem, {"w", "w_scale", "w_zero", "w_dense", problem.size("n"), problem.size("k")})};
+}
+
+QuantisedRows quantised_x(const Problem& problem) {
+  return {.from = "x",
+          .elements = "x_quantised",
+          .scales = "x_scale",
+          .rows = problem.size("m"),
+          .k = problem.size("k"),
+          .dtype = problem.dtype,
+          .scaling = quantised_scaling(problem)};
 }
 
 GemmProblem d_x_gemm(const Problem& problem) {
@@ -97,9 +109,11 @@ std::vector<const Family*> families() {
        {cpu_plain_engine, {d_x, d_w}, "cpu_{}_plain", plain}});
   static const auto expand_cuda = expand_family(expansion, "expand");
   static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
+  static const auto quantise_cuda = quantise_family(quantisation, "quantise");
+  static const auto quantise_cpu = cpu_quantise_family(quantisation, "cpu_quantise");
   auto families = addresses_of(gemms);
-  families.insert(families.end(),
-                  {&expand_cuda, &expand_cpu, &d_bias_family(), &cpu_d_bias_family()});
+  families.insert(families.end(), {&expand_cuda, &expand_cpu, &quantise_cuda, &quantise_cpu,
+                                   &d_bias_family(), &cpu_d_bias_family()});
   return families;
 }
 

@@ -82,6 +82,7 @@ class Decode : public Family {
     if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
     if (is_batch_invariant(problem)) return std::string(order_depends_on_rows);
     if (packed_format(problem).packed) return "it reads dense weights";
+    if (quantises(problem)) return "another stage quantises the tokens between those that it has";
     const Shape shape = shape_of(problem);
     const bool is_fp8 = problem.dtype == DType::fp8;
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16 && !is_fp8)

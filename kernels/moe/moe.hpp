@@ -27,6 +27,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/family.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -73,7 +74,11 @@ Packing packing_of(const Problem& problem);
 /// Scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
 /// rows by 128 columns of a weight.
 enum class Scales { none, tensor, token, block };
+///
+/// With quantise=token or block, x is of the problem's dtype, and the op quantises it.
 Scales scales_of(const Problem& problem);
+/// The type of the weights, and of the operands of products.
+DType element_dtype(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 
 /// Packed weights (weights=int4 and so on) of all experts, [experts * h, d] and [experts * d, h],
@@ -103,6 +108,7 @@ bool accumulates(const Problem& problem);
 //
 //   route      offsets, tokens and places, from ids: the sorted order of the choices; weigh=before:
 //              row_weights, the weight of each row
+//   quantise   with quantise=token, block: x as e4m3
 //   expand_gate_up, and expand_down before down: packed weights as dense ones
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ

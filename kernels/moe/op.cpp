@@ -112,15 +112,14 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
   if (scales_of(problem) != Scales::none) by_d = by_h = elements_by;
   const std::size_t first = tensors.size();
   const std::int64_t experts = shape.all_experts();
+  const DType dtype = element_dtype(problem);
   if (packing_of(problem) == Packing::separate)
     for (const char* name : {"gate", "up"})
-      tensors.push_back(
-          {prefix + name + suffix, problem.dtype, {experts, shape.h, shape.d}, role, by_d});
+      tensors.push_back({prefix + name + suffix, dtype, {experts, shape.h, shape.d}, role, by_d});
   else
     tensors.push_back(
-        {prefix + "gate_up" + suffix, problem.dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
-  tensors.push_back(
-      {prefix + "down" + suffix, problem.dtype, {experts, shape.d, shape.h}, role, by_h});
+        {prefix + "gate_up" + suffix, dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
+  tensors.push_back({prefix + "down" + suffix, dtype, {experts, shape.d, shape.h}, role, by_h});
   for (std::size_t i = first; i < tensors.size(); ++i) {
     if (!are_sums) tensors[i].read_share = share_of_experts(problem);
     tensors[i].read_in_parts = role == Role::input && !are_sums;
@@ -154,7 +153,7 @@ void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
   };
   if (kind == Scales::tensor)
     add("x_scale", {1}, 1 / elements_by);
-  else
+  else if (!quantises(problem))
     add("x_scale", {shape.m, kind == Scales::token ? 1 : blocks(shape.d)}, 1 / elements_by);
   if (packing_of(problem) == Packing::separate) {
     add_weight("w_gate_scale", shape.h, shape.d, 1);
@@ -208,7 +207,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const DType dtype = problem.dtype;
   const DType wide = wide_dtype(problem);
   const Scales scales = scales_of(problem);
-  const double x_by = scales == Scales::none ? 1 : elements_by;
+  const double x_by = dtype == DType::fp8 ? elements_by : 1;
   std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, x_by},
                                   ids_tensor(problem),
                                   weights_tensor(problem)};
@@ -225,7 +224,10 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const auto add = [&](const char* name, DType type, std::int64_t width) {
     tensors.push_back(sorted_rows(problem, name, type, width, Role::intermediate));
   };
-  add("hidden", dtype, shape.h);
+  if (quantises(problem))
+    for (TensorSpec& tensor : quantised_tensors(ffn::quantised_x(problem)))
+      tensors.push_back(std::move(tensor));
+  add("hidden", element_dtype(problem), shape.h);
   if (scales == Scales::token || scales == Scales::block)
     add("hidden_scale", DType::f32, ceil_div(shape.h, scale_block));
   add("expert_out", wide, shape.d);
@@ -377,6 +379,7 @@ std::vector<OptionField> option_fields() {
   options.push_back(accumulate_option("the weights and biases"));
   options.push_back(frozen_option("the weights and biases"));
   for (OptionField& field : packed_options()) options.push_back(std::move(field));
+  options.push_back(quantise_option());
   return options;
 }
 
@@ -449,6 +452,7 @@ class MoeFfn final : public DescribedOp {
                          moe_route::most_experts);
     if (auto reason = frozen_contradiction(problem); !reason.empty()) return reason;
     const bool quantised = problem.dtype == DType::fp8;
+    if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
     if (packed_format(problem).packed) {
       const std::string_view code = code_name(packed_format(problem).code);
       if (quantised) return fmt::format("weights={} is for x of bf16, fp16 and f32, not fp8", code);
@@ -466,7 +470,7 @@ class MoeFfn final : public DescribedOp {
     if (!quantised && (problem.has("scales", "token") || problem.has("scales", "block")))
       return fmt::format("scales={} is for dtype fp8, not {}", problem.option("scales"),
                          dtype_name(problem.dtype));
-    if (quantised && packing_of(problem) == Packing::interleaved)
+    if (scales_of(problem) != Scales::none && packing_of(problem) == Packing::interleaved)
       return "gate-up=interleaved has no scales for fp8: use separate or halves";
     if (scales_of(problem) == Scales::block && packing_of(problem) == Packing::halves &&
         shape.h % scale_block != 0)
@@ -488,6 +492,10 @@ class MoeFfn final : public DescribedOp {
         const bool last = name == ffn::stage_expand_down;
         stages.push_back(
             expand_spec(name, last ? packed_down(problem) : packed_gate_up(problem), tensors));
+        continue;
+      }
+      if (name == ffn::stage_quantise) {
+        stages.push_back(quantise_spec(name, ffn::quantised_x(problem), tensors));
         continue;
       }
       const GemmStage* const gemm = gemm_stage(problem, name);
@@ -545,6 +553,7 @@ Packing packing_of(const Problem& problem) {
 }
 
 Scales scales_of(const Problem& problem) {
+  if (quantises(problem)) return problem.has("quantise", "token") ? Scales::token : Scales::block;
   if (problem.dtype != DType::fp8) return Scales::none;
   if (problem.has("scales", "token")) return Scales::token;
   return problem.has("scales", "block") ? Scales::block : Scales::tensor;
@@ -564,6 +573,10 @@ std::vector<PackedWeight> packed_down(const Problem& problem) {
   const Shape shape = shape_of(problem);
   return {packed_weight(problem, {"w_down", "w_down_scale", "w_down_zero", "w_down_dense",
                                   shape.all_experts() * shape.d, shape.h})};
+}
+
+DType element_dtype(const Problem& problem) {
+  return quantises(problem) ? DType::fp8 : problem.dtype;
 }
 
 DType wide_dtype(const Problem& problem) {

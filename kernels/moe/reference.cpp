@@ -193,7 +193,7 @@ Definition::Place Definition::place_of(const std::string& w, std::int64_t expert
 
 void Definition::scale_rows(const Term& term, std::int64_t first, std::int64_t last, std::int64_t k,
                             double* rows) {
-  const Matrix &scales = at((std::string(term.in) + "_scale").c_str()), &tokens = at("tokens");
+  const Matrix &scales = at(term.of_tokens ? "x_scale" : "hidden_scale"), &tokens = at("tokens");
   const bool in_one = scales_of(problem_) == Scales::tensor;
   const std::int64_t blocks =
       term.of_tokens && scales_of(problem_) == Scales::token ? 1 : ceil_div(k, scale_block);
@@ -306,8 +306,9 @@ void Definition::down() {
 
 void Definition::gate_up() {
   const auto activation = parse_activation(problem_.option("act"));
-  Matrix gate = product(shape_.h, shape_.d, false, {{"x", "w_gate", true}});
-  Matrix up = product(shape_.h, shape_.d, false, {{"x", "w_up", true}});
+  const char* const x = quantises(problem_) ? "x_quantised" : "x";
+  Matrix gate = product(shape_.h, shape_.d, false, {{x, "w_gate", true}});
+  Matrix up = product(shape_.h, shape_.d, false, {{x, "w_up", true}});
   if (weighs_before(problem_)) {
     const Matrix& weights = at("row_weights");
     for (Matrix* rows : {&gate, &up})
@@ -474,6 +475,8 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
   const std::int64_t d = of.shape().d, h = of.shape().h;
   if (stage == stage_route)
     of.route();
+  else if (stage == ffn::stage_quantise)
+    reference_quantise(ffn::quantised_x(problem), tensors, parallel);
   else if (stage == ffn::stage_expand_gate_up)
     reference_expand(packed_gate_up(problem), tensors, parallel);
   else if (stage == ffn::stage_expand_down)

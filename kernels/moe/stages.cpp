@@ -16,7 +16,7 @@ struct Renamed {
 
 /// Whether rows of the tensor are those of the tokens, rather than of the sorted choices.
 bool has_token_rows(std::string_view name) {
-  return name == "x" || name == "dy";
+  return name == "x" || name == "x_quantised" || name == "dy";
 }
 
 void rename(std::vector<TensorNames>& matrices, const std::vector<Renamed>& names) {
@@ -71,6 +71,10 @@ GemmProblem gate_up_gemm(const Problem& problem) {
   gemm.b_packing = packed;
   if (!separate) gemm.b = {{"w_gate_up"}, {"w_gate_up"}};
   if (scales_of(problem) == Scales::token) gemm.quantisation.scaling = Scaling::channel;
+  if (quantises(problem)) {
+    gemm.c_dtype = DType::fp8;
+    gemm.quantisation.c_scale = "hidden_scale";
+  }
   if (scales_of(problem) != Scales::none && !separate)
     gemm.quantisation.b_scale = {"w_gate_up_scale", "w_gate_up_scale"};
   if (weighs_before(problem)) gemm.epilogue.row_weights = "row_weights";
@@ -89,6 +93,7 @@ GemmProblem down_gemm(const Problem& problem) {
     gemm.quantisation.scaling = Scaling::channel;
     gemm.quantisation.a_scaled_by_block = true;
   }
+  if (quantises(problem)) gemm.a = {{"hidden"}};
   if (has_bias(problem)) gemm.epilogue.group_bias = {"b_down"};
   return gemm;
 }
@@ -141,6 +146,7 @@ constexpr ExpandStage gate_up_expansion{ffn::stage_expand_gate_up, moe_ffn_op, p
 constexpr ExpandStage down_expansion{ffn::stage_expand_down, moe_ffn_op, packed_down};
 constexpr GemmStage expand_gate_up{ffn::stage_expand_gate_up, moe_ffn_op, packed_gate_up_gemm};
 constexpr GemmStage expand_down{ffn::stage_expand_down, moe_ffn_op, packed_down_gemm};
+constexpr QuantiseStage quantisation{ffn::stage_quantise, moe_ffn_op, ffn::quantised_x};
 constexpr GemmStage gate_up{ffn::stage_gate_up, moe_ffn_op, gate_up_gemm};
 constexpr GemmStage down{ffn::stage_down, moe_ffn_op, down_gemm};
 constexpr GemmStage d_hidden{ffn::stage_d_hidden, moe_ffn_op, d_hidden_gemm};
@@ -161,6 +167,8 @@ constexpr const char* plain = "plain loops for any sizes: the fallback";
 }  // namespace
 
 std::vector<std::string> stage_names(const Problem& problem) {
+  if (quantises(problem))
+    return {stage_route, ffn::stage_quantise, ffn::stage_gate_up, ffn::stage_down, stage_combine};
   if (problem.pass == "fwd")
     return packed_format(problem).packed
                ? std::vector<std::string>{stage_route,        ffn::stage_expand_gate_up,
@@ -190,7 +198,9 @@ const GemmStage* gemm_stage(const Problem&, std::string_view name) {
 
 std::vector<const Family*> gemm_families() {
   static const auto families = families_of(
-      {{packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
+      {{packed_sm90_engine, {expand_gate_up, gate_up}, "gate_up_packed_sm90", packed_sm90_summary},
+       {packed_sm90_engine, {expand_down, down}, "down_packed_sm90", packed_sm90_summary},
+       {packed_decode_engine, {expand_gate_up, gate_up}, "gate_up_packed", packed_decode_summary},
        {packed_decode_engine, {expand_down, down}, "down_packed", packed_decode_summary},
        {sm90_engine, {gate_up, down, d_hidden, d_x}, "{}_sm90", by_wgmma},
        {sm90_engine, {d_gate_up, d_down}, "{}_sm90", sums_by_wgmma},
@@ -209,6 +219,9 @@ std::vector<const Family*> gemm_families() {
       cpu_expand_family(down_expansion, "cpu_expand_down")};
   auto all = addresses_of(families);
   for (const ExpandFamily& expansion : expansions) all.push_back(&expansion);
+  static const auto quantise_cuda = quantise_family(quantisation, "quantise");
+  static const auto quantise_cpu = cpu_quantise_family(quantisation, "cpu_quantise");
+  all.insert(all.end(), {&quantise_cuda, &quantise_cpu});
   return all;
 }
 

@@ -67,7 +67,12 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   if (layer.packed) {
     for (const PackedWeight& own : packed)
       for (TensorSpec& tensor : packed_tensors(own, by_d)) tensors.push_back(std::move(tensor));
-    if (packed.empty()) weight("w", layer.columns());
+    if (quantises(problem))
+      for (TensorSpec& tensor :
+           quantised_weight("w", layer.columns(), layer.d, layer.scaling, by_d))
+        tensors.push_back(std::move(tensor));
+    else if (packed.empty())
+      weight("w", layer.columns());
     if (layer.bias) vector("bias", layer.columns());
   } else {
     weight("w_q", q), weight("w_k", kv), weight("w_v", kv);
@@ -108,6 +113,9 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   if (!layer.in_two_stages()) return tensors;
   if (layer.joined()) {
     for (const PackedWeight& own : packed) tensors.push_back(expanded_tensor(own));
+    if (quantises(problem))
+      for (TensorSpec& tensor : quantised_tensors(quantised_x(problem)))
+        tensors.push_back(std::move(tensor));
     tensors.push_back({"qkv_raw", dtype, {layer.m, layer.columns()}, Role::intermediate, 1});
     return tensors;
   }
@@ -128,9 +136,9 @@ StageSpec heads_stage(const Layer& layer, const std::vector<TensorSpec>& tensors
   };
   for (const TensorSpec& tensor : tensors) {
     const std::string& name = tensor.name;
-    if ((tensor.role == Role::intermediate && name != "w_dense") || tensor.role == Role::updated ||
-        name.find("norm") != std::string::npos || name == "positions" || name == "angles" ||
-        name == "slots")
+    if (name == "qkv_raw" || name == "q_raw" || name == "k_raw" || name == "v_raw" ||
+        tensor.role == Role::updated || name.find("norm") != std::string::npos ||
+        name == "positions" || name == "angles" || name == "slots")
       add(stage.inputs, tensor);
     if (tensor.role == Role::output || tensor.role == Role::updated) add(stage.outputs, tensor);
   }
@@ -179,6 +187,7 @@ std::vector<OptionField> option_fields() {
   fields.insert(fields.end(), angles.begin(), angles.end());
   for (OptionField& field : packed_options())
     if (field.name != "weights") fields.push_back(std::move(field));
+  fields.push_back(quantise_option());
   return fields;
 }
 
@@ -252,6 +261,7 @@ class Qkv final : public DescribedOp {
     const double high = number_or_default(*this, problem, "high");
     if (layer.rotates() && is(problem, "angles", "llama3") && high <= low)
       return fmt::format("high={} is not above low={}", high, low);
+    if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
     return packed_contradiction(problem, "d", layer.d);
   }
 
@@ -265,6 +275,9 @@ class Qkv final : public DescribedOp {
     StageSpec stage = stage_spec(stage_product, product_gemm(problem), tensors);
     if (const auto packed = packed_weights(problem); !packed.empty())
       return {expand_spec(stage_expand, packed, tensors), stage, heads_stage(layer, tensors)};
+    if (quantises(problem))
+      return {quantise_spec(stage_quantise, quantised_x(problem), tensors), stage,
+              heads_stage(layer, tensors)};
     if (layer.in_two_stages()) return {stage, heads_stage(layer, tensors)};
     if (layer.cache) {
       // Only the written rows of the caches count.
@@ -305,6 +318,7 @@ Layer layer_of(const Problem& problem) {
                                                             : head_rotation::none;
   layer.grouped = is(problem, "weights", "grouped");
   layer.format = packed_format(problem);
+  layer.scaling = quantised_scaling(problem);
   layer.packed = layer.joined() || is(problem, "weights", "packed");
   layer.bias = is(problem, "bias", "yes");
   layer.norm = is(problem, "norm", "yes")     ? HeadNorm::head

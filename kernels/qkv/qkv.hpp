@@ -11,8 +11,9 @@
 //
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
-// normalisation of heads, norms behind RoPE (HunYuan), weights with alternating rows of q, k and v
-// (GPT-NeoX, Falcon), and packed weights of 4 bits (gemm/packed).
+// normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k and
+// v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and weights of e4m3 for tokens that the
+// op quantises (gemm/quantise).
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/family.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -31,7 +33,8 @@ const Op& qkv_op();
 
 namespace qkv {
 
-constexpr const char* stage_expand = "expand";  // w as a dense weight: weights=int4
+constexpr const char* stage_expand = "expand";      // w as a dense weight: weights=int4
+constexpr const char* stage_quantise = "quantise";  // x as e4m3: quantise=token, block
 constexpr const char* stage_product = "product";
 constexpr const char* stage_heads = "heads";
 
@@ -53,9 +56,10 @@ struct Layer {
   double epsilon = 0;
   double norm_offset = 0;  // added to the norms' weights
   head_rotation rotation = head_rotation::none;
-  bool packed = false;       // one weight and bias, not three
-  bool grouped = false;      // of each head of k the rows of its heads of q, of k and of v
-  PackedFormat format = {};  // of 4 bits, in one weight
+  bool packed = false;              // one weight and bias, not three
+  bool grouped = false;             // of each head of k the rows of its heads of q, of k and of v
+  PackedFormat format = {};         // of 4 bits, in one weight
+  Scaling scaling = Scaling::none;  // of x where the op quantises it, and of one weight of e4m3
   bool bias = false;
   HeadNorm norm = HeadNorm::none;
   bool norm_last = false;  // behind the rotation
@@ -70,7 +74,7 @@ struct Layer {
     return joined() || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred;
   }
   /// Whether the first of two stages writes q, k and v of a token next to each other.
-  bool joined() const { return grouped || format.packed; }
+  bool joined() const { return grouped || format.packed || scaling != Scaling::none; }
   /// The first element of a head of q (part 0), k or v in what the first of two stages writes.
   std::int64_t raw_place(std::size_t part, std::int64_t token, std::int64_t head) const;
   std::int64_t columns() const { return (heads + 2 * kv_heads) * dim; }
@@ -94,6 +98,9 @@ GemmProblem product_gemm(const Problem& problem);
 GemmProblem packed_gemm(const Problem& problem);
 /// The packed weight of 4 bits, or none.
 std::vector<PackedWeight> packed_weights(const Problem& problem);
+/// x where the op quantises it.
+QuantisedRows quantised_x(const Layer& layer);
+QuantisedRows quantised_x(const Problem& problem);
 std::vector<const Family*> families();
 /// Why the families of the stage heads do not serve a problem, one line.
 std::optional<std::string> refuse_finished_heads(const Problem& problem, const DeviceFacts&);

@@ -79,8 +79,14 @@ std::vector<double> product(const Layer& layer, const std::string& weight, std::
                             std::int64_t columns, const std::string& bias,
                             const ReferenceTensors& tensors, Parallel& parallel) {
   auto y = large_vector<double>(static_cast<std::size_t>(layer.m * columns), parallel);
-  reference_product(parallel, layer.m, columns, layer.d, {tensors.at("x").data(), layer.d},
-                    {tensors.at(weight).data() + first * layer.d, layer.d}, 0, y.data());
+  std::vector<double> x, w;  // numbers of quantised tensors
+  if (layer.scaling != Scaling::none) {
+    x = numbers_of(quantised_x(layer), tensors, parallel);
+    w = numbers_of_weight(weight, layer.d, layer.scaling, tensors, parallel);
+  }
+  reference_product(
+      parallel, layer.m, columns, layer.d, {x.empty() ? tensors.at("x").data() : x.data(), layer.d},
+      {(w.empty() ? tensors.at(weight) : w).data() + first * layer.d, layer.d}, 0, y.data());
   if (!layer.bias) return y;
   const double* const own = tensors.at(bias).data() + first;
   const auto width = static_cast<std::size_t>(columns);
@@ -114,7 +120,11 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     reference_expand(packed_weights(problem), tensors, parallel);
     return;
   }
-  if (layer.format.packed) --stage;
+  if (quantises(problem) && stage == 0) {
+    reference_quantise(quantised_x(problem), tensors, parallel);
+    return;
+  }
+  if (layer.format.packed || quantises(problem)) --stage;
   const bool writes_raw = layer.in_two_stages() && stage == 0;
   if (writes_raw && layer.joined()) {
     tensors["qkv_raw"] = product(layer, layer.format.packed ? "w_dense" : "w", 0, layer.columns(),

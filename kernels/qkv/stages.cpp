@@ -6,6 +6,8 @@ namespace {
 
 constexpr GemmStage product{stage_product, qkv_op, product_gemm};
 constexpr GemmStage expand{stage_expand, qkv_op, packed_gemm};
+constexpr QuantiseStage quantisation{stage_quantise, qkv_op,
+                                     [](const Problem& problem) { return quantised_x(problem); }};
 constexpr ExpandStage expansion{stage_expand, qkv_op, packed_weights};
 
 }  // namespace
@@ -66,6 +68,7 @@ GemmProblem product_gemm(const Problem& problem) {
       gemm.follows = gemm.b_depends = true;
     }
     if (layer.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
+    if (quantises(problem)) return with_quantised_a(gemm, quantised_x(problem), {"w_scale"});
     return gemm;
   }
   gemm.c = {{"q"}, {"k"}, {"v"}};
@@ -118,6 +121,20 @@ std::vector<PackedWeight> packed_weights(const Problem& problem) {
   return {packed_weight(problem, {"w", "w_scale", "w_zero", "w_dense", layer.columns(), layer.d})};
 }
 
+QuantisedRows quantised_x(const Layer& layer) {
+  return {.from = "x",
+          .elements = "x_quantised",
+          .scales = "x_scale",
+          .rows = layer.m,
+          .k = layer.d,
+          .dtype = layer.dtype,
+          .scaling = layer.scaling};
+}
+
+QuantisedRows quantised_x(const Problem& problem) {
+  return quantised_x(layer_of(problem));
+}
+
 std::vector<const Family*> families() {
   static const std::vector<GemmFamily> gemms{
       {packed_sm90_engine, {expand, product}, "packed_sm90", packed_sm90_summary},
@@ -137,9 +154,11 @@ std::vector<const Family*> families() {
       {cpu_plain_engine, {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
   static const auto expand_cuda = expand_family(expansion, "expand");
   static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
+  static const auto quantise_cuda = quantise_family(quantisation, "quantise");
+  static const auto quantise_cpu = cpu_quantise_family(quantisation, "cpu_quantise");
   auto families = addresses_of(gemms);
-  families.insert(families.end(),
-                  {&expand_cuda, &expand_cpu, &heads_family(), &cpu_heads_family()});
+  families.insert(families.end(), {&expand_cuda, &expand_cpu, &quantise_cuda, &quantise_cpu,
+                                   &heads_family(), &cpu_heads_family()});
   return families;
 }
 

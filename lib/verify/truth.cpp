@@ -202,6 +202,15 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
   expected.rounding_error =
       std::max(expected.rounding_error, worst / std::sqrt(static_cast<double>(expected.distinct)));
+  // Sums of fp8 products that end in fp16: they are off by more than its rounding.
+  const auto reads_fp8 = [&](const StageSpec& of) {
+    return std::any_of(of.inputs.begin(), of.inputs.end(), [&](const std::string& name) {
+      return tensors()[tensor_index(tensors(), name)].dtype == DType::fp8;
+    });
+  };
+  if (spec.dtype == DType::fp16 && reads_fp8(stages()[stage]))
+    expected.rounding_error =
+        std::hypot(expected.rounding_error, fp8_sum_error * cancellation(expected.distinct));
   // The coarsest dtype on the path decides, including those of intermediates. Other outputs of the
   // last stage are not on the path; they count for an f32 tensor alone, whose own rounding would
   // not cover the error of fp8 accumulation.

@@ -466,10 +466,6 @@ constexpr double bf16_cap = 3.5e-3;
 /// Roundings of that pipeline: gate, up and their product.
 constexpr double roundings_of_cap = 3;
 
-/// The tensor cores' sums of fp8 products keep 13 bits below their largest addend, so that 128 of
-/// them are off by up to this part of their usual size.
-constexpr double fp8_sum_error = 6e-4;
-
 }  // namespace
 
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,

@@ -62,6 +62,10 @@ constexpr double cancellation(std::int64_t elements) {
   return 1 + 64 / static_cast<double>(elements);
 }
 
+/// The tensor cores' sums of fp8 products keep 13 bits below their largest addend, so that 128 of
+/// them are off by up to this part of their usual size.
+constexpr double fp8_sum_error = 6e-4;
+
 /// The tolerance for the relative error of an output with `elements` distinct elements. `dtype` is
 /// the coarsest that the run rounds to, and `reduction_length` the number of terms summed for an
 /// element over all stages. `rounding_error` is the error of a reference that rounds where the

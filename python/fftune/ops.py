@@ -22,7 +22,7 @@ from ._ops.ffn import ffn, ffn_backward, ffn_block, ffn_fp8, mlp
 from ._ops.head import head, head_logits, sample
 from ._ops.layer import layer
 from ._ops.layernorm import add_layernorm, layernorm
-from ._ops.linear import linear, linear_backward
+from ._ops.linear import linear, linear_backward, linear_fp8
 from ._ops.masked import (masked_ffn, masked_ffn_backward, masked_linear, masked_linear_backward)
 from ._ops.masked_softmax import masked_softmax
 from ._ops.moe_ffn import moe_ffn, moe_ffn_backward, moe_ffn_fp8
@@ -33,7 +33,7 @@ from ._ops.qkv import qkv
 from ._ops.rmsnorm import add_rmsnorm, rmsnorm, rmsnorm_quantised
 from ._ops.rope import rope
 
-__all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "linear_backward",
+__all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "linear_fp8", "linear_backward",
            "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",
            "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "scale_", "rope",
            "ngram_block", "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",

@@ -136,6 +136,9 @@ def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None=None,
 def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool=False,
                     into: Sequence[Tensor] | None=None) -> tuple[Tensor, ...]: ...
 
+def linear_fp8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None=None,
+               residual: Tensor | None=None) -> Tensor: ...
+
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor, w_down_true: Tensor,
                w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor, *,
                act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu',

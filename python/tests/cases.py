@@ -643,6 +643,15 @@ BACKWARDS = [
 ]
 
 
+def linear_fp8_arguments(kind, dtype=torch.float32, device="cpu") -> tuple:
+    """A case of torch.ops.fftune.linear_fp8_<kind>, with sizes that blocks do not divide."""
+    n, k = 144, 160
+    scale = torch.rand(n) if kind == "token" else torch.rand(2, 2)
+    made = [torch.randn(2, 3, k), torch.randn(n, k).to(torch.float8_e4m3fn), scale / 24, torch.randn(n),
+            torch.randn(2, 3, n)]
+    return tuple(t.to(dtype).to(device) if at in (0, 3, 4) else t.to(device) for at, t in enumerate(made))
+
+
 def fp8_arguments(block: bool, device="cpu") -> tuple:
     """A case of torch.ops.fftune.ffn_fp8, with sizes that blocks do not divide."""
     quantise, quantise_weight = reference.quantise, reference.quantise_weight

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fftune
-from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments
+from cases import BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp8_arguments
 from fftune import ops, reference
 from fftune._ops import attention as attention_op
 
@@ -75,6 +75,17 @@ def test_fp8(block):
     got = torch.ops.fftune.ffn_fp8(*arguments)
     assert got.dtype == torch.bfloat16
     assert error(got, reference.ffn_fp8(*arguments)) < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["token", "block"])
+def test_linear_in_fp8(kind, dtype):
+    arguments = linear_fp8_arguments(kind, dtype)
+    name = f"linear_fp8_{kind}"
+    got = getattr(torch.ops.fftune, name)(*arguments)
+    assert got.dtype == dtype
+    assert error(got, getattr(reference, name)(*arguments)) < 2e-2
+    assert torch.equal(ops.linear_fp8(*arguments), got)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -158,8 +169,11 @@ def test_opcheck(case):
 
 def test_opcheck_fp8():
     # The other tests of opcheck scale their inputs, for which PyTorch has no kernel in fp8.
-    torch.library.opcheck(torch.ops.fftune.ffn_fp8.default, fp8_arguments(True),
-                          test_utils=("test_autograd_registration", "test_faketensor"))
+    utils = "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(torch.ops.fftune.ffn_fp8.default, fp8_arguments(True), test_utils=utils)
+    for kind in ("token", "block"):
+        torch.library.opcheck(getattr(torch.ops.fftune, f"linear_fp8_{kind}").default,
+                              linear_fp8_arguments(kind), test_utils=utils)
 
 
 def layer(x, norm, gate, up, down):

@@ -37,6 +37,7 @@ GOOD = {
                     act="silu"),
     "mlp": dict(x=X, w_up=W, w_down=D, b_up=torch.randn(6), b_down=V, residual=X, act="gelu"),
     "linear": dict(x=X, w=W, bias=torch.randn(6), residual=H),
+    "linear_fp8": dict(x=X, w=W.to(FP8), w_scale=torch.ones(6), bias=torch.randn(6), residual=H),
     "linear_backward": dict(dy=H, x=X, w=W, bias=True, into=None),
     "masked_ffn": dict(x=X, mask=MASK, w_gate_true=W, w_up_true=W, w_down_true=D, w_gate_false=W,
                        w_up_false=W, w_down_false=D, act="silu", recompute=False,

@@ -63,14 +63,18 @@ TEST_CASE("experts with packed weights have their tensors, and a stage before ea
   CHECK(stages == Names{"route", "expand_gate_up", "gate_up", "expand_down", "down", "combine"});
 }
 
-TEST_CASE("few tokens read the chosen experts' packed weights, and more expand all") {
+TEST_CASE("packed experts are expanded where no kernel reads them for so many tokens") {
   for (const char* arch : {"sm_80", "sm_90a"}) {
     const Names few = default_families({4, 2880, 2880, 32, 4}, arch);
     REQUIRE(few.size() == 4);
     CHECK(few[1] == "gate_up_packed");
     CHECK(few[2] == "down_packed");
-    CHECK(default_families({4096, 2880, 2880, 32, 4}, arch).size() == 6);
   }
+  CHECK(default_families({4096, 2880, 2880, 32, 4}, "sm_80").size() == 6);
+  const Names many = default_families({4096, 2880, 2880, 32, 4}, "sm_90a");
+  REQUIRE(many.size() == 4);
+  CHECK(many[1] == "gate_up_packed_sm90");
+  CHECK(many[2] == "down_packed_sm90");
 }
 
 TEST_CASE("packed weights that experts cannot have are refused in one line") {

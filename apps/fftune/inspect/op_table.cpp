@@ -72,7 +72,7 @@ class Samples {
         for (std::size_t a = 0; a < axes_[i].values.size(); ++a)
           for (std::size_t b = 0; b < axes_[j].values.size(); ++b) add(pair(i, a, j, b));
     find_deciding_axes();
-    constexpr std::size_t random_choices = 20000;
+    constexpr std::size_t random_choices = 60000;
     std::uint64_t state = 1;
     for (std::size_t n = 0; n < random_choices; ++n) {
       Choice choice(axes_.size());
@@ -149,9 +149,9 @@ class Samples {
     for (const TensorSpec& tensor : op_.tensors(*problem))
       if (tensor.role != Role::intermediate)
         buffers.push_back({tensor.name, tensor.role,
-                           tensor.dtype == problem->dtype && problem->dtype != DType::fp8
-                               ? "T"
-                               : std::string(dtype_name(tensor.dtype)),
+                           tensor.dtype != problem->dtype ? std::string(dtype_name(tensor.dtype))
+                           : problem->dtype == DType::fp8 ? "T=fp8"
+                                                          : "T",
                            tensor.shape});
     samples_.push_back({choice, std::move(*problem), std::move(buffers)});
   }

@@ -82,14 +82,7 @@ struct Block : packed_config {
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
   const GemmProblem& gemm = chain.front();
   if (gemm.packed.empty()) return "it reads packed weights: give weights=" + packed_names();
-  if (gemm.groups.any()) {
-    if (gemm.groups.by != Grouping::rows || gemm.groups.offsets.empty() ||
-        gemm.b_packing != Packing::separate)
-      return "groups of rows are sorted before, and each weight has a tensor of its own";
-    if (gemm.n % packed_rows != 0)
-      return fmt::format("a group begins with a tile of {} rows of B: n={} is no multiple",
-                         packed_rows, gemm.n);
-  }
+  if (auto reason = refuse_packed_groups(gemm)) return reason;
   if (const std::int64_t m = without_groups(gemm).m; m > most_tokens)
     return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", m,
                        most_tokens);

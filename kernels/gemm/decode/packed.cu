@@ -26,6 +26,7 @@
 #include "common/vectors.cuh"
 #include "gemm/decode/packed_stream.cuh"
 #include "gemm/decode/store_pair.cuh"
+#include "gemm/packed/group_rows.cuh"
 #include "gemm/packed/params.cuh"
 #include "gemm/split_k.cuh"
 
@@ -49,10 +50,6 @@ class packed_kernel {
         : first_tile((block * config.row_warps + warp / k_warps) * tiles) {}
   };
 
-  // The rows of A and C of a pass: `count` sorted rows from `first` on, of group `index`.
-  struct group_rows {
-    int index = 0, first = 0, count;
-  };
   // The group that is number `slot` of those that have rows; none: its count is 0. All lanes of a
   // warp.
   static __device__ __forceinline__ group_rows find_group(const gemm_params& p, int slot) {
@@ -275,20 +272,7 @@ class packed_kernel {
                                                      float (&second)[operands]) {
     if constexpr (grouped) {
       if (token >= rows.count || column >= p.n) return;
-      if constexpr (form.weighs_rows) {
-        const float weight = p.row_weights[rows.first + token];
-#pragma unroll
-        for (int i = 0; i < operands; ++i) first[i] *= weight, second[i] *= weight;
-      }
-      if constexpr (form.group_bias) {
-        using wide = element_type<form.wide>;
-#pragma unroll
-        for (int i = 0; i < operands; ++i) {
-          const wide* const bias = static_cast<const wide*>(p.group_bias[i]) +
-                                   static_cast<i64>(rows.index) * p.n + column;
-          first[i] += to_float(bias[0]), second[i] += to_float(bias[1]);
-        }
-      }
+      apply_group_terms<form>(p, rows.index, rows.first + token, column, first, second);
     }
     store_pair<form>(p, rows.first + token, column, first, second);
   }

@@ -190,6 +190,17 @@ GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bo
   return gemm;
 }
 
+std::optional<std::string> refuse_packed_groups(const GemmProblem& gemm) {
+  if (!gemm.groups.any()) return std::nullopt;
+  if (gemm.groups.by != Grouping::rows || gemm.groups.offsets.empty() ||
+      gemm.b_packing != Packing::separate)
+    return "groups of rows are sorted before, and each weight has a tensor of its own";
+  if (gemm.n % packed_rows != 0)
+    return fmt::format("a group begins with a tile of {} rows of B: n={} is no multiple",
+                       packed_rows, gemm.n);
+  return std::nullopt;
+}
+
 ExpandFamily::ExpandFamily(const ExpandStage& stage, const char* name, std::string_view summary,
                            const char* source, DeviceKind kind, Expand expand)
     : StageFamily({.name = name,

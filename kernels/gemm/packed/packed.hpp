@@ -61,6 +61,8 @@ constexpr const char* packed_decode_summary =
 PackedWeight packed_weight(const Problem& problem, PackedWeight weight);
 /// The product with the packed weights themselves, instead of those that the stage before expands.
 GemmProblem reads_packed(GemmProblem gemm, std::vector<PackedWeight> weights, bool follows = false);
+/// Why a kernel of packed weights cannot take the groups of rows.
+std::optional<std::string> refuse_packed_groups(const GemmProblem& gemm);
 
 /// The tensors of the packed weight, in order; `deviation`: of the dense weights.
 std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviation);

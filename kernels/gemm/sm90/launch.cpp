@@ -40,8 +40,8 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
     return "wgmma takes K-major operands of fp8";
   const bool sorted_rows =
       gemm.groups.by == Grouping::rows && gemm.groups.mask.empty() && gemm.c_sorted;
-  if (quantisation.scaling == Scaling::channel && !sorted_rows)
-    return "scales of channels are for sorted groups of rows";
+  if (gemm.c_dtype == DType::f32 || gemm.wide_dtype == DType::f32)
+    return "it stores products of fp8 in 16 bits or less, not in f32";
   if ((gemm.groups.any() && !sorted_rows) || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "fp8 is for forward passes: dense or of sorted groups, of one A";
@@ -320,24 +320,9 @@ class Launch {
 
   /// The launch that sorts the rows of A, or the tokens of A and B, that are not.
   void append_permute(Program& program, const DeviceFacts& facts) {
-    constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
-    const Groups& groups = gemm_.groups;
-    const bool routed = form_.source == group_source::routed;
-    const bool by_rows = groups.by == Grouping::rows;
+    const bool by_rows = gemm_.groups.by == Grouping::rows;
     const std::int64_t rows = by_rows ? gemm_.m : gemm_.k;
-    const auto or_null = [&](std::string_view name) -> Argument {
-      if (name.empty()) return std::int64_t{0};
-      return tensor_of(places_, name);
-    };
-    const auto grid = static_cast<std::uint32_t>(
-        std::min(ceil_div(rows, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
-    KernelLaunch& launch = append_kernel(
-        program, "gemm/sort_tokens.cu",
-        fmt::format("permute_rows<fftune::group_source::{}>", routed ? "routed" : "mask"), {grid},
-        warps * 32,
-        {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
-         static_cast<std::int32_t>(groups.count)});
-    launch.programmatic = gemm_.follows;
+    KernelLaunch& launch = append_permute_rows(program, gemm_, places_, facts, rows);
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm_.dtype));
     int copied = 0;
     const auto copy = [&](Pointer& matrix, std::int64_t columns) {

@@ -33,23 +33,46 @@ struct Tile : sm90_packed_config {
         split_k(config.get("split_k")) {}
 
   std::int64_t row_blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()); }
-  std::int64_t token_tiles(const GemmProblem& gemm) const { return ceil_div(gemm.m, tokens); }
+  /// The usual number, where rows have groups.
+  std::int64_t token_tiles(const GemmProblem& gemm) const {
+    if (!gemm.groups.any()) return ceil_div(gemm.m, tokens);
+    const double rows = usual_rows(gemm), height = tokens;
+    // The rows of a group vary: its last tile is half full in the mean.
+    const double of_group = rows * 2 < height ? 1 : std::max(1.0, rows / height + 0.5);
+    return std::max<std::int64_t>(1, std::llround(used_groups(gemm) * of_group));
+  }
   std::int64_t tiles_of(const GemmProblem& gemm) const {
     return row_blocks(gemm) * token_tiles(gemm);
   }
+
+  static double used_groups(const GemmProblem& gemm) {
+    return gemm.groups.any() ? std::max(gemm.groups.with_rows(), 1.0) : 1;
+  }
+  /// The usual rows of a group that has some.
+  static double usual_rows(const GemmProblem& gemm) {
+    return std::max(1.0, static_cast<double>(gemm.m) / used_groups(gemm));
+  }
 };
 
-/// Columns of the MMAs: for few tokens those that all of them need.
-std::vector<std::int64_t> token_choices(std::int64_t m) {
+/// Columns of the MMAs: for few tokens those that all of them need, and of groups those that the
+/// usual numbers of their rows fill by a quarter or more.
+std::vector<std::int64_t> token_choices(const GemmProblem& gemm) {
+  std::vector<std::int64_t> choices;
+  if (gemm.groups.any()) {
+    for (const std::int64_t tokens : {8, 16, 32, 64, 96, 128, 192, 256})
+      if (tokens == 8 || static_cast<double>(tokens) < 4 * Tile::usual_rows(gemm))
+        choices.push_back(tokens);
+    return choices;
+  }
   for (const std::int64_t tokens : {8, 16, 32, 64})
-    if (m <= tokens) return {tokens};
+    if (gemm.m <= tokens) return {tokens};
   return {32, 64, 96, 128, 192, 256};
 }
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem& gemm = chain.front();
   if (gemm.packed.empty()) return "it reads packed weights: give weights=" + packed_names();
-  if (gemm.groups.any()) return "it has no groups of rows";
+  if (auto reason = refuse_packed_groups(gemm)) return reason;
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
@@ -64,7 +87,7 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem gemm = chain.front();
   const packed_form format = packed_form_of(gemm);
   Space space;
-  space.parameter("tokens", "tokens of a CTA: columns of the MMAs", token_choices(gemm.m))
+  space.parameter("tokens", "tokens of a CTA: columns of the MMAs", token_choices(gemm))
       .parameter("tiles", "tiles of 64 rows of each weight that a warpgroup takes", {1, 2})
       .parameter("row_groups", "warpgroups of a CTA that take other rows", {1, 2, 3, 4})
       .parameter("k_groups", "warpgroups of a CTA that take turns at the stages", {1, 2, 4})
@@ -106,7 +129,8 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       [=](const Tile& t) { return t.rows() == 64 || t.rows() < 2 * gemm.n; },
       {"tiles", "row_groups"});
   add("more than half of the tokens would be padding",
-      [=](const Tile& t) { return gemm.m <= 64 || t.tokens < 2 * gemm.m; }, {"tokens"});
+      [=](const Tile& t) { return gemm.groups.any() || gemm.m <= 64 || t.tokens < 2 * gemm.m; },
+      {"tokens"});
   add("splitting k pays only while there are fewer tiles than SMs",
       [=](const Tile& t) { return t.split_k == 1 || t.tiles_of(gemm) < facts.multiprocessors; },
       {"tokens", "tiles", "row_groups", "split_k"});
@@ -146,8 +170,8 @@ double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts
   const double visits = each * std::ceil(stages / tile.split_k);  // stages of the busiest SM
   const double stage_bytes = tile.copied_bytes(operands, format);
 
-  const double weights =
-      (stage_bytes - tile.token_bytes()) * stages * static_cast<double>(tile.row_blocks(gemm));
+  const double weights = (stage_bytes - tile.token_bytes()) * stages *
+                         static_cast<double>(tile.row_blocks(gemm)) * Tile::used_groups(gemm);
   constexpr double latency_us = 0.24;
   const double memory = std::max(weights / bandwidth,
                                  visits / (resident * tile.stages(operands, format)) * latency_us);
@@ -195,14 +219,31 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
 }
 
 /// For up to 8 tokens the kernel without shared memory for weights may be faster, as its blocks
-/// are smaller.
+/// are smaller. Groups have few rows each.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
   const Engine& decode = packed_decode_engine;
-  if (chain.front().m > 8 || decode.can_implement(chain, facts)) return true;
+  if ((chain.front().m > 8 && !chain.front().groups.any()) || decode.can_implement(chain, facts))
+    return true;
   const auto untuned = [&](const Engine& engine) {
     return *engine.search.estimate(chain, facts, engine.search.default_config(chain, facts));
   };
   return untuned(packed_sm90_engine) <= untuned(decode);
+}
+
+/// A, or a copy of its rows in the order of their groups: TMA loads no scattered rows.
+Pointer sorted_rows(Program& program, const GemmProblem& gemm, const TensorPlaces& places,
+                    const DeviceFacts& facts) {
+  const TensorArgument a = tensor_of(places, gemm.a.front().front());
+  if (!gemm.groups.any() || gemm.a_sorted) return a;
+  const ScratchArgument sorted{program.scratch.size()};
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm.dtype));
+  program.scratch.push_back({static_cast<std::size_t>(gemm.m * gemm.k * bytes), false});
+  KernelLaunch& launch = append_permute_rows(program, gemm, places, facts, gemm.m);
+  launch.arguments.insert(
+      launch.arguments.end(),
+      {a, sorted, static_cast<std::int32_t>(gemm.k * bytes / 16), std::int64_t{0}, std::int64_t{0},
+       std::int32_t{0}, static_cast<std::int32_t>(gemm.m)});
+  return sorted;
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
@@ -214,7 +255,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   ParameterStruct parameters = packed_parameters(gemm, places, sizeof(sm90_packed_params));
   parameters.fields.push_back(
       {offsetof(sm90_packed_params, tokens),
-       TensorMapArgument{.matrix = tensor_of(places, gemm.a.front().front()),
+       TensorMapArgument{.matrix = sorted_rows(program, gemm, places, facts),
                          .dtype = gemm.dtype,
                          .rows = gemm.m,
                          .columns = gemm.k,
@@ -225,7 +266,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   };
   for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
     const PackedWeight& weight = gemm.packed[i];
-    const std::int64_t row_tiles = packed_tiles(weight.n);
+    const std::int64_t row_tiles = packed_tiles(weight.n);  // of all groups
     TensorMapArgument of_rows{
         .matrix = tensor_of(places, weight.codes),
         .dtype = DType::f32,  // words, whose bits are copied
@@ -255,7 +296,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                   "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
                   template_argument(form_of(gemm)), template_argument(format), tile.tokens,
                   tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
-      tile.tiles_of(gemm), tile.threads(), std::move(parameters));
+      tile.row_blocks(gemm) * (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens)
+                                                 : tile.token_tiles(gemm)),
+      tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
   launch.programmatic = gemm.follows;
   split_launch(program, launch, facts, tile.split_k, 0);

@@ -22,12 +22,17 @@
 // One TMA load brings the codes of all rows of a CTA. A bulk copy for each 16 rows took more than
 // 50 ns, whatever its size, and was the limit at every number of tokens.
 //
+// Rows of A in groups that are sorted before, such as those of experts: A is in the sorted order, a
+// tile has rows of one group, and begins with the wait. Rows behind its last one are those of the
+// next group, and are not stored.
+//
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/store_pair.cuh"
 #include "gemm/packed/codes.cuh"
+#include "gemm/packed/group_rows.cuh"
 #include "gemm/sm90/packed_config.cuh"
 
 namespace fftune {
@@ -58,21 +63,39 @@ class packed_sm90_kernel {
   static constexpr int stages = config.stages(operands, format);
   using stage_pipeline = pipeline<stages, stage_bytes>;
   using accumulators = float[units][values];
+  static constexpr bool grouped = form.groups == grouping::rows;
   static_assert(stages >= 2);
 
   // A value that all lanes of a warp have, as one that ptxas knows to be so.
   static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-  // The work of a CTA: rows of B from a tile of 16 on, tokens, and stages [first, last) of k.
+  // Rows of B, those of all groups.
+  static __device__ __forceinline__ i64 all_rows(const gemm_params& p) {
+    return static_cast<i64>(p.n) * (grouped ? p.groups : 1);
+  }
+
+  // The work of a CTA: columns of C from `column` on, which are rows of B from a tile of 16 on;
+  // tokens; and stages [first, last) of k.
   struct cta_tile {
-    int first_tile, token, first, last;
+    int column, first_tile, first, last;
+    group_rows rows;   // the tokens
     l2_policy policy;  // of weights
 
     __device__ __forceinline__ explicit cta_tile(const gemm_params& p) {
-      const int token_tiles = ceil_div(p.m, config.tokens);
       const int block = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y);
+      // The grid has as many tiles as groups can have.
+      const int token_tiles = grouped ? static_cast<int>(gridDim.x) / ceil_div(p.n, config.rows())
+                                      : ceil_div(p.m, config.tokens);
+      const int tile = block % token_tiles;
       first_tile = block / token_tiles * row_tiles;
-      token = block % token_tiles * config.tokens;
+      column = first_tile * packed_rows;
+      if constexpr (grouped) {
+        rows = find_group_tile(p, tile, config.tokens);
+        first_tile += rows.index * (p.n / packed_rows);
+      } else {
+        rows.first = tile * config.tokens;
+        rows.count = smaller(config.tokens, p.m - rows.first);
+      }
       policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
       const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
       first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
@@ -116,7 +139,7 @@ class packed_sm90_kernel {
 #pragma unroll
     for (int i = 0; i < k_blocks; ++i) {
       tma_load(pipe.buffer() + i * config.tokens * 128, p.tokens, pipe.full_barrier(),
-               (stage * k_blocks + i) * packed_k, own.token, l2_policy::evict_last);
+               (stage * k_blocks + i) * packed_k, own.rows.first, l2_policy::evict_last);
     }
   }
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, const cta_tile& own,
@@ -187,7 +210,7 @@ class packed_sm90_kernel {
   // The tile of 16 rows that a unit has; the last one stands for those behind it.
   static __device__ __forceinline__ i64 tile_of(const packed_params& p, const cta_tile& own,
                                                 const warp_place& place, int unit) {
-    const int last_tile = static_cast<int>(packed_tiles(p.gemm.n)) - 1;
+    const int last_tile = static_cast<int>(packed_tiles(all_rows(p.gemm))) - 1;
     return smaller(own.first_tile + place.tile(unit % tiles), last_tile);
   }
   // The scales of rows beside those of their groups.
@@ -399,9 +422,8 @@ class packed_sm90_kernel {
                                                       const warp_place& place, int i,
                                                       const float4 (&vector)[operands],
                                                       bool known) {
-    const int column =
-        (own.first_tile + place.tile(i / n_fragments)) * packed_rows + place.lane / 4 * 2;
-    const int token = own.token + i % n_fragments * 8 + place.lane % 4 * 2;
+    const int column = own.column + place.tile(i / n_fragments) * packed_rows + place.lane / 4 * 2;
+    const int token = i % n_fragments * 8 + place.lane % 4 * 2;
     const float nan = __uint_as_float(0x7fffffff);
     float value[4][operands];
 #pragma unroll
@@ -411,8 +433,19 @@ class packed_sm90_kernel {
       value[2][operand] = known ? vector[operand].z : nan;
       value[3][operand] = known ? vector[operand].w : nan;
     }
-    store_pair<form>(p, token, column, value[0], value[2]);
-    store_pair<form>(p, token + 1, column, value[1], value[3]);
+    store_token(p, own, token, column, value[0], value[2]);
+    store_token(p, own, token + 1, column, value[1], value[3]);
+  }
+  static __device__ __forceinline__ void store_token(const gemm_params& p, const cta_tile& own,
+                                                     int token, int column,
+                                                     float (&first)[operands],
+                                                     float (&second)[operands]) {
+    const int row = own.rows.first + token;
+    if constexpr (grouped) {
+      if (token >= own.rows.count || column >= p.n) return;
+      apply_group_terms<form>(p, own.rows.index, row, column, first, second);
+    }
+    store_pair<form>(p, row, column, first, second);
   }
 
   // The CTAs of a cluster share the vectors of each warp out among them.
@@ -466,7 +499,9 @@ class packed_sm90_kernel {
     const u32 base = (shared_address(memory) + 1023) & ~1023u;
     const u32 barriers = base + stages * stage_bytes;
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
+    if constexpr (grouped) wait_for_dependencies();
     const cta_tile own(p.gemm);
+    if (grouped && own.rows.count == 0) return;
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
       tma_prefetch(all.codes[0]);
@@ -503,8 +538,8 @@ class packed_sm90_kernel {
     bool known = true;
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand) {
-      known =
-          known && is_packed(load_cached(p.gemm.b[0][operand]), format.code, p.gemm.n, p.gemm.k);
+      known = known &&
+              is_packed(load_cached(p.gemm.b[0][operand]), format.code, all_rows(p.gemm), p.gemm.k);
     }
     accumulators sum = {};
     consume(sum, p, own, pipe, place);
@@ -528,7 +563,7 @@ class packed_sm90_kernel {
   }
 };
 
-// Grid: (ceil(n / rows) * ceil(m / tokens), split_k), with clusters of (1, split_k).
+// Grid: (ceil(n / rows) * tiles of tokens, split_k), with clusters of (1, split_k).
 // Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
 template <gemm_form form, packed_form format, sm90_packed_config config>
 __global__ void __launch_bounds__(config.threads(), config.ctas)

@@ -81,6 +81,11 @@
  *                                                          share a scale
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
+ *   quantise         no, token, block                      pass fwd: whether tokens are quantised
+ *                                                          to e4m3, for weights of e4m3: with a
+ *                                                          scale for each token and row of a
+ *                                                          weight, or each 128 elements and block
+ *                                                          of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x       input   T  [m, d]
@@ -147,6 +152,20 @@
  *   4  w_gate_scale  input  u8  [ceil(h / 16), ceil(d / 32) + 2, 32]
  *   5  w_up_scale    input  u8  [ceil(h / 16), ceil(d / 32) + 2, 32]
  *   6  w_down_scale  input  u8  [ceil(d / 16), ceil(h / 32) + 2, 32]
+ * with quantise=token: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  fp8  [h, d]
+ *   2  w_up          input  fp8  [h, d]
+ *   3  w_down        input  fp8  [d, h]
+ *   4  w_gate_scale  input  f32  [h]
+ *   5  w_up_scale    input  f32  [h]
+ *   6  w_down_scale  input  f32  [d]
+ * with quantise=block: x, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, y
+ *   1  w_gate        input  fp8  [h, d]
+ *   2  w_up          input  fp8  [h, d]
+ *   3  w_down        input  fp8  [d, h]
+ *   4  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   5  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   6  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -197,6 +216,11 @@
  *                                                          share a scale
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
+ *   quantise         no, token, block                      pass fwd: whether tokens are quantised
+ *                                                          to e4m3, for weights of e4m3: with a
+ *                                                          scale for each token and row of a
+ *                                                          weight, or each 128 elements and block
+ *                                                          of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, k]
@@ -223,6 +247,12 @@
  * with weights=nvfp4: x, w, w_scale, y
  *   1  w        input  u8  [ceil(n / 16) * ceil(k / 64) + 1, 512]
  *   2  w_scale  input  u8  [ceil(n / 16), ceil(k / 32) + 2, 32]
+ * with quantise=token: x, w, w_scale, y
+ *   1  w        input  fp8  [n, k]
+ *   2  w_scale  input  f32  [n]
+ * with quantise=block: x, w, w_scale, y
+ *   1  w        input  fp8  [n, k]
+ *   2  w_scale  input  f32  [ceil(n / 128), ceil(k / 128)]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  dy  input   T  [m, n]
@@ -628,6 +658,11 @@
  *                                                          share a scale
  *   zeros            no, yes                               pass fwd: weights=int4: whether each
  *                                                          group has a zero point, instead of 8
+ *   quantise         no, token, block                      pass fwd: whether tokens are quantised
+ *                                                          to e4m3, for weights of e4m3: with a
+ *                                                          scale for each token and row of a
+ *                                                          weight, or each 128 elements and block
+ *                                                          of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -702,6 +737,22 @@
  *   6  w_gate_scale  input  u8  [ceil(experts * h / 16), ceil(d / 32) + 2, 32]
  *   7  w_up_scale    input  u8  [ceil(experts * h / 16), ceil(d / 32) + 2, 32]
  *   8  w_down_scale  input  u8  [ceil(d * experts / 16), ceil(h / 32) + 2, 32]
+ * with quantise=token: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  fp8  [experts, h, d]
+ *   4  w_up          input  fp8  [experts, h, d]
+ *   5  w_down        input  fp8  [experts, d, h]
+ *   6  w_gate_scale  input  f32  [experts, h]
+ *   7  w_up_scale    input  f32  [experts, h]
+ *   8  w_down_scale  input  f32  [experts, d]
+ * with quantise=block: x, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   3  w_gate        input  fp8  [experts, h, d]
+ *   4  w_up          input  fp8  [experts, h, d]
+ *   5  w_down        input  fp8  [experts, d, h]
+ *   6  w_gate_scale  input  f32  [experts, ceil(h / 128), ceil(d / 128)]
+ *   7  w_up_scale    input  f32  [experts, ceil(h / 128), ceil(d / 128)]
+ *   8  w_down_scale  input  f32  [experts, ceil(d / 128), ceil(h / 128)]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy         input   T    [m, d]
@@ -841,6 +892,10 @@
  *                                                      scale
  *   zeros            no, yes                           pass fwd: weights=int4: whether each group
  *                                                      has a zero point, instead of 8
+ *   quantise         no, token, block                  pass fwd: whether tokens are quantised to
+ *                                                      e4m3, for weights of e4m3: with a scale for
+ *                                                      each token and row of a weight, or each 128
+ *                                                      elements and block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x    input   T  [m, d]
@@ -893,7 +948,13 @@
  * with cache=yes: x, w_q, w_k, w_v, k_cache, v_cache, slots, q
  *   4  k_cache  updated  T    [m, heads, dim]
  *   5  v_cache  updated  T    [m, heads, dim]
- *   6  slots    input    i32  [m] */
+ *   6  slots    input    i32  [m]
+ * with quantise=token: x, w, w_scale, q, k, v
+ *   1  w        input  fp8  [3 * dim * heads, d]
+ *   2  w_scale  input  f32  [3 * dim * heads]
+ * with quantise=block: x, w, w_scale, q, k, v
+ *   1  w        input  fp8  [3 * dim * heads, d]
+ *   2  w_scale  input  f32  [?, ceil(d / 128)] */
 
 /* attention: attention: out = softmax(scale * q k^T + mask) v, without scores in memory
  *

@@ -10,6 +10,9 @@ from .._declare import declare
 from .packed import PackedWeight, linear_packed
 
 declare("linear", "linear", "x, w, bias?, residual?", "y", casts=True, by_row=True)
+for _scales in ("token", "block"):
+    declare(f"linear_fp8_{_scales}", "linear", "x, w, w_scale, bias?, residual?", "y",
+            fixed={"quantise": _scales, "weights": "dense"}, label="linear_fp8", by_row=True)
 declare("linear_backward", "linear", "dy, x, w, bias:bool", "dx, dw, dbias?bias", back=True)
 declare("linear_backward_into", "linear", "dy, x, w, dw=dw_before!, dbias=dbias_before?!", "dx",
         back=True)
@@ -60,6 +63,28 @@ def linear(x: Tensor, w: Tensor | PackedWeight, bias: Tensor | None = None,
     if isinstance(w, PackedWeight):
         return linear_packed(x, w, bias, residual)
     return call(OPS.linear, x, w, bias, residual)
+
+
+def linear_fp8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None,
+               residual: Tensor | None = None) -> Tensor:
+    """`linear` with a weight of float8_e4m3fn, for which the op quantises the tokens. No gradients.
+
+    A scale of x is the largest magnitude of its elements over 448. The scales of the weight say which
+    elements these are: a token's, for a scale of each row of w; or 128 of a token's, for scales of blocks.
+
+    Args:
+        x: Input, [..., k].
+        w: Weight, [n, k], float8_e4m3fn.
+        w_scale: float32, of each row, [n], as compressed-tensors has them; or of each block of
+            128 x 128, [⌈n / 128⌉, ⌈k / 128⌉], as DeepSeek-V3 and transformers' FP8Linear.
+        bias: [n].
+        residual: [..., n].
+
+    Returns:
+        [..., n], of x's element type.
+    """
+    by_row = isinstance(w_scale, Tensor) and w_scale.dim() == 1
+    return call(OPS.linear_fp8_token if by_row else OPS.linear_fp8_block, x, w, w_scale, bias, residual)
 
 
 def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
