@@ -42,7 +42,7 @@ struct Buffer {
 struct Sample {
   Choice choice;
   Problem problem;
-  std::vector<Buffer> buffers;
+  std::size_t list = 0;  // its buffers, of the lists that there are
 };
 
 std::vector<Axis> axes_of(const Op& op, const std::string& pass) {
@@ -89,14 +89,14 @@ class Samples {
     Json rows{Json::Array()};
     std::map<const Sample*, std::map<std::string, std::vector<std::string>>> extents;
     for (const Buffer& buffer : in_order()) {
-      const Sample& first = *std::find_if(samples_.begin(), samples_.end(), [&](const Sample& s) {
-        return std::count(s.buffers.begin(), s.buffers.end(), buffer) > 0;
-      });
+      const std::vector<bool> in_list = lists_with(buffer);
+      const Sample& first = *std::find_if(samples_.begin(), samples_.end(),
+                                          [&](const Sample& s) { return in_list[s.list]; });
       auto& extents_of = extents[&first];
       if (extents_of.empty()) extents_of = symbols(op_, first.problem);
       std::vector<const Sample*> samples;
       for (const Sample& sample : samples_) samples.push_back(&sample);
-      for (const Json& condition : conditions(buffer, samples))
+      for (const Json& condition : conditions(in_list, samples))
         rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
                                    dtype_symbol(op_, first.problem, buffer.name),
                                    extents_of[buffer.name], condition});
@@ -123,8 +123,7 @@ class Samples {
         Choice usual = choice;
         usual[i] = 0;
         const auto other = samples.find(usual);
-        if (other != samples.end() && other->second->buffers != sample->buffers)
-          deciding_[i] = true;
+        if (other != samples.end() && other->second->list != sample->list) deciding_[i] = true;
       }
   }
 
@@ -153,21 +152,22 @@ class Samples {
                            : problem->dtype == DType::fp8 ? "T=fp8"
                                                           : "T",
                            tensor.shape});
-    samples_.push_back({choice, std::move(*problem), std::move(buffers)});
+    const std::size_t list =
+        numbers_.try_emplace(std::move(buffers), numbers_.size()).first->second;
+    samples_.push_back({choice, std::move(*problem), list});
   }
 
   /// Every buffer, in an order that all samples agree with: the usual one's, and each other buffer
   /// in front of its successor.
   std::vector<Buffer> in_order() const {
     std::vector<Buffer> order;
-    for (const Sample& sample : samples_)
-      for (const Buffer& buffer : sample.buffers)
+    for (const auto* buffers : lists())
+      for (const Buffer& buffer : *buffers)
         if (std::count(order.begin(), order.end(), buffer) == 0) order.push_back(buffer);
     std::map<std::string, std::set<std::string>> before;  // by name
-    for (const Sample& sample : samples_)
-      for (std::size_t i = 0; i < sample.buffers.size(); ++i)
-        for (std::size_t j = 0; j < i; ++j)
-          before[sample.buffers[i].name].insert(sample.buffers[j].name);
+    for (const auto* buffers : lists())
+      for (std::size_t i = 0; i < buffers->size(); ++i)
+        for (std::size_t j = 0; j < i; ++j) before[(*buffers)[i].name].insert((*buffers)[j].name);
     std::vector<Buffer> sorted;
     std::set<std::string> done;
     while (sorted.size() < order.size()) {
@@ -187,60 +187,102 @@ class Samples {
     return sorted;
   }
 
-  /// The values that axes have where the buffer is, for those axes that decide about it. If no such
-  /// values tell, the axis is split that makes the fewest rows: a condition for each of its values.
-  std::vector<Json> conditions(const Buffer& buffer,
-                               const std::vector<const Sample*>& samples) const {
-    std::vector<std::set<std::size_t>> with(axes_.size());
-    std::vector<bool> has;
-    for (const Sample* sample : samples) {
-      has.push_back(std::count(sample->buffers.begin(), sample->buffers.end(), buffer) > 0);
-      if (has.back())
+  /// The lists of buffers in the order in which they were found.
+  std::vector<const std::vector<Buffer>*> lists() const {
+    std::vector<const std::vector<Buffer>*> all(numbers_.size());
+    for (const auto& [buffers, number] : numbers_) all[number] = &buffers;
+    return all;
+  }
+  std::vector<bool> lists_with(const Buffer& buffer) const {
+    std::vector<bool> with;
+    for (const auto* buffers : lists())
+      with.push_back(std::count(buffers->begin(), buffers->end(), buffer) > 0);
+    return with;
+  }
+
+  using Values = std::vector<std::uint64_t>;  // of each axis, a bit for each; none: any
+
+  /// The values that axes have in the samples of the lists `in_list`, for those axes that decide;
+  /// no value if these samples cannot be told from the others by them.
+  std::optional<Values> values_of(const std::vector<bool>& in_list,
+                                  const std::vector<const Sample*>& samples) const {
+    Values with(axes_.size());
+    for (const Sample* sample : samples)
+      if (in_list[sample->list])
         for (std::size_t i = 0; i < axes_.size(); ++i)
-          if (deciding_[i]) with[i].insert(sample->choice[i]);
-    }
-    if (std::count(has.begin(), has.end(), true) == 0) return {};
-    const auto holds_for = [&](const Sample& sample) {
-      for (std::size_t i = 0; i < axes_.size(); ++i)
-        if (!with[i].empty() && with[i].count(sample.choice[i]) == 0) return false;
-      return true;
-    };
-    const auto is_told = [&] {
-      for (std::size_t i = 0; i < samples.size(); ++i)
-        if (has[i] != holds_for(*samples[i])) return false;
-      return true;
-    };
-    if (!is_told()) return split(buffer, samples);
+          if (deciding_[i]) with[i] |= std::uint64_t{1} << sample->choice[i];
+    return tells(with, in_list, samples) ? std::optional(with) : std::nullopt;
+  }
+  bool tells(const Values& with, const std::vector<bool>& in_list,
+             const std::vector<const Sample*>& samples) const {
+    return std::all_of(samples.begin(), samples.end(), [&](const Sample* sample) {
+      bool holds = true;
+      for (std::size_t i = 0; holds && i < axes_.size(); ++i)
+        holds = with[i] == 0 || (with[i] >> sample->choice[i] & 1) != 0;
+      return holds == in_list[sample->list];
+    });
+  }
+  std::vector<const Sample*> with_value(const std::vector<const Sample*>& samples, std::size_t axis,
+                                        std::size_t value) const {
+    std::vector<const Sample*> own;
+    std::copy_if(samples.begin(), samples.end(), std::back_inserter(own),
+                 [&](const Sample* sample) { return sample->choice[axis] == value; });
+    return own;
+  }
+  static bool any_in(const std::vector<bool>& in_list, const std::vector<const Sample*>& samples) {
+    return std::any_of(samples.begin(), samples.end(),
+                       [&](const Sample* sample) { return in_list[sample->list]; });
+  }
+
+  /// The conditions under which a sample is of the lists `in_list`. If no values of the axes tell,
+  /// an axis is split: its values have conditions of their own.
+  std::vector<Json> conditions(const std::vector<bool>& in_list,
+                               const std::vector<const Sample*>& samples) const {
+    if (!any_in(in_list, samples)) return {};
+    auto with = values_of(in_list, samples);
+    if (!with) return split(in_list, samples);
     // The last axes first: those that only come along with others are left out.
     for (std::size_t i = axes_.size(); i-- > 0;) {
-      auto values = std::exchange(with[i], {});
-      if (!is_told()) with[i] = std::move(values);
+      const auto values = std::exchange((*with)[i], 0);
+      if (values != 0 && !tells(*with, in_list, samples)) (*with)[i] = values;
     }
     Json result{Json::Object()};
     for (std::size_t i = 0; i < axes_.size(); ++i)
-      for (const std::size_t value : with[i])
-        result[axes_[i].name].push_back(axes_[i].values[value]);
+      for (std::size_t value = 0; value < axes_[i].values.size(); ++value)
+        if (((*with)[i] >> value & 1) != 0) result[axes_[i].name].push_back(axes_[i].values[value]);
     return {result};
   }
 
-  std::vector<Json> split(const Buffer& buffer, const std::vector<const Sample*>& samples) const {
-    std::vector<Json> fewest;
+  /// Splits the axis that leaves the fewest values to split further, and then makes the fewest
+  /// rows.
+  std::vector<Json> split(const std::vector<bool>& in_list,
+                          const std::vector<const Sample*>& samples) const {
+    std::optional<std::size_t> best;
+    std::pair<int, int> least;  // values that are not told, and rows of those that are
     for (std::size_t i = 0; i < axes_.size(); ++i) {
-      std::vector<Json> found;
+      if (!deciding_[i]) continue;
+      std::pair<int, int> cost{0, 0};
+      std::size_t most = 0;
       for (std::size_t value = 0; value < axes_[i].values.size(); ++value) {
-        std::vector<const Sample*> own;
-        std::copy_if(samples.begin(), samples.end(), std::back_inserter(own),
-                     [&](const Sample* sample) { return sample->choice[i] == value; });
-        if (own.size() == samples.size()) break;  // it splits nothing
-        for (Json& condition : conditions(buffer, own)) {
-          condition[axes_[i].name].push_back(axes_[i].values[value]);
-          found.push_back(std::move(condition));
-        }
+        const auto own = with_value(samples, i, value);
+        most = std::max(most, own.size());
+        if (!any_in(in_list, own)) continue;
+        ++(values_of(in_list, own) ? cost.second : cost.first);
       }
-      if (!found.empty() && (fewest.empty() || found.size() < fewest.size()))
-        fewest = std::move(found);
+      if (most == samples.size() || (best && cost >= least)) continue;  // the first splits nothing
+      best = i;
+      least = cost;
     }
-    return fewest;
+    if (!best)
+      throw Error(ErrorKind::internal,
+                  std::string(op_.name()) + ": no field tells where one of its buffers is");
+    std::vector<Json> found;
+    for (std::size_t value = 0; value < axes_[*best].values.size(); ++value)
+      for (Json& condition : conditions(in_list, with_value(samples, *best, value))) {
+        condition[axes_[*best].name].push_back(axes_[*best].values[value]);
+        found.push_back(std::move(condition));
+      }
+    return found;
   }
 
   const Op& op_;
@@ -248,6 +290,7 @@ class Samples {
   std::vector<Axis> axes_;
   std::vector<bool> deciding_;
   std::set<Choice> seen_;
+  std::map<std::vector<Buffer>, std::size_t> numbers_;  // of the lists of buffers
   std::vector<Sample> samples_;
 };
 

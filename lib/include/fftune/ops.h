@@ -1310,6 +1310,9 @@
  *   link            loopback, peers                       with ranks, peers: a group's memory is
  *                                                         given; loopback: one rank plays all,
  *                                                         whose summands are equal
+ *   sums            apart, fused                          with ranks, fused: a sum over them may be
+ *                                                         computed by the launch of the product in
+ *                                                         front of it
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1889,6 +1892,9 @@
  *   link            loopback, peers                       with ranks, peers: a group's memory is
  *                                                         given; loopback: one rank plays all,
  *                                                         whose summands are equal
+ *   sums            apart, fused                          with ranks, fused: a sum over them may be
+ *                                                         computed by the launch of the product in
+ *                                                         front of it
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -2110,6 +2116,8 @@
  *   norm      none, llama, gemma, t5  RMSNorm of the sum, by rmsnorm's convention
  *   residual  no, yes                 add a residual to the sum; with a norm, write the sum too
  *   eps       a number from 0 to 1    added to the mean square
+ *   output    same, fp8, fp8-static   element type of the norm: the op's, or fp8 with a scale for
+ *                                     each token, or with a given one
  *   link      loopback, peers         peers: a group's memory is given; loopback: one rank plays
  *                                     all, whose x are equal
  *
