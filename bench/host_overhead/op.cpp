@@ -1,7 +1,7 @@
 // rmsnorm by libfftune as an op in C++: what a call costs the host beside the package's ctypes.
 //
-// With FFTUNE_STABLE it is built on PyTorch's stable ABI: one binary for all versions of PyTorch, but
-// no autograd, which stays in Python. Without, torch::autograd::Function derives it in C++.
+// With FFTUNE_STABLE it is built on PyTorch's stable ABI: one binary for all versions of PyTorch,
+// but no autograd, which stays in Python. Without, torch::autograd::Function derives it in C++.
 // host_overhead.py builds and times both.
 #include <fftune/fftune.h>
 
@@ -27,8 +27,8 @@ using at::Tensor;
 #endif
 
 // In libtorch_cuda, which a CPU's PyTorch has not.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(std::int32_t device,
-                                                                                   void** stream);
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
+    std::int32_t device, void** stream);
 
 namespace {
 

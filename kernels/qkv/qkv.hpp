@@ -11,9 +11,9 @@
 //
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
-// normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k and
-// v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and weights of e4m3 for tokens that the
-// op quantises (gemm/quantise).
+// normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k
+// and v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and weights of e4m3 for tokens
+// that the op quantises (gemm/quantise).
 #pragma once
 
 #include <cstdint>
