@@ -55,7 +55,7 @@ TEST_CASE("an option of the other pass is refused by name") {
         "linear: there is no option 'residual' in pass bwd: options are bias, accumulate");
   CHECK(complaint("fwd", "accumulate") ==
         "linear: there is no option 'accumulate' in pass fwd: options are bias, y-scale, residual, "
-        "output, batch-invariant, weights, group, zeros");
+        "output, batch-invariant, weights, group, zeros, quantise");
   CHECK_FALSE(problem_of("fwd").options.contains("bias"));
 }
 
