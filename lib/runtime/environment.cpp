@@ -125,6 +125,10 @@ void read_threads(Environment& environment) {
 
 }  // namespace
 
+const char* variable_of_launcher(const char* name) {
+  return std::getenv(name);
+}
+
 std::size_t columns_asked_for() {
   const std::string text = variable("COLUMNS").value_or("");
   std::size_t columns = 0;

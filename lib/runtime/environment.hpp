@@ -34,6 +34,9 @@ Environment read_environment();
 /// $COLUMNS, how wide a page may be; 0 where it is not set or is not a number.
 std::size_t columns_asked_for();
 
+/// A variable that a launcher of processes sets; null where it does not.
+const char* variable_of_launcher(const char* name);
+
 /// Environment::dumb_terminal alone, for a fault's last words: it needs no memory.
 bool dumb_terminal();
 

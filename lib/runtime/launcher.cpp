@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "core/error.hpp"
+#include "runtime/environment.hpp"
 
 namespace fftune {
 namespace {
@@ -67,7 +67,7 @@ LaunchedRank launched_rank(const std::function<const char*(const char*)>& variab
 }
 
 LaunchedRank launched_rank() {
-  return launched_rank([](const char* name) -> const char* { return std::getenv(name); });
+  return launched_rank(variable_of_launcher);
 }
 
 }  // namespace fftune

@@ -156,10 +156,14 @@ bool has_text(const Tokens& tokens, std::string_view text) {
 /// Device sources see each other alone: NVRTC is given no include path.
 std::string device_include_rule(const Include& include) {
   if (!include.quoted) return "a device source includes no system header";
-  if (starts_with_any(include.name, {"common/", "gemm/", "attention/", "layer/", "moe/"}) &&
+  if (starts_with_any(include.name,
+                      {"common/", "gemm/", "attention/", "layer/", "moe/", "all_reduce/"}) &&
       include.name.ends_with(".cuh"))
     return "";
-  return "a device source includes only .cuh of kernels/common, gemm, attention, layer and moe";
+  // The kernel whose epilogue others replace.
+  if (include.name == "gemm/sm90/gemm.cu") return "";
+  return "a device source includes only .cuh of kernels/common, gemm, attention, layer, moe and "
+         "all_reduce, and gemm/sm90/gemm.cu";
 }
 
 std::string host_include_rule(std::string_view path, const Include& include) {

@@ -169,8 +169,8 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
       }
     };
     add(problems);
-    if (units.empty()) add(rare_problems(op, chosen));
-    if (units.empty()) add(model_problems(op, chosen));
+    if (units.empty() && !cancel) add(rare_problems(op, chosen));
+    if (units.empty() && !cancel) add(model_problems(op, chosen));
     take(units);
   }
   Units baselines;

@@ -215,10 +215,13 @@ class Formulas {
     return "";
   }
   /// Tiles of 16 rows of a packed matrix, and the parts of its blocks behind a header: one or two.
+  /// Blocks of 128 rows of a matrix with a scale for each.
   std::string blocks(const Values& extents) const {
     for (const Term& rows : rows_of_matrices()) {
       const Values tiles = each([&](std::size_t row) { return quotient(rows.values[row], 16); });
       if (extents == tiles) return fmt::format("ceil({} / 16)", rows.text);
+      if (extents == each([&](std::size_t row) { return quotient(rows.values[row], 128); }))
+        return fmt::format("ceil({} / 128)", rows.text);
       for (const Term& columns : sizes())
         for (const auto& [parts, text] : {std::pair{1, ""}, std::pair{2, "2 * "}})
           if (extents == each([&, parts = parts](std::size_t row) {

@@ -954,7 +954,7 @@
  *   2  w_scale  input  f32  [3 * dim * heads]
  * with quantise=block: x, w, w_scale, q, k, v
  *   1  w        input  fp8  [3 * dim * heads, d]
- *   2  w_scale  input  f32  [?, ceil(d / 128)] */
+ *   2  w_scale  input  f32  [ceil(3 * dim * heads / 128), ceil(d / 128)] */
 
 /* attention: attention: out = softmax(scale * q k^T + mask) v, without scores in memory
  *
