@@ -67,6 +67,11 @@ std::vector<Variant> refreshed_variants(const PresetRecord& record, const Catalo
                                         const DeviceFacts& facts) {
   std::vector<Variant> all = stored_variants(record);
   const Op& op = catalog.op(record.problem.op);
+  const bool serves = std::any_of(all.begin(), all.end(), [&](const Variant& variant) {
+    return illegality(op, record.problem, facts, completed(op, record.problem, facts, variant))
+        .empty();
+  });
+  if (!serves) return all;  // a search begins anew, with more than the untuned recipe
   for (auto& variant : default_recipe(op, record.problem, facts))
     add_variant(std::move(variant), all);
   return all;

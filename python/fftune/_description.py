@@ -76,8 +76,10 @@ class Description:
                       **dict.fromkeys(self.sizes, ""), **self.fixed}
         self.buffers: dict[str, list[Variant]] = {}
         self.inputs = set()
+        # Quantised tokens have declarations of their own, which fix the option.
+        told = {"quantise": "no", **self.fixed}
         for name, role, dtype, shape, when in table[self.back]:
-            if all(self.fixed.get(axis, allowed[0]) in allowed for axis, allowed in when.items()):
+            if all(told.get(axis, allowed[0]) in allowed for axis, allowed in when.items()):
                 self.buffers.setdefault(name, []).append(Variant(dtype, tuple(shape), when))
                 if role in ("input", "updated"):
                     self.inputs.add(name)
