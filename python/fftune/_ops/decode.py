@@ -195,6 +195,8 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         w_head, w_head_scale, w_head_zero = w_head.w, w_head.scale, w_head.zero
     expect_given("decode", ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
                  embedding=embedding, final_norm=final_norm, w_head=w_head)
+    if not head_packed:
+        expect_tensors("decode", {"w_head": Kind(KINDS["data"], "[vocab, features]")}, w_head=w_head)
     expect_tensors("decode", _KINDS, ids=ids, lengths=lengths, steps=steps, ended=ended, out=out,
                    limits=limits, stop=stop, embedding=embedding, angles=angles, pages=pages,
                    final_norm=final_norm, final_norm_bias=final_norm_bias, w_head=w_head,
