@@ -465,9 +465,9 @@ class PersistentLayers final : public Family {
     // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
     // with 36 (8 layers of Llama-3.2-1B on an H100).
     const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
-    // On an H100 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
-    // none; 3 layers of Qwen3-30B-A3B take 167 and 165, and several tokens of a sequence spill.
-    // 32 layers of Llama-3.1-8B in int4 take 1,761 us with none, and 1,865 with two.
+    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
+    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
+    // spill. 32 layers of Llama-3.1-8B in int4 take 1,761 us with none, and 1,865 with two.
     const PackedFormat format = packed_format(problem);
     const bool packs = format.packed, of_4_bits = packs && packed_bits(format.code) == 4;
     const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0

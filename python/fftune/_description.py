@@ -115,6 +115,12 @@ class Argument:
         return self.written and self.library[0].endswith("_before")
 
 
+def _only(dtypes: set, name: str) -> str:
+    if len(dtypes) > 1:
+        raise ValueError(f"{name} is of {' or '.join(sorted(dtypes))}: fix the options that decide")
+    return next(iter(dtypes))
+
+
 def _argument(text: str, about: Description, shapes: Mapping[str, str],
               names: Mapping[str, str]) -> Argument:
     hidden, name, library, kind, optional, written = _ARGUMENT.fullmatch(text).groups()
@@ -134,7 +140,7 @@ def _argument(text: str, about: Description, shapes: Mapping[str, str],
         dtypes = {v.dtype for v in variants}
         types = (KINDS["index"] if dtypes == {"i32", "i64"} else
                  FP8 if "T" in dtypes and about.fixed["dtype"] == "fp8" else
-                 DATA if "T" in dtypes else _EXACT[next(iter(dtypes - {"f32"} or dtypes))])
+                 DATA if "T" in dtypes else _EXACT[_only(dtypes - {"f32"} or dtypes, name)])
     ranks = {len(v.shape) for v in variants}
     leads = all(about.leads(v.shape) for v in variants)
     if name in shapes:

@@ -10,6 +10,7 @@ another one is an error on every other rank within the timeout.
 """
 import ctypes
 import json
+import os
 import secrets
 import sys
 from typing import Callable, Mapping
@@ -178,10 +179,11 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
     return {name: part(name, tensor) for name, tensor in weights.items()}
 
 
-def _host() -> str:
-    """The same in all processes of this host, and of no other."""
+def host() -> str:
+    """This host's boot and its network namespace, where the ranks of a group meet: the same in all
+    processes there, and in no others."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+        return file.read() + os.readlink("/proc/self/ns/net")
 
 
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
@@ -197,7 +199,7 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
     if not dist.is_initialized():
         raise Error("init_group: call torch.distributed.init_process_group first, or make "
                     "fftune.distributed.Group with a name, a rank and the number of ranks")
-    names = [secrets.token_hex(16), _host()]
+    names = [secrets.token_hex(16), host()]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -205,7 +207,7 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
     dist.broadcast_object_list(names, src=first, group=process_group, device=place)
     rank = dist.get_rank(process_group)
     # The highest rank that is elsewhere, which all learn together.
-    elsewhere = torch.tensor([rank if names[1] != _host() else 0], device=place)
+    elsewhere = torch.tensor([rank if names[1] != host() else 0], device=place)
     dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
     if elsewhere.item() > 0:
         raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: a group has the "

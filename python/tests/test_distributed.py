@@ -225,8 +225,8 @@ def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     x = torch.full((2, 8), float(rank + 1))
     assert torch.equal(ops.all_reduce(x, group=group), torch.full((2, 8), 3.0))
     group.close()
-    host = distributed._host()
-    distributed._host = lambda: host if rank == 0 else "another"
+    host = distributed.host()
+    distributed.host = lambda: host if rank == 0 else "another"
     with pytest.raises(fftune.Error, match="rank 1 is on another host than rank 0"):
         distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
     torch.distributed.destroy_process_group()

@@ -163,7 +163,7 @@ def _no_group(rank, stand_in, lines, cause):
     """Where the devices make no group, layers run op by op."""
     ranks = importlib.import_module("fftune.vllm.ranks")
     if cause == "several hosts":
-        ranks._host = lambda: f"host {rank}"
+        ranks.host = lambda: f"host {rank}"
     else:
         ranks.TIMEOUT = 2
         if rank == 1:

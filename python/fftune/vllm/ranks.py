@@ -3,15 +3,13 @@
 All ranks run the same batches. A rank that took another path than its peers would wait for a sum that
 nobody sends. So what one rank finds out decides for all of them.
 """
-import os
 import secrets
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from .._library import Error
-from ..distributed import Group
+from ..distributed import Group, host
 from .logs import log, one_line
 
 # Seconds that a kernel waits for a peer: as long as vLLM waits for a step
@@ -56,14 +54,6 @@ def summing():
             custom._IS_CAPTURING = True
 
 
-def _host() -> str:
-    """This host's boot and its network namespace, where the ranks of a group meet."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/net")
-    except OSError:  # then the meeting decides
-        return ""
-
-
 def group_of(rows: int, like: torch.Tensor) -> Group | None:
     """A group whose messages have so many rows as long as `like`, on its device; None where one rank
     cannot make it. All ranks call it."""
@@ -72,7 +62,11 @@ def group_of(rows: int, like: torch.Tensor) -> Group | None:
     own, group, reason = get_tp_group(), None, ""
     if own.world_size == 1:
         return None
-    names, hosts = zip(*of_all((secrets.token_hex(16), _host())))
+    try:
+        here = host()
+    except OSError:  # then the meeting decides
+        here = ""
+    names, hosts = zip(*of_all((secrets.token_hex(16), here)))
     try:
         if len(set(hosts)) > 1:
             raise Error("the ranks are on several hosts")
