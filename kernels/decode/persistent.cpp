@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,7 +27,8 @@ namespace fftune::decoding {
 namespace {
 
 const OpPart& part_named(const std::vector<OpPart>& parts, std::string_view name) {
-  return parts.front().name == name ? parts.front() : parts.back();
+  return *std::find_if(parts.begin(), parts.end(),
+                       [&](const OpPart& part) { return part.name == name; });
 }
 
 class PersistentToken final : public Family {
@@ -61,6 +63,8 @@ class PersistentToken final : public Family {
     if (packs_head_ && problem.size("d") % packed_k != 0)
       return fmt::format("d={}: packed weights of the head need a multiple of {}",
                          problem.size("d"), packed_k);
+    if (problem.has("head", "sliced"))
+      return "the ids of the slices of a vocabulary are compared before the state advances";
     if (problem.has("choose", "filtered"))
       return "what a filter keeps depends on all logits, which the kernel does not have";
     if (problem.sizes.contains("best"))

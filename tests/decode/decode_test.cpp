@@ -469,6 +469,28 @@ TEST_CASE("decode: no kernel of the layers starts before the embedding is comple
   }
 }
 
+TEST_CASE(
+    "decode: no launch of a whole token has a slice of the head, and all parts have kernels") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Problem problem = small_llama(DeviceKind::cuda,
+                                      {{"batch", 1},
+                                       {"cache", 64},
+                                       {"d", 512},
+                                       {"dim", 64},
+                                       {"heads", 16},
+                                       {"kv-heads", 8},
+                                       {"h", 1152},
+                                       {"vocab", 1000},
+                                       {"ranks", 2}},
+                                      {{"head", "sliced"}});
+  for (const Family* family : decoding::persistent_tokens()) {
+    CAPTURE(family->name());
+    CHECK(family->refusal(problem, facts).has_value());
+  }
+  const Recipe recipe = default_recipe(decode_op(), problem, facts);
+  CHECK_FALSE(program_in(recipe, 1, decode_op(), problem, facts).steps.empty());
+}
+
 TEST_CASE("decode: a record of its head serves it, and every stage has a variant") {
   const DeviceFacts facts =
       open_device("cpu", *builtin_catalog().sources, read_environment())->facts();
