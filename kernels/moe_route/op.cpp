@@ -77,7 +77,8 @@ std::vector<double> weights_of(const Router& router, std::span<const double> sco
   }
   const double sum = std::accumulate(weights.begin(), weights.end(), router.added());
   const bool divides = router.renormalises || router.score == Score::softmax_of_chosen;
-  for (double& weight : weights) weight *= router.scale / (divides ? sum : 1);
+  // In this order a single weight that is divided by itself is 1, and its gradient 0 exactly.
+  for (double& weight : weights) weight = weight / (divides ? sum : 1) * router.scale;
   return weights;
 }
 
