@@ -1,12 +1,10 @@
 // The tool: builds the command line from the catalog, runs the command, and is the only place that
 // catches.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/version.h>
 #include <unistd.h>
 
 #include <CLI/Version.hpp>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -22,6 +20,7 @@
 #include "apps/fftune/terminal/output.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "runtime/device_sources.hpp"
 
 namespace fftune::tool {
@@ -138,19 +137,12 @@ int guarded(int argc, char** argv) {
   }
 }
 
-/// Gives closed standard descriptors a file that nothing can be written to: else the next file that
-/// is opened, such as the journal, has their number, and gets what is printed.
-void hold_standard_descriptors() {
-  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDONLY);
-}
-
 }  // namespace
 
 }  // namespace fftune::tool
 
 int main(int argc, char** argv) {
-  fftune::tool::hold_standard_descriptors();
+  fftune::hold_standard_descriptors();
   // A file that reaches a limit is then an error of its write, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   return fftune::tool::guarded(argc, argv);
