@@ -85,8 +85,7 @@ class Draft {
 
   const Tile& tile() const { return tile_; }
   const sm90_plan& plan() const {
-    if (!planned_) plan_ = sm90_plan_of(form_, tile_);
-    planned_ = true;
+    if (!std::exchange(planned_, true)) plan_ = sm90_plan_of(form_, tile_);
     return plan_;
   }
   template <auto field>
@@ -235,20 +234,24 @@ void add_problem_constraints(Drafts& space, const SharedWorkload& work, const De
           const auto most = [&](int bn) { return busiest(*work, sms, t.bm, bn, t.split_k); };
           return most(t.bn) < most(less) && most(t.bn) < most(more);
         });
-  const double usual = busiest_usual(*work, sms);
+  // Judged before the parameters behind the schedule: it rules out most numbers of rows.
   limit(
-      "tiles of other numbers of rows are for an m and waves that no usual tile fills as well: A "
-      "then takes the side of wgmma that comes in steps of 8",
-      {"bm", "bn", "schedule", "split_k"}, [=](const Tile& t) {
+      "tiles of other numbers of rows have A on the side of wgmma that comes in steps of 8, 64 "
+      "columns or more, and for one m no rows that a lower tile could do without",
+      {"bm", "bn", "schedule"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
-        if (work->sorted_rows()) return t.swap_ab() && t.bn >= 64 && suits_groups(t.bm);
+        if (!t.swap_ab() || t.bn < 64) return false;
+        if (work->sorted_rows()) return suits_groups(t.bm);
         const auto rows = work->row_tiles(t.bm);
-        const bool narrowest = work->row_tiles(t.bm - 8) > rows;
-        if (!t.swap_ab() || work->m <= 64 || t.bn < 64 || !narrowest) return false;
+        if (work->m <= 64 || work->row_tiles(t.bm - 8) <= rows) return false;
         // Few rows leave the tensor cores idle: the loaded padding counts.
-        if (work->m <= 128) return rows * t.bm < ceil_div(work->m, 32) * 32;
-        return busiest(*work, sms, t.bm, t.bn, t.split_k) < usual;
+        return work->m > 128 || rows * t.bm < ceil_div(work->m, 32) * 32;
       });
+  limit("tiles of other numbers of rows are for waves that no usual tile fills as well",
+        {"bm", "bn", "split_k"}, [=, usual = busiest_usual(*work, sms)](const Tile& t) {
+          return is_usual(t.bm) || work->sorted_rows() || work->m <= 128 ||
+                 busiest(*work, sms, t.bm, t.bn, t.split_k) < usual;
+        });
   // Where C gets a scale for each 128 columns, a tile has all of them.
   const bool scales_c = work->form.finds_scales();
   limit("more than half of a tile would be padding", {"bm", "bn"},
@@ -588,7 +591,8 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
   std::optional<Config> best;
   drafts_of(gemm, facts).for_each_feasible([&](const Draft& draft, const auto& config) {
     const Tile& tile = draft.tile();
-    if (model.least_cycles(tile, draft.plan()) > least) return;
+    // The model does not read group_m, and the first of equals counts.
+    if (tile.group_m != Tile().group_m || model.least_cycles(tile, draft.plan()) > least) return;
     const double cost = model.cycles(tile, draft.plan());
     if (best && (cost > least || (cost == least && tile.stages <= stages))) return;
     least = cost;

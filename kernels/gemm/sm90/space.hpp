@@ -112,11 +112,11 @@ class CostModel {
 
   /// Clock cycles of a configuration with its plan, accurate enough to rank.
   double cycles(const Tile& tile, const sm90_plan& plan);
-  /// A bound that takes a fraction of the time: cycles() are not less.
+  /// About as many, never more, in a fraction of the time.
   double least_cycles(const Tile& tile, const sm90_plan& plan);
 
  private:
-  double cycles(const Tile& tile, const sm90_plan& plan, bool bound);
+  double cycles(const Tile& tile, const sm90_plan& plan, bool fast);
 
   const GemmProblem& gemm_;
   const DeviceFacts& facts_;
