@@ -1,13 +1,12 @@
 """Linear layers with weights of 4 and 8 bits by linear with a packed weight.
 
 The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, compressed-tensors' pack-quantized,
-int-quantized and float-quantized, and transformers' FP8Linear, whose activations are not rounded here. A
-layer is recognised by the names, types and shapes of its tensors. Those of GPTQ and AWQ, which some
-kernels reorder, are compared with what the layer's own forward computes. Those of compressed-tensors
-have a scheme that says what they are; their forward would make them dense. Where the scheme has rounded
-activations, the package's own function rounds them first. FP8Linear is known by its name; its forward
-rounds activations to fp8. That of bitsandbytes' Linear8bitLt rounds them to integers, but for outliers,
-so it is left alone.
+int-quantized and float-quantized. A layer is recognised by the names, types and shapes of its tensors.
+Those of GPTQ and AWQ, which some kernels reorder, are compared with what the layer's own forward
+computes. Those of compressed-tensors have a scheme that says what they are; their forward would make them
+dense. Where the scheme has rounded activations, the package's own function rounds them first: its scales
+have the type of x, so they are not those of the ops' `quantise`. bitsandbytes' Linear8bitLt rounds
+activations to integers, but for outliers, so it is left alone.
 
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
 dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
@@ -24,6 +23,7 @@ from .. import ops
 from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
+from .fp8_linear import is_fp8_linear, patch_fp8_linear
 from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
 
@@ -80,8 +80,7 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
             "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
             "compressed-tensors of e2m1": (lambda pairs, n, k: codes_of_pairs(pairs, k), pairs_of_codes),
             "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
-            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn)),
-            "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
+            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
 
 class _Layer(NamedTuple):
@@ -246,25 +245,6 @@ def _rounding(module: nn.Module):
     return forward_quantize
 
 
-def _fp8_linear(module: nn.Module) -> _Layer:
-    """transformers' FP8Linear: scales of blocks, or one."""
-    if "forward" in module.__dict__:
-        raise Unfit("its forward was replaced already")
-    weight, scale = module.weight, module.weight_scale_inv.float()
-    n, k = weight.shape
-    if module.block_size is None:
-        scale, size = scale.reshape(1, 1).expand(n, 1), k
-    else:
-        rows, size = module.block_size
-        if tuple(scale.shape) != (-(-n // rows), -(-k // size)):
-            raise Unfit(f"weight_scale_inv is {[*scale.shape]}, not of blocks of {rows} by {size}")
-        scale = scale.repeat_interleave(rows, 0)[:n]
-    if bool(weight.float().isnan().any()):
-        raise Unfit("its weight has NaN")
-    return _Layer("FP8Linear", "weight", n, k, _plain_bytes(weight, n, k), scale, None,
-                  _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
-
-
 def _compressed_e2m1(module: nn.Module) -> _Layer:
     """nvfp4 or mxfp4, two codes in a byte."""
     pairs, scale, whole = (_attribute(module, f"weight_{name}") for name in ("packed", "scale", "global_scale"))
@@ -377,9 +357,6 @@ def _recognised(module: nn.Module) -> _Layer | None:
     if _is_of_bitsandbytes(module):
         raise Unfit("bitsandbytes rounds activations to int8 but for outliers" if type(
             module).__name__ == "Linear8bitLt" else "bitsandbytes' weights of 4 bits have no kernel")
-    if type(module).__name__ == "FP8Linear" and weight is not None and weight.dtype == torch.float8_e4m3fn \
-            and has.get("weight_scale_inv") is not None:
-        return _fp8_linear(module)
     if has.get("qweight") is None or has.get("scales") is None or has.get("qzeros") is None:
         return None
     if "forward" in module.__dict__:
@@ -430,6 +407,8 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
+    if is_fp8_linear(module):
+        return patch_fp8_linear(module)
     layer = _recognised(module)
     if layer is None:
         return None
