@@ -120,7 +120,10 @@ def test_layers_that_are_no_such_are_left_alone_with_the_reason():
     assert "groups that kernels have are multiples of 32" in left(layer)
     layer = gptq_of(nn.Linear(128, 64), group=32)
     layer.scales[1, 2] = float("inf")
-    assert left(layer)
+    assert left(layer) == "its scales are not finite"
+    layer = gptq_of(nn.Linear(128, 64), group=32)
+    del layer.qzeros
+    assert left(layer) == "TorchLinear has codes in a layout for which there is no kernel"
     layer = gptq_of(nn.Linear(128, 64), group=32)
     layer.qweight = layer.qweight[:8]
     assert "no layout of 64 outputs and 128 inputs" in left(layer)
@@ -135,6 +138,31 @@ def test_layers_that_are_no_such_are_left_alone_with_the_reason():
     model[0].version = 1
     model.embedding.data = model.embedding.data.bfloat16()
     fftune.patch(model)  # bfloat16 has room for them
+
+
+@pytest.mark.parametrize("change, reason", (
+    ({"weight_scale": torch.rand(64, 3)}, "128 inputs in groups of 32 have 4 scales, not 3"),
+    ({"weight_scale": torch.rand(64, 1)}, "128 inputs in groups of 32 have 4 scales, not 1"),
+    ({"weight_scale": torch.rand(64, 4, 1)}, "weight_scale is [64, 4, 1], not [64, groups]"),
+    ({"weight_scale": None}, "it has no weight_scale")))
+def test_scales_that_are_not_those_of_the_groups_are_named(change, reason):
+    tensors = {name: t for name, t in {**tensors_of(), **change}.items() if t is not None}
+    assert left(compressed(tensors, symmetric=True, group_size=32)) == reason
+
+
+@pytest.mark.parametrize("name", ("gptq_v1_sym_g32", "ct_int4_asym_g128", "ct_int8_channel", "ct_fp8_channel",
+                                  "ct_nvfp4", "ct_mxfp4"))
+def test_a_patched_layer_follows_its_model_to_other_types(name):
+    layer, expected = of_file(name)
+    model = model_of(layer, torch.float32)
+    assert fftune.patch(model).replaced
+    x = torch.randn(5, expected.shape[1])
+    name = f"0.{layer._fftune[0].name}"
+    before = model.state_dict()[name].view(torch.uint8)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.float32):
+        y = model.to(dtype)(x.to(dtype))
+        assert y.dtype == dtype and error(y, x.double() @ expected.double().T) < 0.02
+        assert torch.equal(model.state_dict()[name].view(torch.uint8), before)
 
 
 def tensors_of(n=64, k=128, group=32):

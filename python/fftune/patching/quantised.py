@@ -114,14 +114,21 @@ class Quantised:
 
 
 _OWN = ("_fftune_w", "_fftune_scale", "_fftune_zero", "_fftune_order")
+_NOT_FINITE = "its scales are not finite"
 _METHODS = ("_save_to_state_dict", "_load_from_state_dict")
 _SCHEME = ("quantization_scheme", "quantization_status")
+
+
+def _as_packed(scale: Tensor, code: str) -> Tensor:
+    """Scales in a type that packed weights have: module.to(dtype) gives them that of the model."""
+    return scale.float() if scale.dtype == torch.float64 or code in WIDE_SCALES else scale
 
 
 def packed_of(module: nn.Module) -> ops.PackedWeight:
     """The weight of a replaced layer; its columns are in the order of _fftune_order, if it has one."""
     layer, = module._fftune
     w, scale, zero = (getattr(module, name) for name in _OWN[:3])
+    scale = _as_packed(scale, layer.code)
     if "_fftune_shared" in module.__dict__:
         owner, rows = module.__dict__["_fftune_shared"]
         blocks = -(-layer.k // 64) * (2 if layer.code in WIDE_SCALES else 1)
@@ -129,10 +136,15 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
     return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group, layer.code)
 
 
+# Tensors that only modules with codes have: linear layers, and transformers' FP8Experts.
+_CODES = ("qweight", "weight_packed", "weight_scale_inv", "weight_scale", "gate_up_proj_scale_inv",
+          "up_proj_scale_inv")
+
+
 def has_codes(module: nn.Module) -> bool:
     """Whether it is a layer with codes, replaced or not."""
-    return any(name in tensors for name in ("qweight", "weight_packed", "weight_scale_inv", "weight_scale")
-               for tensors in (module._buffers, module._parameters)) or _is_of_bitsandbytes(module)
+    return any(name in tensors for name in _CODES for tensors in (module._buffers, module._parameters)
+               ) or _is_of_bitsandbytes(module)
 
 
 def _is_of_bitsandbytes(module: nn.Module) -> bool:
@@ -170,10 +182,13 @@ def _without_eights(zero: Tensor) -> Tensor | None:
 
 
 def _groups_of(index: Tensor | None, k: int, count: int, size: int | None, device) -> Tensor:
+    if index is None:
+        size = size or -(-k // count)
+        if -(-k // size) != count:
+            raise Unfit(f"{k} inputs in groups of {size} have {-(-k // size)} scales, not {count}")
+        return torch.arange(k, device=device) // size
     if count == 1:
         return torch.zeros(k, dtype=torch.int64, device=device)
-    if index is None:
-        return torch.arange(k, device=device) // (size or -(-k // count))
     if index.shape != (k,) or bool(((index < 0) | (index >= count)).any()):
         raise Unfit(f"the index of groups is not one of {count} for each of {k} inputs")
     return index.long()
@@ -183,6 +198,10 @@ def _candidates(module: nn.Module) -> list[_Layer]:
     """The layers that the tensors of GPTQ or AWQ may mean."""
     _expect_words(module, "qweight", "qzeros")
     scales = module.scales
+    if scales.dim() != 2:
+        raise Unfit(f"scales are {[*scales.shape]}, not [groups, outputs]")
+    if not bool(scales.isfinite().all()):  # before its own results are compared
+        raise Unfit(_NOT_FINITE)
     count, n = scales.shape
     index = _attribute(module, "g_idx")
     index = index if isinstance(index, Tensor) and index.numel() else None
@@ -277,6 +296,8 @@ def _compressed_fp8(module: nn.Module) -> _Layer:
 
 def _compressed(module: nn.Module) -> _Layer:
     kind, bits = _expect_scheme(module)
+    if _attribute(module, "weight_scale") is None:
+        raise Unfit("it has no weight_scale")
     forward = module.__dict__.get("forward")
     # Its __module__ is that of the forward which it wraps.
     where = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("__name__", "")
@@ -357,7 +378,9 @@ def _recognised(module: nn.Module) -> _Layer | None:
     if _is_of_bitsandbytes(module):
         raise Unfit("bitsandbytes rounds activations to int8 but for outliers" if type(
             module).__name__ == "Linear8bitLt" else "bitsandbytes' weights of 4 bits have no kernel")
-    if has.get("qweight") is None or has.get("scales") is None or has.get("qzeros") is None:
+    if any(has.get(name) is None for name in ("qweight", "scales", "qzeros")):
+        if has_codes(module):
+            raise Unfit(f"{type(module).__name__} has codes in a layout for which there is no kernel")
         return None
     if "forward" in module.__dict__:
         raise Unfit("its forward was replaced already")
@@ -413,7 +436,7 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     if layer is None:
         return None
     if not bool(layer.scale.float().isfinite().all()):
-        raise Unfit("its scales are not finite")
+        raise Unfit(_NOT_FINITE)
     group, order, groups = _packed_group(layer)
     dtype = dtype or (torch.bfloat16 if layer.code in ONLY_GROUP else layer.scale.dtype)
     if dtype == torch.float16 and layer.scale.device.type == "cpu":
@@ -572,7 +595,7 @@ def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeig
     w, scale, zero, bias = (owner._buffers[name] for name in _MERGED)
     format = layers[0]._fftune[0]
     n = sum(layer._fftune[0].n for layer in layers)
-    return ops.PackedWeight(w, scale, zero, n, format.k, format.group, format.code), bias
+    return ops.PackedWeight(w, _as_packed(scale, format.code), zero, n, format.k, format.group, format.code), bias
 
 
 def restore_merged(owner: nn.Module) -> None:
