@@ -114,6 +114,40 @@ def forward_quantize(module, value, base_name, args):
     return (q * scale).to(value.dtype).view(value.shape)
 
 
+class Expert(nn.Module):
+    def __init__(self, gate_up, down):
+        super().__init__()
+        for name, w in zip(("gate_proj", "up_proj", "down_proj"), (*gate_up.chunk(2), down)):
+            layer = nn.Linear(w.shape[1], w.shape[0], bias=False, device=w.device, dtype=w.dtype)
+            layer.weight.data.copy_(w)
+            setattr(self, name, layer)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Experts(nn.Sequential):
+    """Experts with layers of their own, as checkpoints name them and packages that quantise need them."""
+
+    def forward(self, x, ids, shares):
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self):
+            token, place = torch.where(ids == number)
+            y = y.index_add(0, token, expert(x[token]) * shares[token, place, None])
+        return y
+
+
+def with_expert_modules(model):
+    """The model with a layer for each weight of an expert, where transformers has one tensor of all."""
+    for module in model.modules():
+        stacked = getattr(module, "experts", None)
+        if hasattr(stacked, "gate_up_proj"):
+            module.experts = Experts(*(Expert(*weights) for weights in zip(stacked.gate_up_proj.detach(),
+                                                                          stacked.down_proj.detach())))
+    return model
+
+
 def product_of_fp8(x, weight, scale, block_size, dtype, activation_scale=None):
     """C = A B^T as Triton's kernels of transformers' FP8Linear compute it, summed up in float64. Each token,
     or each block of its elements, has a scale, by which it is rounded to e4m3."""

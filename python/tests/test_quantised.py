@@ -14,7 +14,8 @@ import fftune
 from fftune.patching.decoding import head_of
 from fftune.patching.quantised import packed_of
 from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_linear, gptq_of, of_file,
-                              packed, product_of_fp8, quantise_by_gptq, quantise_to_fp8, rounded_to_fp8)
+                              packed, product_of_fp8, quantise_by_gptq, quantise_to_fp8, rounded_to_fp8,
+                              with_expert_modules)
 
 pytest.importorskip("safetensors")
 
@@ -423,8 +424,10 @@ def test_torch_compile_keeps_it_whole():
     layer = gptq_of(nn.Linear(128, 64), group=32, desc_act=True)
     x = torch.randn(4, 128)
     fftune.patch(layer)
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x), layer(x))
+    for module in (layer, fp8_of(64, 128)):
+        assert fftune.patch(module).replaced
+        compiled = torch.compile(module, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x), module(x))
 
 
 def test_padding_of_the_last_word_is_given_back():
@@ -544,6 +547,31 @@ def test_a_model_of_fp8_layers(device, dtype, fp8_kernels):
     assert bits_of(model) == saved
     fftune.unpatch(model)
     assert bits_of(model) == saved
+
+
+@torch.no_grad()
+def test_experts_with_quantised_layers_of_their_own():
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                                         moe_intermediate_size=64)
+    torch.manual_seed(1)
+    model = with_expert_modules(transformers.AutoModelForCausalLM.from_config(config).eval())
+    quantise_by_gptq(model, group=32)
+    ids, saved = torch.randint(3, 96, (2, 9)), bits_of(model)
+    before = model(ids).logits
+    report = str(fftune.patch(model))
+    assert "mlp.experts.0 and 7 more: Expert by ffn with packed weights (silu)" in report, report
+    assert error(model(ids).logits, before.double()) < 1e-5 and bits_of(model) == saved
+    fftune.unpatch(model)
+    assert torch.equal(model(ids).logits, before) and bits_of(model) == saved
+
+
+def test_experts_of_fp8_are_left_alone_with_the_reason():
+    finegrained = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    config = types.SimpleNamespace(hidden_size=128, num_experts=2, moe_intermediate_size=128, hidden_act="silu")
+    assert left(finegrained.FP8Experts(config, (128, 128))) == (
+        "FP8Experts has codes in a layout for which there is no kernel")
 
 
 def test_whole_layers_need_packed_weights_of_one_format():

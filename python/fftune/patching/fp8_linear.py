@@ -18,6 +18,7 @@ def is_fp8_linear(module: nn.Module) -> bool:
     return kind.__name__ == "FP8Linear" and kind.__module__.startswith("transformers.")
 
 
+@torch.compiler.assume_constant_result
 def _has_fp8_products(device: torch.device) -> bool:
     """Whether linear_fp8 is fast: by wgmma. The CPU, which transformers has no kernels for, has plain loops."""
     return device.type == "cpu" or device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

@@ -4,8 +4,8 @@ The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, compressed-tensors' pa
 int-quantized and float-quantized. A layer is recognised by the names, types and shapes of its tensors.
 Those of GPTQ and AWQ, which some kernels reorder, are compared with what the layer's own forward
 computes. Those of compressed-tensors have a scheme that says what they are; their forward would make them
-dense. Where the scheme has rounded activations, the package's own function rounds them first: its scales
-have the type of x, so they are not those of the ops' `quantise`. bitsandbytes' Linear8bitLt rounds
+dense. Where the scheme has rounded activations, the package's own function rounds them first. Its scales
+have the type of x, so they are not those of the ops' `quantise`. The Linear8bitLt of bitsandbytes rounds
 activations to integers, but for outliers, so it is left alone.
 
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
