@@ -2,6 +2,7 @@
 transformers have them."""
 import copy
 import functools
+import importlib
 import io
 import sys
 import types
@@ -282,6 +283,22 @@ def fp8_kernels(monkeypatch):
     finegrained = pytest.importorskip("transformers.integrations.finegrained_fp8")
     monkeypatch.setattr(finegrained, "load_finegrained_fp8_kernel",
                         lambda: types.SimpleNamespace(matmul=product_of_fp8))
+    monkeypatch.setattr(importlib.import_module("transformers.integrations.compressed_tensors"),
+                        "_scaled_mm_rowwise", product_of_rounded_tokens)
+
+
+def product_of_rounded_tokens(x, w, scale_a, scale_b, out_dtype, bias=None):
+    y = (x.double() * scale_a) @ (w.double() * scale_b)
+    return (y if bias is None else y + bias).to(out_dtype)
+
+
+def fp8_of_rows(n, k, rows):
+    """The layer for compressed-tensors' files, with one scale or one for each row."""
+    kind = pytest.importorskip("transformers.integrations.compressed_tensors").CompressedTensorsFP8Linear
+    layer, (codes, _) = kind(k, n), rounded_to_fp8(torch.randn(n, k), None)
+    layer.weight = nn.Parameter(codes, requires_grad=False)
+    layer.weight_scale = nn.Parameter(torch.rand(1, rows) + 0.5)
+    return layer
 
 
 def fp8_of(n, k, block=128, **options):
@@ -291,6 +308,7 @@ def fp8_of(n, k, block=128, **options):
 
 FP8_LAYERS = {"file": lambda: of_file("fp8_block_deepseek_v3")[0], "ue8m0": lambda: of_file("fp8_block_ue8m0")[0],
               "ragged": lambda: fp8_of(200, 330, bias=nn.Parameter(torch.randn(200))),
+              "rows": lambda: fp8_of_rows(96, 200, 96), "rows of one scale": lambda: fp8_of_rows(96, 200, 1),
               "tensor": lambda: fp8_of(96, 272, None, block_size=None),
               "one block": lambda: fp8_of(64, 64, None, block_size=(64, 64))}
 
@@ -306,7 +324,7 @@ def test_fp8_linear_rounds_activations_as_the_layer_itself(kind, device, dtype, 
         layer.bias.data = layer.bias.data.to(dtype)
     before, theirs = bits_of(layer), layer(x)
     ((_, words),) = fftune.patch(layer).replaced
-    assert words.endswith("by token" if kind in ("tensor", "one block") else "by blocks of 128")
+    assert words.endswith("by blocks of 128" if kind in ("file", "ue8m0", "ragged") else "by token")
     ours = layer(x)
     finite = theirs.isfinite()
     assert torch.equal(ours.isnan(), ~finite) and ours.dtype == dtype and finite.sum() > ours.numel() * 0.8
@@ -336,7 +354,8 @@ def test_fp8_layers_that_round_otherwise_are_left_alone_with_the_reason():
     assert "rounded by a static scale" in left(fp8_of(128, 256, scheme="static"))
     of_one_scale = fp8_of(96, 272, None, block_size=None)
     of_one_scale.weight_scale_inv.data = torch.ones(2)
-    assert left(of_one_scale) == "weight_scale_inv is [2], not one scale"
+    assert left(of_one_scale) == "weight_scale_inv is [2], not one scale, or one for each row"
+    assert "weight_scale is [1, 95], not one scale, or one" in left(fp8_of_rows(96, 200, 95))
 
 
 def test_calls_that_the_fp8_product_does_not_serve_are_the_layers_own(fp8_kernels):
@@ -351,6 +370,15 @@ def test_calls_that_the_fp8_product_does_not_serve_are_the_layers_own(fp8_kernel
         with torch.autograd.graph.save_on_cpu():
             assert module(wanted).requires_grad
     assert torch.equal(ours(x.double()), own(x.double()))
+    bias = nn.Parameter(torch.randn(200))
+    own.bias = ours.bias = bias
+    gradients = []
+    for module in (own, ours):  # each adds it to its result
+        y = module(x.bfloat16())
+        assert y.dtype == torch.bfloat16
+        gradients.append(torch.autograd.grad(y.float().square().sum(), bias)[0])
+    assert error(gradients[1], gradients[0].double()) < 0.01
+    own.bias = ours.bias = None
     file = io.BytesIO()
     torch.save(ours, file)
     file.seek(0)
@@ -428,6 +456,12 @@ def test_torch_compile_keeps_it_whole():
         assert fftune.patch(module).replaced
         compiled = torch.compile(module, fullgraph=True, backend="eager")
         assert torch.equal(compiled(x), module(x))
+
+
+def test_a_forward_of_a_subclass_is_not_replaced():
+    layer = compressed(tensors_of(), symmetric=True, group_size=32)
+    layer.__class__ = type("Doubled", (nn.Linear,), {"forward": lambda self, x: 2 * nn.Linear.forward(self, x)})
+    assert left(layer) == "Doubled has a forward of its own"
 
 
 def test_padding_of_the_last_word_is_given_back():

@@ -303,6 +303,10 @@ def _compressed(module: nn.Module) -> _Layer:
     where = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("__name__", "")
     if forward is not None and not where.startswith("compressed_tensors."):
         raise Unfit("its forward was replaced already")
+    # That of a subclass may compute something else with the weight.
+    if type(module).forward is not nn.Linear.forward and not type(module).__module__.startswith(
+            "compressed_tensors."):
+        raise Unfit(f"{type(module).__name__} has a forward of its own")
     if kind == "float":
         return _compressed_e2m1(module) if bits == 4 else _compressed_fp8(module)
     if getattr(module, "weight_packed", None) is None:
