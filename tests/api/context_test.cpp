@@ -8,6 +8,7 @@
 #include "api/c_consumer.h"
 #include "api/layer.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -80,13 +81,13 @@ TEST_CASE("an error belongs to the thread that met it") {
 }
 
 TEST_CASE("a preset file that is no preset is named in the plan, and nothing breaks") {
-  const auto folder = std::filesystem::temp_directory_path() / "fftune-api-bad-presets";
+  const testing::TemporaryFolder temporary;
+  const auto& folder = temporary.path();
   std::filesystem::create_directories(folder / "some-cpu");
   std::ofstream(folder / "some-cpu" / "ffn.json") << "{\"schema\": 1, ";
   const library::Context context(-1, folder.c_str());
   const auto plan = context.plan(ffn_json(2, 8, 16));
   CHECK(plan.describe().find("some-cpu/ffn.json") != std::string_view::npos);
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("the C++ header throws what the C API said") {

@@ -1,7 +1,4 @@
 // A plan's description, and that presets are obeyed.
-#include <unistd.h>
-
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -10,6 +7,7 @@
 #include "registry/catalog.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -17,17 +15,9 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// A folder of presets that is gone at the end.
-struct PresetFolder {
-  PresetFolder() { std::filesystem::remove_all(path); }
-  ~PresetFolder() { std::filesystem::remove_all(path); }
-  // One folder per process: ctest runs the cases side by side.
-  const std::filesystem::path path = std::filesystem::temp_directory_path() /
-                                     ("fftune-api-describe-presets-" + std::to_string(getpid()));
-};
-
 /// A preset of this CPU whose variant is not the default one, and its id.
-std::string write_preset(const PresetFolder& folder, const Problem& problem, bool stale) {
+std::string write_preset(const testing::TemporaryFolder& folder, const Problem& problem,
+                         bool stale) {
   const DeviceFacts facts = cpu_facts();
   const Catalog& catalog = builtin_catalog();
   const Op& op = catalog.op(problem.op);
@@ -59,7 +49,7 @@ std::string write_preset(const PresetFolder& folder, const Problem& problem, boo
   record.tolerance = 1e-5;
   record.provenance = {fftune_version(),       facts.name, "", facts.toolkit, 0,
                        "2026-11-21T14:03:22Z", 1};
-  merge_preset_records(folder.path, preset_device(facts), problem.op, {record});
+  merge_preset_records(folder.path(), preset_device(facts), problem.op, {record});
   return record.recipe().front().id();
 }
 
@@ -69,8 +59,8 @@ Problem layer_problem(std::int64_t m) {
                    DeviceKind::cpu);
 }
 
-Json description_of(const PresetFolder& folder, const std::string& problem) {
-  const library::Context context(-1, folder.path.c_str());
+Json description_of(const testing::TemporaryFolder& folder, const std::string& problem) {
+  const library::Context context(-1, folder.path().c_str());
   return Json::parse(context.plan(problem).describe());
 }
 
@@ -100,7 +90,7 @@ TEST_CASE("a plan describes its problem, its variants and its buffers") {
 }
 
 TEST_CASE("a preset of this device decides, exactly or by the nearest shape") {
-  const PresetFolder folder;
+  const testing::TemporaryFolder folder;
   const auto id = write_preset(folder, layer_problem(200), false);
   const auto exact = description_of(folder, ffn_json(200, 64, 96));
   CHECK(exact.at("variants")[0].at("id") == id);
@@ -115,7 +105,7 @@ TEST_CASE("a preset of this device decides, exactly or by the nearest shape") {
 }
 
 TEST_CASE("a preset of other kernel sources is used and called stale") {
-  const PresetFolder folder;
+  const testing::TemporaryFolder folder;
   const auto id = write_preset(folder, layer_problem(200), true);
   const auto described = description_of(folder, ffn_json(200, 64, 96));
   CHECK(described.at("variants")[0].at("id") == id);

@@ -21,6 +21,7 @@
 #include "moe/problems.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -148,7 +149,8 @@ TEST_CASE("drawn tokens choose different experts, about as often as expected") {
 }
 
 TEST_CASE("the ids of a routing may be those of a file") {
-  const auto path = std::filesystem::temp_directory_path() / "fftune_moe_ids.txt";
+  const testing::TemporaryFolder temporary;
+  const auto path = temporary.path() / "ids.txt";
   std::ofstream(path) << "2 0\n1, 2\n";
   const auto routing = parse_routing("file:" + path.string());
   REQUIRE(routing);

@@ -101,7 +101,7 @@ Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFac
   const TensorPlaces places(stage.op().tensors(problem));
   Program program;
   program.host_tensors = places.count();
-  for (const PackedWeight& weight : stage.weights(problem)) {
+  for (const PackedWeight& weight : stage.operands(problem)) {
     const std::size_t codes = places.at(weight.codes), scales = places.at(weight.scales),
                       zeros = places.at(weight.zeros), dense = places.at(weight.dense);
     const Packed sizes{.codes = nullptr,
@@ -139,6 +139,7 @@ ExpandFamily cpu_expand_family(const ExpandStage& stage, const char* name) {
           "packed weights to dense ones, by tiles of 16 rows",
           "gemm/packed/cpu_expand.cpp",
           DeviceKind::cpu,
+          refuse_dense,
           expand};
 }
 

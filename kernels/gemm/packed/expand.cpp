@@ -14,7 +14,7 @@ constexpr std::int64_t warps = 4;  // expand_warps
 Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFacts& facts) {
   const TensorPlaces places(stage.op().tensors(problem));
   Program program;
-  for (const PackedWeight& weight : stage.weights(problem)) {
+  for (const PackedWeight& weight : stage.operands(problem)) {
     const std::int64_t blocks = packed_tiles(weight.n) * packed_k_blocks(weight.k);
     KernelLaunch& launch = append_kernel(
         program, file,
@@ -37,6 +37,7 @@ ExpandFamily expand_family(const ExpandStage& stage, const char* name) {
           "packed weights to dense ones, for products of many tokens",
           file,
           DeviceKind::cuda,
+          refuse_dense,
           expand};
 }
 

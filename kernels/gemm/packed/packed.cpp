@@ -201,19 +201,6 @@ std::optional<std::string> refuse_packed_groups(const GemmProblem& gemm) {
   return std::nullopt;
 }
 
-ExpandFamily::ExpandFamily(const ExpandStage& stage, const char* name, std::string_view summary,
-                           const char* source, DeviceKind kind, Expand expand)
-    : StageFamily({.name = name,
-                   .summary = summary,
-                   .device_kind = kind,
-                   .stage = stage.name,
-                   .pass = "fwd",
-                   .sources = {source},
-                   .is_fallback = true,
-                   .refusal = refuse_dense}),
-      stage_(stage),
-      expand_(expand) {}
-
 std::optional<std::string> refuse_dense(const Problem& problem, const DeviceFacts&) {
   if (packed_format(problem).packed) return std::nullopt;
   return "it is for packed weights: weights=" + packed_names();

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/common/stage_family.hpp"
+#include "kernels/gemm/operand_stage.hpp"
 #include "kernels/gemm/packed/layout.cuh"
 #include "kernels/gemm/packed/weight.hpp"
 #include "kernels/gemm/problem.hpp"
@@ -75,29 +75,9 @@ StageSpec expand_spec(std::string_view name, const std::vector<PackedWeight>& we
 void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors& tensors,
                       Parallel& parallel);
 
-/// A stage of an op that expands the weights of the next one.
-struct ExpandStage {
-  const char* name;  // "expand"
-  const Op& (*op)() = nullptr;
-  /// Only called for problems that have the stage.
-  std::vector<PackedWeight> (*weights)(const Problem&) = nullptr;
-};
-
-/// A family of such a stage: a fallback.
-class ExpandFamily final : public StageFamily {
- public:
-  using Expand = Program (*)(const ExpandStage&, const Problem&, const DeviceFacts&);
-  /// `name` is a literal.
-  ExpandFamily(const ExpandStage& stage, const char* name, std::string_view summary,
-               const char* source, DeviceKind kind, Expand expand);
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    return expand_(stage_, problem, facts);
-  }
-
- private:
-  ExpandStage stage_;
-  Expand expand_;
-};
+using ExpandStage = OperandStage<std::vector<PackedWeight>>;
+using ExpandFamily = OperandFamily<std::vector<PackedWeight>>;
+/// `name` is a literal.
 ExpandFamily expand_family(const ExpandStage& stage, const char* name);
 ExpandFamily cpu_expand_family(const ExpandStage& stage, const char* name);
 

@@ -12,7 +12,7 @@ namespace {
 
 Program quantise(const QuantiseStage& stage, const Problem& problem, const DeviceFacts&) {
   const TensorPlaces places(stage.op().tensors(problem));
-  const QuantisedRows own = stage.rows(problem);
+  const QuantisedRows own = stage.operands(problem);
   const std::size_t from = places.at(own.from), elements = places.at(own.elements),
                     scales = places.at(own.scales);
   Program program;
@@ -42,7 +42,13 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
 }  // namespace
 
 QuantiseFamily cpu_quantise_family(const QuantiseStage& stage, const char* name) {
-  return {stage, name, "gemm/quantise/cpu_rows.cpp", DeviceKind::cpu, quantise};
+  return {stage,
+          name,
+          quantise_summary,
+          "gemm/quantise/cpu_rows.cpp",
+          DeviceKind::cpu,
+          refuse_unquantised,
+          quantise};
 }
 
 }  // namespace fftune

@@ -144,26 +144,9 @@ std::vector<double> numbers_of_weight(const std::string& name, std::int64_t k, S
                            static_cast<std::size_t>(rows == 1 ? k : rows), parallel);
 }
 
-QuantiseFamily::QuantiseFamily(const QuantiseStage& stage, const char* name, const char* source,
-                               DeviceKind kind, Quantise quantise)
-    : StageFamily({.name = name,
-                   .summary = "tokens to e4m3 with their scales",
-                   .device_kind = kind,
-                   .stage = stage.name,
-                   .pass = "fwd",
-                   .sources = {source},
-                   .is_fallback = true}),
-      stage_(stage),
-      quantise_(quantise) {}
-
-std::optional<std::string> QuantiseFamily::refusal(const Problem& problem,
-                                                   const DeviceFacts& facts) const {
-  if (!quantises(problem)) return "it is for quantise=token and quantise=block";
-  const auto stages = stage_.op().stages(problem);
-  if (std::none_of(stages.begin(), stages.end(),
-                   [&](const StageSpec& stage) { return stage.name == stage_.name; }))
-    return fmt::format("there is no stage {} here", stage_.name);
-  return StageFamily::refusal(problem, facts);
+std::optional<std::string> refuse_unquantised(const Problem& problem, const DeviceFacts&) {
+  if (quantises(problem)) return std::nullopt;
+  return "it is for quantise=token and quantise=block";
 }
 
 }  // namespace fftune

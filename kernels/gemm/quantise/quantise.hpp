@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/common/stage_family.hpp"
+#include "kernels/gemm/operand_stage.hpp"
 #include "kernels/gemm/problem.hpp"
 #include "registry/op.hpp"
 
@@ -75,31 +75,12 @@ std::vector<double> numbers_of(const QuantisedRows& rows, const ReferenceTensors
 std::vector<double> numbers_of_weight(const std::string& name, std::int64_t k, Scaling scaling,
                                       const ReferenceTensors& tensors, Parallel& parallel);
 
-/// A stage of an op that quantises the A of the next one.
-struct QuantiseStage {
-  const char* name;  // "quantise"
-  const Op& (*op)() = nullptr;
-  /// Only called for problems that have the stage.
-  QuantisedRows (*rows)(const Problem&) = nullptr;
-};
-
-/// A family of such a stage: a fallback.
-class QuantiseFamily final : public StageFamily {
- public:
-  using Quantise = Program (*)(const QuantiseStage&, const Problem&, const DeviceFacts&);
-  /// `name` is a literal.
-  QuantiseFamily(const QuantiseStage& stage, const char* name, const char* source, DeviceKind kind,
-                 Quantise quantise);
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override;
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    return quantise_(stage_, problem, facts);
-  }
-
- private:
-  QuantiseStage stage_;
-  Quantise quantise_;
-};
+using QuantiseStage = OperandStage<QuantisedRows>;
+using QuantiseFamily = OperandFamily<QuantisedRows>;
+constexpr const char* quantise_summary = "tokens to e4m3 with their scales";
+/// Why a family that quantises refuses a problem whose tokens it would leave alone.
+std::optional<std::string> refuse_unquantised(const Problem& problem, const DeviceFacts&);
+/// `name` is a literal.
 QuantiseFamily quantise_family(const QuantiseStage& stage, const char* name);
 QuantiseFamily cpu_quantise_family(const QuantiseStage& stage, const char* name);
 

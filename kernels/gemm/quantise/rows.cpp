@@ -20,7 +20,7 @@ std::int64_t threads_for(std::int64_t elements) {
 
 Program quantise(const QuantiseStage& stage, const Problem& problem, const DeviceFacts& facts) {
   const TensorPlaces places(stage.op().tensors(problem));
-  const QuantisedRows own = stage.rows(problem);
+  const QuantisedRows own = stage.operands(problem);
   const std::int64_t group = threads_for(own.length());
   const std::int64_t groups = group < 128 ? 128 / group : 1;
   Program program;
@@ -39,7 +39,7 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
 }  // namespace
 
 QuantiseFamily quantise_family(const QuantiseStage& stage, const char* name) {
-  return {stage, name, file, DeviceKind::cuda, quantise};
+  return {stage, name, quantise_summary, file, DeviceKind::cuda, refuse_unquantised, quantise};
 }
 
 }  // namespace fftune

@@ -1,0 +1,62 @@
+// A stage of an op that prepares operands of the next one: it expands packed weights, or quantises
+// rows.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/common/stage_family.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+template <typename Operands>
+struct OperandStage {
+  const char* name;  // "expand"
+  const Op& (*op)() = nullptr;
+  /// Only called for problems that have the stage.
+  Operands (*operands)(const Problem&) = nullptr;
+};
+
+/// A family of such a stage: a fallback.
+template <typename Operands>
+class OperandFamily final : public StageFamily {
+ public:
+  using Prepare = Program (*)(const OperandStage<Operands>&, const Problem&, const DeviceFacts&);
+  using Refuse = std::optional<std::string> (*)(const Problem&, const DeviceFacts&);
+  /// `name` and `summary` are literals. `refuse` tells problems whose operands are ready as they
+  /// are.
+  OperandFamily(const OperandStage<Operands>& stage, const char* name, std::string_view summary,
+                const char* source, DeviceKind kind, Refuse refuse, Prepare prepare)
+      : StageFamily({.name = name,
+                     .summary = summary,
+                     .device_kind = kind,
+                     .stage = stage.name,
+                     .pass = "fwd",
+                     .sources = {source},
+                     .is_fallback = true,
+                     .refusal = refuse}),
+        stage_(stage),
+        prepare_(prepare) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = StageFamily::refusal(problem, facts)) return reason;
+    const auto stages = stage_.op().stages(problem);
+    if (std::none_of(stages.begin(), stages.end(),
+                     [&](const StageSpec& stage) { return stage.name == stage_.name; }))
+      return "there is no stage " + std::string(stage_.name) + " here";
+    return std::nullopt;
+  }
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    return prepare_(stage_, problem, facts);
+  }
+
+ private:
+  OperandStage<Operands> stage_;
+  Prepare prepare_;
+};
+
+}  // namespace fftune
