@@ -17,7 +17,7 @@ struct StageFamilyFacts {
   std::string_view name, summary;  // literals
   DeviceKind device_kind = DeviceKind::cuda;
   const char* stage = nullptr;           // null: stage_of_pass(pass)
-  std::string_view pass = {};            // the only one that it computes
+  std::string_view pass = {};            // the only one that it computes; any, if empty
   const char *option = "", *value = "";  // the value that an option must have, if any
   std::vector<std::string> sources = {};
   bool is_fallback = false;
@@ -44,12 +44,13 @@ class StageFamily : public Family {
   bool is_fallback() const override { return facts_.is_fallback; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
+    const std::string_view pass = facts_.pass.empty() ? problem.pass : facts_.pass;
     if (facts_.device_kind == DeviceKind::cuda) {
-      if (auto refusal = refuse_cuda(problem, facts_.pass, facts)) return refusal;
+      if (auto refusal = refuse_cuda(problem, pass, facts)) return refusal;
     } else {
       if (facts.kind != DeviceKind::cpu) return "it runs on the CPU";
-      if (problem.pass != facts_.pass)
-        return "it computes the pass " + std::string(facts_.pass) + ", not " + problem.pass;
+      if (problem.pass != pass)
+        return "it computes the pass " + std::string(pass) + ", not " + problem.pass;
     }
     if (*facts_.option != 0 && !problem.has(facts_.option, facts_.value))
       return std::string("it is for ") + facts_.option + "=" + facts_.value;

@@ -31,7 +31,7 @@ constexpr std::int64_t most_layers = 256;
 
 /// Inputs that all layers of a plan share.
 constexpr const char* shared_inputs[] = {"x",       "positions", "angles", "slots",
-                                         "lengths", "pages",     "group"};
+                                         "lengths", "pages",     "group",  "first_expert"};
 
 /// The tensors of a layer of its own, in the order of the buffers.
 constexpr const char* own_inputs[] = {"attn_norm",
@@ -274,11 +274,15 @@ std::string contradiction_of_experts(const Problem& problem) {
     for (const char* name : {"experts", "top-k"})
       if (!problem.sizes.contains(name))
         return fmt::format("ffn=moe without {}: give the number", name);
+    if (problem.sizes.contains("own-experts") && !problem.sizes.contains("ranks"))
+      return fmt::format("own-experts={} without ranks: a rank of a group has a slice",
+                         problem.size("own-experts"));
     if (problem.has("shared-gate", "yes") && !problem.sizes.contains("shared-h"))
       return "shared-gate=yes without shared-h: give the network's intermediate size";
     return "";
   }
-  for (const char* name : {"experts", "top-k", "shared", "shared-h", "groups", "top-groups"})
+  for (const char* name :
+       {"experts", "top-k", "shared", "own-experts", "shared-h", "groups", "top-groups"})
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
   for (const char* name : {"score", "order", "renormalise", "routing", "gate-up", "group-score",
@@ -438,6 +442,7 @@ OpFacts facts() {
            rare_size("top-k", "experts that a token chooses", moe_route::most_choices, 8),
            rare_size("shared", "experts that every token goes through; left out: none",
                      moe::most_shared, 1),
+           moe::own_experts_size(),
            rare_size(
                "shared-h",
                "intermediate size of a network with weights of its own beside the experts, for "

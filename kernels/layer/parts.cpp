@@ -280,7 +280,8 @@ class Parts {
                                               {"h", problem_.size("h")},
                                               {"top-k", choices},
                                               {"experts", experts}};
-    if (problem_.sizes.contains("shared")) sizes["shared"] = problem_.size("shared");
+    for (const char* name : {"shared", "own-experts"})
+      if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     std::map<std::string, std::string> of_experts{
         {"act", option_or(problem_, "act", "silu")},
         {"routing", option_or(problem_, "routing", "uniform")},
@@ -371,7 +372,7 @@ std::vector<PartKind> part_kinds() {
   const std::vector<std::string> of_ffn{ffn::stage_expand_gate_up, ffn::stage_gate_up,
                                         ffn::stage_expand_down, ffn::stage_down};
   auto of_experts = of_ffn;
-  of_experts.insert(of_experts.end(), {moe::stage_route, moe::stage_combine});
+  of_experts.insert(of_experts.end(), {moe::stage_own_ids, moe::stage_route, moe::stage_combine});
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
           {"qkv", qkv_op, {qkv::stage_expand, qkv::stage_product, qkv::stage_heads}},

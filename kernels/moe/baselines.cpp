@@ -282,7 +282,8 @@ class Batches {
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   if (problem.pass != "fwd" || problem.dtype == DType::fp8 || stores_gates(problem) ||
       weighs_before(problem) || has_bias(problem) || packing_of(problem) == Packing::interleaved ||
-      problem.option("act") == "swiglu-oai" || packed_format(problem).packed || quantises(problem))
+      problem.option("act") == "swiglu-oai" || packed_format(problem).packed ||
+      quantises(problem) || has_own_experts(problem))
     return {};
   // Copies are read, written, and read again.
   const Shape shape = shape_of(problem);

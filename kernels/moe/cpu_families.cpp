@@ -35,10 +35,25 @@ void store_row(DType dtype, void* matrix, std::size_t row, std::span<const float
 
 }  // namespace
 
+Program cpu_own_ids_program(const Problem& problem, const DeviceFacts&, const Config&) {
+  const TensorPlaces places(moe_ffn_op().tensors(problem));
+  Program program;
+  program.host_tensors = places.count();
+  program.steps.emplace_back(HostFunction([shape = shape_of(problem), ids = places.at("ids"),
+                                           first = places.at("first_expert"),
+                                           own_ids = places.at("own_ids")](const HostCall& call) {
+    const auto* const given = data<const std::int32_t>(call, ids);
+    for (std::int64_t i = 0; i < shape.m * shape.top_k; ++i)
+      data<std::int32_t>(call, own_ids)[i] =
+          own_id(shape, given[i], *data<const std::int32_t>(call, first));
+  }));
+  return program;
+}
+
 Program cpu_route_program(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
-  const std::size_t ids = places.at("ids"), offsets = places.at("offsets"),
+  const std::size_t ids = places.at(own_ids_of(problem)), offsets = places.at("offsets"),
                     tokens = places.at("tokens"), of_choices = places.at("places");
   const std::size_t weights = has_row_weights(problem) ? places.at("weights") : absent,
                     row_weights = has_row_weights(problem) ? places.at("row_weights") : absent;
@@ -139,7 +154,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
   const bool has_hidden = !before || !recomputes(problem);
   const std::size_t hidden = has_hidden ? places.at(hidden_of_gradient(problem)) : absent;
   const bool biased = reads_down_bias(problem);
-  const std::size_t ids = biased ? places.at("ids") : absent,
+  const std::size_t ids = biased ? places.at(own_ids_of(problem)) : absent,
                     dy = biased ? places.at("dy") : absent,
                     b_down = biased ? places.at("b_down") : absent;
   const auto places_of = [&](bool weighted) {

@@ -260,8 +260,8 @@ class ChosenGateUp final : public Decode {
       arguments.push_back(has ? Argument{tensor_of(places, name)} : Argument{std::int64_t{0}});
     };
     for (const char* name :
-         {"x", "ids", separate ? "w_gate" : "w_gate_up", separate ? "w_up" : "w_gate_up", "offsets",
-          "tokens", "places", "hidden"})
+         {"x", own_ids_of(problem), separate ? "w_gate" : "w_gate_up",
+          separate ? "w_up" : "w_gate_up", "offsets", "tokens", "places", "hidden"})
       arguments.emplace_back(tensor_of(places, name));
     or_null(weighs_before(problem), "weights");
     or_null(weighs_before(problem), "row_weights");
@@ -361,7 +361,8 @@ class ChosenDown final : public Decode {
     const auto or_null = [&](bool has, const char* name) {
       arguments.push_back(has ? Argument{tensor_of(places, name)} : Argument{std::int64_t{0}});
     };
-    for (const char* name : {"hidden", "ids"}) arguments.emplace_back(tensor_of(places, name));
+    for (const char* name : {"hidden", own_ids_of(problem)})
+      arguments.emplace_back(tensor_of(places, name));
     or_null(!weighs_before(problem), "weights");
     arguments.emplace_back(tensor_of(places, "w_down"));
     or_null(has_bias(problem), "b_down");

@@ -12,6 +12,11 @@
 // choice adds nothing. The ids of a token differ from each other. Only the device knows how many
 // tokens an expert has, from none to all.
 //
+// With the size `own-experts` the weights are those of so many experts alone, the slice of a rank.
+// Its first one is the value of the tensor first_expert [1], so that the problem, and with it the
+// plan's kernels, are the same on all ranks. The stage own_ids makes ids of the slice from ids of
+// all experts, -1 for experts of other ranks. The sum of y over the ranks is another op's.
+//
 // Choices are sorted by expert (core/distribution.hpp): row i of gate, up and hidden belongs to the
 // i-th choice in that order, so that the rows of an expert are neighbours. There are m · (top-k +
 // shared) rows.
@@ -42,7 +47,8 @@ struct Shape {
   std::int64_t m = 0;        // tokens
   std::int64_t d = 0;        // embedding
   std::int64_t h = 0;        // intermediate, of one expert
-  std::int64_t experts = 0;  // to choose from
+  std::int64_t experts = 0;  // in the weights, but for shared ones
+  std::int64_t of_all = 0;   // experts to choose from: more with own-experts
   std::int64_t top_k = 0;    // of them that a token chooses
   std::int64_t shared = 0;   // experts beside those: all tokens', with weight 1
 
@@ -51,6 +57,13 @@ struct Shape {
   std::int64_t rows() const { return m * choices(); }
 };
 Shape shape_of(const Problem& problem);
+/// Whether the weights are those of some experts alone: the size own-experts.
+bool has_own_experts(const Problem& problem);
+SizeField own_experts_size();
+/// An id of all experts as own_ids has it, where the slice begins with the expert `first`.
+std::int32_t own_id(const Shape& shape, std::int32_t id, std::int32_t first);
+/// The tensor with ids of the experts in the weights: own_ids, or ids.
+const char* own_ids_of(const Problem& problem);
 Routing routing_of(const Problem& problem);
 
 constexpr std::int64_t most_shared = 8;
@@ -106,6 +119,7 @@ bool accumulates(const Problem& problem);
 
 // The stages. Forward:
 //
+//   own_ids    with own-experts: own_ids, from ids and first_expert
 //   route      offsets, tokens and places, from ids: the sorted order of the choices; weigh=before:
 //              row_weights, the weight of each row
 //   quantise   with quantise=token, block: x as e4m3
@@ -116,7 +130,7 @@ bool accumulates(const Problem& problem);
 //
 // Backward:
 //
-//   route, and gate_up where gate and up are computed again
+//   own_ids and route; and gate_up where gate and up are computed again
 //   d_hidden   d_hidden = dy·w_down
 //   weigh      d_gate = d_hidden ⊙ up ⊙ act'(gate), d_up = d_hidden ⊙ act(gate), hidden, each times
 //              the row's weight: weighted_d_gate, weighted_d_up, weighted_hidden; and
@@ -139,6 +153,7 @@ bool accumulates(const Problem& problem);
 // combine_dx, which has u = d_gate·w_gate + d_up·w_up in dx_rows, computes dx = Σ weight · u and
 // d_weights = x·u.
 
+constexpr const char* stage_own_ids = "own_ids";
 constexpr const char* stage_route = "route";
 constexpr const char* stage_combine = "combine";
 constexpr const char* stage_weigh = "weigh";
@@ -169,6 +184,7 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
                Parallel& parallel);
 
 /// The other stages on the CPU (cpu_families.cpp): combine of the pass fwd, combine_dx of bwd.
+Program cpu_own_ids_program(const Problem& problem, const DeviceFacts& facts, const Config&);
 Program cpu_route_program(const Problem& problem);
 Program cpu_combine_program(const Problem& problem, const DeviceFacts& facts, const Config&);
 Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, const Config&);
@@ -179,6 +195,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
 
 /// Families of the GEMM stages, and of the others.
 std::vector<const Family*> gemm_families();
+std::vector<const Family*> own_ids_families();
 std::vector<const Family*> route_families();
 std::vector<const Family*> combine_families();
 std::vector<const Family*> weigh_families();

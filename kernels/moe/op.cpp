@@ -22,23 +22,38 @@ namespace {
 
 using Numbers = std::vector<std::int32_t>;
 
+/// The first expert of the slice in test data: with some of other ranks on both sides.
+std::int32_t drawn_first(const Shape& shape) {
+  return static_cast<std::int32_t>((shape.of_all - shape.experts + 1) / 2);
+}
+
 /// Fills an integer tensor with a part of the routing that a seed stands for: ids and what follows
 /// from them agree where their seeds do.
 TensorSpec routed(const Problem& problem, std::string name, std::vector<std::int64_t> shape,
                   Role role, std::function<Numbers(const Numbers& ids)> part) {
   TensorSpec spec{std::move(name), DType::i32, std::move(shape), role};
-  spec.draw = [shape = shape_of(problem), routing = routing_of(problem), part = std::move(part)](
-                  std::uint64_t seed, std::span<double> values) {
-    const Numbers numbers = part(draw_routing(routing, shape.m, shape.experts, shape.top_k, seed));
+  const bool is_own = name != "ids";  // of the experts in the weights
+  spec.draw = [shape = shape_of(problem), routing = routing_of(problem), part = std::move(part),
+               is_own](std::uint64_t seed, std::span<double> values) {
+    Numbers ids = draw_routing(routing, shape.m, shape.of_all, shape.top_k, seed);
+    if (is_own)
+      for (std::int32_t& id : ids) id = own_id(shape, id, drawn_first(shape));
+    const Numbers numbers = part(ids);
     std::copy_n(numbers.begin(), values.size(), values.begin());
   };
   return spec;
 }
 
-TensorSpec ids_tensor(const Problem& problem) {
+/// ids; and with own-experts first_expert.
+void add_ids(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
-  return routed(problem, "ids", {shape.m, shape.top_k}, Role::input,
-                [](const Numbers& ids) { return ids; });
+  tensors.push_back(routed(problem, "ids", {shape.m, shape.top_k}, Role::input,
+                           [](const Numbers& ids) { return ids; }));
+  if (!has_own_experts(problem)) return;
+  tensors.push_back({"first_expert", DType::i32, {1}, Role::input});
+  tensors.back().draw = [shape](std::uint64_t, std::span<double> values) {
+    values[0] = drawn_first(shape);
+  };
 }
 
 TensorSpec weights_tensor(const Problem& problem) {
@@ -47,9 +62,12 @@ TensorSpec weights_tensor(const Problem& problem) {
   return {"weights", DType::f32, {shape.m, shape.top_k}, Role::input, mean / 4, mean};
 }
 
-/// Results of the stage route.
+/// Results of the stages own_ids and route.
 void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
+  if (has_own_experts(problem))
+    tensors.push_back(routed(problem, "own_ids", {shape.m, shape.top_k}, Role::intermediate,
+                             [](const Numbers& ids) { return ids; }));
   const auto sorted = [shape](Numbers SortedRouting::*part) {
     return [shape, part](const Numbers& ids) {
       return sorted_routing(all_choices(shape, ids), shape.all_experts(), shape.choices()).*part;
@@ -208,9 +226,9 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const DType wide = wide_dtype(problem);
   const Scales scales = scales_of(problem);
   const double x_by = dtype == DType::fp8 ? elements_by : 1;
-  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, x_by},
-                                  ids_tensor(problem),
-                                  weights_tensor(problem)};
+  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, x_by}};
+  add_ids(problem, tensors);
+  tensors.push_back(weights_tensor(problem));
   add_weights(problem, "w_", "", Role::input, false, tensors);
   add_scales(problem, tensors);
   add_biases(problem, {}, tensors);
@@ -247,7 +265,7 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   std::vector<TensorSpec> tensors{{"dy", dtype, {shape.m, shape.d}, Role::input, 1}};
   if (!frozen || again || before)
     tensors.push_back({"x", dtype, {shape.m, shape.d}, Role::input, 1});
-  tensors.push_back(ids_tensor(problem));
+  add_ids(problem, tensors);
   tensors.push_back(weights_tensor(problem));
   if (!again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
@@ -291,15 +309,18 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
   const auto add = [](std::vector<std::string>& to, const std::vector<std::string_view>& names) {
     to.insert(to.end(), names.begin(), names.end());
   };
-  if (name == stage_route) {
-    stage.inputs = {"ids"};
+  if (name == stage_own_ids) {
+    stage.inputs = {"ids", "first_expert"};
+    stage.outputs = {"own_ids"};
+  } else if (name == stage_route) {
+    stage.inputs = {own_ids_of(problem)};
     stage.outputs = {"offsets", "tokens", "places"};
     if (has_row_weights(problem)) {
       stage.inputs.emplace_back("weights");
       stage.outputs.emplace_back("row_weights");
     }
   } else if (name == stage_combine) {
-    stage.inputs = {"expert_out", "ids", "places"};
+    stage.inputs = {"expert_out", own_ids_of(problem), "places"};
     if (!before) stage.inputs.emplace_back("weights");
     if (has_residual(problem)) stage.inputs.emplace_back("residual");
     stage.outputs = {"y"};
@@ -327,7 +348,7 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
     } else {
       add(stage.outputs, {"weighted_hidden", "d_weights"});
     }
-    if (reads_down_bias(problem)) add(stage.inputs, {"ids", "dy", "b_down"});
+    if (reads_down_bias(problem)) add(stage.inputs, {own_ids_of(problem), "dy", "b_down"});
   }
   for (const auto* names : {&stage.inputs, &stage.outputs})
     for (const std::string& tensor : *names) {
@@ -397,11 +418,12 @@ OpFacts facts() {
                "shared",
                "experts that every token goes through with weight 1, the last ones of the stacked "
                "weights; left out: none",
-               most_shared, 1)},
+               most_shared, 1),
+           own_experts_size()},
       .options = option_fields(),
       .rows_are_alike = false,
-      .families = {decode_families, route_families, gemm_families, combine_families, weigh_families,
-                   d_biases_families},
+      .families = {decode_families, own_ids_families, route_families, gemm_families,
+                   combine_families, weigh_families, d_biases_families},
       .baselines = baselines};
 }
 
@@ -444,9 +466,15 @@ class MoeFfn final : public DescribedOp {
   }
   std::string contradiction(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
-    if (shape.top_k > shape.experts)
+    if (shape.top_k > shape.of_all)
       return fmt::format("top-k={} exceeds experts={}: the experts of a token differ", shape.top_k,
-                         shape.experts);
+                         shape.of_all);
+    if (shape.experts > shape.of_all)
+      return fmt::format("own-experts={} exceeds experts={}: give how many of them are here",
+                         shape.experts, shape.of_all);
+    if (has_own_experts(problem) && shape.shared > 0)
+      return "shared with own-experts: every rank would add the shared experts: leave them to a "
+             "network of their own";
     if (shape.all_experts() > moe_route::most_experts)
       return fmt::format("experts={} and shared={}: together up to {}", shape.experts, shape.shared,
                          moe_route::most_experts);
@@ -501,6 +529,11 @@ class MoeFfn final : public DescribedOp {
       const GemmStage* const gemm = gemm_stage(problem, name);
       stages.push_back(gemm ? stage_spec(name, gemm->gemm(problem), tensors)
                             : plain_stage(problem, name, tensors));
+      // A slice has its share of the rows, which the GEMM has room for.
+      const Shape shape = shape_of(problem);
+      if (gemm && has_own_experts(problem))
+        stages.back().flops *=
+            static_cast<double>(shape.experts) / static_cast<double>(shape.of_all);
     }
     return stages;
   }
@@ -513,11 +546,20 @@ class MoeFfn final : public DescribedOp {
 
 }  // namespace
 
+SizeField own_experts_size() {
+  return rare_size(
+      "own-experts",
+      "experts in the weights, the slice of a rank of a group: the tensor first_expert "
+      "says which; all if left out",
+      moe_route::most_experts, 64);
+}
+
 Shape shape_of(const Problem& problem) {
   return {.m = problem.size("m"),
           .d = problem.size("d"),
           .h = problem.size("h"),
-          .experts = problem.size("experts"),
+          .experts = problem.size(has_own_experts(problem) ? "own-experts" : "experts"),
+          .of_all = problem.size("experts"),
           .top_k = problem.size("top-k"),
           .shared = problem.sizes.contains("shared") ? problem.size("shared") : 0};
 }
@@ -537,10 +579,27 @@ std::vector<std::int32_t> all_choices(const Shape& shape, const std::vector<std:
 
 std::vector<ExpertsAlike> expected_rows(const Problem& problem) {
   const Shape shape = shape_of(problem);
-  auto rows = expected_tokens(routing_of(problem), shape.m, shape.experts, shape.top_k);
+  auto rows = expected_tokens(routing_of(problem), shape.m, shape.of_all, shape.top_k);
+  // A slice has as many popular experts as others.
+  for (ExpertsAlike& alike : rows)
+    alike.experts *= static_cast<double>(shape.experts) / static_cast<double>(shape.of_all);
   if (shape.shared > 0)
     rows.push_back({static_cast<double>(shape.shared), static_cast<double>(shape.m)});
   return rows;
+}
+
+bool has_own_experts(const Problem& problem) {
+  return problem.sizes.contains("own-experts");
+}
+
+const char* own_ids_of(const Problem& problem) {
+  return has_own_experts(problem) ? "own_ids" : "ids";
+}
+
+std::int32_t own_id(const Shape& shape, std::int32_t id, std::int32_t first) {
+  // Ids may be any numbers: their difference need not be one of 32 bits.
+  const std::int64_t own = std::int64_t{id} - first;
+  return own >= 0 && own < shape.experts ? static_cast<std::int32_t>(own) : -1;
 }
 
 bool weighs_before(const Problem& problem) {

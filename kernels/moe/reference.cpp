@@ -28,6 +28,7 @@ class Definition {
   Definition(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel)
       : problem_(problem), shape_(shape_of(problem)), tensors_(tensors), parallel_(parallel) {}
 
+  void own_ids();
   void route();
   void gate_up();
   void down();
@@ -128,8 +129,15 @@ class Definition {
   Parallel& parallel_;
 };
 
+void Definition::own_ids() {
+  const auto first = static_cast<std::int32_t>(at("first_expert")[0]);
+  Matrix ids = at("ids");
+  for (double& id : ids) id = own_id(shape_, static_cast<std::int32_t>(id), first);
+  set("own_ids", std::move(ids));
+}
+
 void Definition::route() {
-  const Matrix& given = at("ids");
+  const Matrix& given = at(own_ids_of(problem_));
   const std::vector<std::int32_t> ids(given.begin(), given.end());
   const auto choices = all_choices(shape_, ids);
   const SortedRouting sorted = sorted_routing(choices, shape_.all_experts(), shape_.choices());
@@ -376,7 +384,8 @@ void Definition::weigh() {
                       own = choice % count(shape_.choices());
     if (own >= count(shape_.top_k)) return;
     if (reads_down_bias(problem_)) {
-      const auto expert = static_cast<std::size_t>(at("ids")[token * count(shape_.top_k) + own]);
+      const auto expert =
+          static_cast<std::size_t>(at(own_ids_of(problem_))[token * count(shape_.top_k) + own]);
       for (std::size_t i = 0; i < d; ++i)
         of_weight += at("dy")[token * d + i] * at("b_down")[expert * d + i];
     }
@@ -473,7 +482,9 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
                Parallel& parallel) {
   Definition of(problem, tensors, parallel);
   const std::int64_t d = of.shape().d, h = of.shape().h;
-  if (stage == stage_route)
+  if (stage == stage_own_ids)
+    of.own_ids();
+  else if (stage == stage_route)
     of.route();
   else if (stage == ffn::stage_quantise)
     reference_quantise(ffn::quantised_x(problem), tensors, parallel);

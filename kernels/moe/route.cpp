@@ -26,8 +26,8 @@ Program route_program(const Problem& problem, const DeviceFacts& facts, int thre
       program, kernel_file,
       fmt::format("route_choices<fftune::route_config{{{}, {}}}>", threads, ctas),
       {static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(threads),
-      {tensor_of(places, "ids"), tensor_of(places, "offsets"), tensor_of(places, "tokens"),
-       tensor_of(places, "places"),
+      {tensor_of(places, own_ids_of(problem)), tensor_of(places, "offsets"),
+       tensor_of(places, "tokens"), tensor_of(places, "places"),
        has_row_weights(problem) ? Argument{tensor_of(places, "weights")}
                                 : Argument{std::int64_t{0}},
        has_row_weights(problem) ? Argument{tensor_of(places, "row_weights")}

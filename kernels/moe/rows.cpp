@@ -155,7 +155,7 @@ class Weigh final : public StageFamily {
       arguments.push_back(tensor_or_null(is_there ? places.at(name) : absent));
     };
     for (const char* name : {"d_hidden", "gate", "up", "weights", "places"}) add(true, name);
-    for (const char* name : {"ids", "dy", "b_down"}) add(biased, name);
+    for (const char* name : {own_ids_of(problem), "dy", "b_down"}) add(biased, name);
     for (const bool weighted : {true, false}) {
       const auto names = gate_gradients(problem, weighted);
       for (std::size_t i = 0; i < 2; ++i)

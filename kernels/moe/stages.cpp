@@ -58,7 +58,7 @@ void await_route(const Problem& problem, GemmProblem& gemm) {
   gemm.groups.ready = groups_ready::awaited;
   if (shape.m * shape.top_k > most_ids) return;
   gemm.groups.ready = groups_ready::counted;
-  gemm.groups.ids = "ids";
+  gemm.groups.ids = own_ids_of(problem);
   gemm.groups.id_count = shape.m * shape.top_k;
   gemm.groups.whole_groups = shape.shared;
 }
@@ -167,24 +167,28 @@ constexpr const char* plain = "plain loops for any sizes: the fallback";
 }  // namespace
 
 std::vector<std::string> stage_names(const Problem& problem) {
-  if (quantises(problem))
-    return {stage_route, ffn::stage_quantise, ffn::stage_gate_up, ffn::stage_down, stage_combine};
-  if (problem.pass == "fwd")
-    return packed_format(problem).packed
-               ? std::vector<std::string>{stage_route,        ffn::stage_expand_gate_up,
-                                          ffn::stage_gate_up, ffn::stage_expand_down,
-                                          ffn::stage_down,    stage_combine}
-               : std::vector<std::string>{stage_route, ffn::stage_gate_up, ffn::stage_down,
-                                          stage_combine};
-  std::vector<std::string> names{stage_route};
-  if (recomputes(problem)) names.emplace_back(ffn::stage_gate_up);
-  for (const char* name : {ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x})
-    names.emplace_back(name);
-  if (!is_frozen(problem)) {
-    for (const char* name : {ffn::stage_d_gate_up, ffn::stage_d_down}) names.emplace_back(name);
-    if (has_bias(problem)) names.emplace_back(stage_d_biases);
+  std::vector<std::string> names;
+  const auto add = [&](std::initializer_list<const char*> more) {
+    names.insert(names.end(), more.begin(), more.end());
+  };
+  if (has_own_experts(problem)) add({stage_own_ids});
+  add({stage_route});
+  if (problem.pass == "fwd") {
+    const bool packed = packed_format(problem).packed;
+    if (quantises(problem)) add({ffn::stage_quantise});
+    if (packed) add({ffn::stage_expand_gate_up});
+    add({ffn::stage_gate_up});
+    if (packed) add({ffn::stage_expand_down});
+    add({ffn::stage_down, stage_combine});
+    return names;
   }
-  names.emplace_back(stage_combine_dx);
+  if (recomputes(problem)) add({ffn::stage_gate_up});
+  add({ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x});
+  if (!is_frozen(problem)) {
+    add({ffn::stage_d_gate_up, ffn::stage_d_down});
+    if (has_bias(problem)) add({stage_d_biases});
+  }
+  add({stage_combine_dx});
   return names;
 }
 

@@ -4,11 +4,13 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <condition_variable>
 #include <cstddef>
@@ -30,7 +32,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t protocol = 0x32304f5254554646;  // "FFTUNO02"
+constexpr std::uint64_t protocol = 0x33304f5254554646;  // "FFUTRO03"
 
 enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
@@ -44,9 +46,10 @@ struct Message {
   std::uint64_t key = 0;
   std::array<std::byte, 64> handle = {};
   std::array<char, 32> device = {};
-  std::uint32_t fault = 0;          // of `gone`
-  std::array<char, 400> text = {};  // of `failure`
-  double value = 0;                 // of `value`
+  std::array<char, 32> library = {};  // its version
+  std::uint32_t fault = 0;            // of `gone`
+  std::array<char, 400> text = {};    // of `failure`
+  double value = 0;                   // of `value`
 };
 
 class Socket {
@@ -69,7 +72,8 @@ class Socket {
 
 struct Received {
   Message message;
-  int descriptor = -1;  // of shared memory, or none
+  int descriptor = -1;         // of shared memory, or none
+  bool other_version = false;  // a rank, but of a library whose messages are others
 };
 
 std::string reason() {
@@ -129,10 +133,15 @@ std::optional<Received> receive_message(const Socket& socket) {
   if (bytes != static_cast<ssize_t>(sizeof received.message) ||
       received.message.version != protocol) {
     if (received.descriptor >= 0) ::close(received.descriptor);
-    return std::nullopt;
+    constexpr std::uint64_t but_the_number = ~std::uint64_t{0} >> 16;
+    received.other_version = bytes >= static_cast<ssize_t>(sizeof protocol) &&
+                             ((received.message.version ^ protocol) & but_the_number) == 0;
+    received.descriptor = -1;
+    return received.other_version ? std::optional(received) : std::nullopt;
   }
   received.message.text.back() = '\0';
   received.message.device.back() = '\0';
+  received.message.library.back() = '\0';
   return received;
 }
 
@@ -145,9 +154,11 @@ struct Address {
     std::copy(path.begin(), path.end(), value.sun_path);
     bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
   }
-  /// A file that a process left which is gone; false: there is none such.
+  /// A socket's file that a process left which is gone; false: there is none such. Another file
+  /// refuses connections too, and stays.
   bool remove_left() const {
-    if (!is_file) return false;
+    struct stat file {};
+    if (!is_file || ::lstat(value.sun_path, &file) != 0 || !S_ISSOCK(file.st_mode)) return false;
     const Socket probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     return ::connect(probe.get(), get(), bytes) != 0 && errno == ECONNREFUSED &&
            ::unlink(value.sun_path) == 0;
@@ -261,6 +272,8 @@ class Group::Members {
     message.key = own_->handle().key;
     message.handle = own_->handle().bytes;
     message.device = own_->handle().device;
+    constexpr std::string_view version = FFTUNE_VERSION;
+    version.copy(message.library.data(), message.library.size() - 1);
     return message;
   }
 
@@ -282,6 +295,9 @@ class Group::Members {
                          theirs.rank, theirs.ranks, options_.ranks);
     if (connections_[static_cast<std::size_t>(theirs.rank)])
       return fmt::format("two processes came as rank {}", theirs.rank);
+    if (theirs.library != own.library)
+      return fmt::format("rank {} has fftune {} and rank 0 fftune {}: give all the same version",
+                         theirs.rank, theirs.library.data(), own.library.data());
     if (theirs.device_kind != own.device_kind)
       return fmt::format("rank {} is on another kind of device than rank 0", theirs.rank);
     if (theirs.max_bytes != own.max_bytes)
@@ -307,10 +323,10 @@ class Group::Members {
     const auto binds = [&] { return ::bind(listener.get(), address.get(), address.bytes) == 0; };
     if (!listener || !(binds() || (errno == EADDRINUSE && address.remove_left() && binds())) ||
         ::listen(listener.get(), GroupTable::most_ranks) != 0)
-      refuse(
-          fmt::format("rank 0 cannot listen for group '{}': {}: give each group a name of its "
-                      "own",
-                      options_.name, reason()));
+      refuse(fmt::format("rank 0 cannot listen for group '{}': {}: {}", options_.name, reason(),
+                         errno == EADDRINUSE || !address.is_file
+                             ? "give each group a name of its own"
+                             : "give a path in a folder where this user can write"));
     const struct Removal {
       const Address& address;
       ~Removal() { address.remove(); }
@@ -331,6 +347,10 @@ class Group::Members {
         continue;
       const auto received = receive_message(socket);
       if (!received) continue;
+      if (received->other_version) {
+        connections_.push_back(std::move(socket));  // it is told in the words of this version
+        call_off(another_version(), ErrorKind::invalid_input);
+      }
       if (const auto why = mismatch(received->message, own); !why.empty()) {
         if (received->descriptor >= 0) ::close(received->descriptor);
         connections_.push_back(std::move(socket));  // it is told as well
@@ -411,8 +431,19 @@ class Group::Members {
       if (options_.rank == 0) call_off(why, error);
       throw Error(error, why);
     }
+    if (received && received->other_version) call_off(another_version(), ErrorKind::invalid_input);
+    if (!received && options_.rank != 0 && kind == Kind::hello)
+      call_off(
+          fmt::format("group '{}': rank 0 died while the group was made, or it is of another "
+                      "group of this name: give each group a name of its own",
+                      options_.name));
     if (!received || received->message.kind != kind) lost_while_meeting(rank);
     return *received;
+  }
+
+  std::string another_version() const {
+    return fmt::format("group '{}': the ranks have several versions of fftune: give all the same",
+                       options_.name);
   }
 
   [[noreturn]] void lost_while_meeting(int rank) {
@@ -458,7 +489,7 @@ class Group::Members {
         const auto received = receive_message(connections_[ranks[i]]);
         const std::lock_guard lock(values_mutex_);
         came_.notify_all();
-        if (received && received->message.kind == Kind::value) {
+        if (received && !received->other_version && received->message.kind == Kind::value) {
           values_[ranks[i]].push_back(received->message.value);
           continue;
         }
@@ -506,8 +537,19 @@ Group::Group(Backend& backend, const GroupOptions& options) {
           fmt::format("ranks is {}: a group has 1 to {}", options.ranks, GroupTable::most_ranks));
   require(options.rank >= 0 && options.rank < options.ranks,
           fmt::format("rank is {}: use 0 to {}", options.rank, options.ranks - 1));
-  require(!options.name.empty() && options.name.size() <= 90,
-          "the group's name has no character, or more than 90");
+  const bool is_path = options.name.starts_with('/');
+  const std::size_t most = is_path ? sizeof(sockaddr_un::sun_path) - 1 : 90;
+  require(!options.name.empty() && options.name.size() <= most,
+          fmt::format("the group's name has {} bytes: use 1 to {}{}", options.name.size(), most,
+                      is_path ? " for the path of a socket" : ", or a path"));
+  require(std::none_of(options.name.begin(), options.name.end(),
+                       [](unsigned char c) { return std::iscntrl(c) != 0; }),
+          "the group's name has a control character: leave it out");
+  require(
+      is_path || options.name.find('/') == std::string::npos,
+      fmt::format("group '{}' is no absolute path: begin the path of a socket with a slash, and "
+                  "leave slashes out of another name",
+                  options.name));
   require(options.max_bytes >= 1 && options.max_bytes <= std::uint64_t{1} << 36,
           fmt::format("max_bytes is {}: use the bytes of the largest message", options.max_bytes));
   // A deadline and the nanoseconds of the devices' waits must have room for it.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -58,6 +59,8 @@ LaunchedRank launched_rank(const std::function<const char*(const char*)>& variab
       if (const char* const value = variable(name)) job += fmt::format("{}.", value);
     // The processes of a host have one parent where the launcher names no job.
     if (job.empty()) job = fmt::format("{}.", ::getppid());
+    // A slash would make a path of it.
+    std::replace(job.begin(), job.end(), '/', '-');
     return {job, *rank, *ranks};
   }
   throw Error(

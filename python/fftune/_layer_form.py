@@ -47,6 +47,7 @@ class Choice:
     group_score: str = "max"
     scale: float = 1.0
     wide: bool = False  # logits are float32
+    own: int = 0  # whole experts of a rank, where it has not some features of all
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("choice-bias", "choice_bias" in names, "yes"),
                 ("router-bias", "b_router" in names, "yes"),
                 ("route-scale", choice.scale * multiplier != 1, float(choice.scale * multiplier)),
-                ("logits", choice.wide, "f32"),
+                ("logits", choice.wide, "f32"), ("own-experts", choice.own, choice.own),
                 ("shared-gate", "w_shared_router" in names, "yes")):
             if holds:
                 options[name] = value
@@ -251,7 +252,8 @@ def _as_packed(found: dict[str, str], names: set[str], options: dict[str, str]) 
 
 def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
     """[n, k] of the packed weights; of all experts, the rows of one behind those of the other."""
-    h, heads, experts = form.get("h"), form.get("heads") * form.get("dim"), form.get("experts", 1)
+    h, heads = form.get("h"), form.get("heads") * form.get("dim")
+    experts = form.get("own-experts", form.get("experts", 1))
     columns = heads + 2 * form.get("kv-heads") * form.get("dim")
     attention = {} if form.get("attn-weights") == "dense" else {"w_qkv": (columns, d), "w_o": (d, heads)}
     return attention | {"w_gate": (experts * h, d), "w_up": (experts * h, d), "w_down": (experts * d, h)}
@@ -284,14 +286,15 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     shapes |= dict.fromkeys(("q_norm_bias", "k_norm_bias"), (dim,))
     shapes |= dict(w_qkv=((heads + 2 * kv_heads) * dim, d), b_qkv=((heads + 2 * kv_heads) * dim,))
     shapes |= dict.fromkeys(("w_shared_gate", "w_shared_up"), (shared_h, d))
-    experts = (form.get("experts"),) if form.get("experts") else ()
+    routed = (form.get("experts"),) if form.get("experts") else ()
+    experts = (form.get("own-experts"),) if form.get("own-experts") else routed
     shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
     shapes |= dict.fromkeys(("b_gate", "b_up"), (*experts, h))
-    shapes |= dict.fromkeys(("b_router", "choice_bias"), experts)
+    shapes |= dict.fromkeys(("b_router", "choice_bias"), routed)
     if experts:
         shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
     return shapes | dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
-                         sinks=(heads,), w_router=(*experts, d), w_gate_up=(*experts, 2 * h, d),
+                         sinks=(heads,), w_router=(*routed, d), w_gate_up=(*experts, 2 * h, d),
                          w_down=(*experts, d, h), w_shared_router=(1, d),
                          w_shared_down=(d, shared_h)) | (
         _packed_shapes(form, d) if form.get("packed") else {})
@@ -312,6 +315,12 @@ def scale_type(packed: str, dtype: torch.dtype) -> torch.dtype:
     """The type of a packed weight's scales."""
     format = packed.split("-")[0]
     return dtype if format == "int4" else torch.float32 if format in WIDE_SCALES else torch.uint8
+
+
+@functools.cache  # for good, as constant() below
+def first_expert(first: int, device: torch.device) -> Tensor:
+    """The input that says which experts a rank with whole ones begins with."""
+    return torch.full((1,), first, dtype=torch.int32, device=device)
 
 
 @functools.cache  # for good: captured graphs read them

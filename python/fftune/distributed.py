@@ -57,6 +57,8 @@ class Group:
     def __init__(self, name: str, rank: int | None = None, ranks: int | None = None, *, device=None,
                  max_bytes: int = 1 << 26, timeout: float = 60):
         self._handle = None
+        if not isinstance(name, str) or "\0" in name:
+            raise Error(f"a group's name is {name!r}: give a text without a zero")
         if (rank is None) != (ranks is None) or ranks == 0:
             raise Error(f"a group's rank is {rank} and its ranks are {ranks}: give both, or neither")
         self.device = torch.device("cpu" if device is None else device)
@@ -139,12 +141,16 @@ class Group:
 def _part(tensor: torch.Tensor, axis: int, rank: int, ranks: int, name: str) -> torch.Tensor:
     size = tensor.shape[axis]
     if size % ranks:
-        raise Error(f"slice_layer: {name} has {size} features or heads, which {ranks} ranks do not divide")
+        raise Error(f"slice_layer: {name} has {size} rows or columns, which {ranks} ranks do not divide")
     return tensor.narrow(axis, rank * (size // ranks), size // ranks).contiguous()
 
 
+_OF_EXPERTS = ("w_gate", "w_up", "w_gate_up", "w_down", "b_gate", "b_up", "b_gate_up", "b_down")
+
+
 def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, heads: int, kv_heads: int, *,
-                grouped: bool = False, packing: str = "halves") -> dict[str, torch.Tensor]:
+                grouped: bool = False, packing: str = "halves",
+                whole_experts: bool = False) -> dict[str, torch.Tensor]:
     """A rank's slice of the weights of a layer, by the names that `fftune.ops.layer` has for them.
 
     Rows of q, k, v, gate and up are divided by the ranks, and columns of w_o and w_down. Rank 0 keeps
@@ -154,11 +160,18 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
         weights: Those of the whole layer, unpacked.
         rank, ranks: This rank, and how many there are.
         heads, kv_heads, grouped, packing: As in `layer`, of the whole layer.
+        whole_experts: A rank has whole experts of a mixture, with their biases, instead of some features
+            of all.
     """
     if heads % ranks or kv_heads % ranks:
         raise Error(f"slice_layer: {heads} heads of q and {kv_heads} of k: {ranks} ranks do not divide them")
 
+    if whole_experts and "w_router" not in weights:
+        raise Error("slice_layer: whole_experts without w_router: the layer is no mixture of experts")
+
     def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if whole_experts and name in _OF_EXPERTS:
+            return _part(tensor, 0, rank, ranks, f"{name}'s experts")
         bias = name.startswith("b_")
         rows = -1 if bias else -2
         if name in ("w_qkv", "b_qkv") and not grouped:

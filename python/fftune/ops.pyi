@@ -164,7 +164,8 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None=None,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
             packing: str='halves', weigh: Literal['after', 'before']='after', shared: int=0,
-            recompute: bool=False, routing: str | None=None) -> Tensor: ...
+            recompute: bool=False, routing: str | None=None, experts: int | None=None,
+            first_expert: int=0) -> Tensor: ...
 
 def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
                      up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,

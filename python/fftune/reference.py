@@ -506,6 +506,13 @@ def moe_ffn(*arguments):
     return moe_ffn_preact(*arguments)[0]
 
 
+def moe_ffn_slice(x, ids, first_expert, weights, w_gate, w_up, w_down, b_gate_up, b_down, experts, act,
+                  packing, weigh, routing):
+    own = ids.long() - first_expert
+    own = torch.where((own < 0) | (own >= w_down.shape[0]), -1, own)
+    return moe_ffn(x, own, weights, w_gate, w_up, w_down, b_gate_up, b_down, act, packing, weigh, 0, routing)
+
+
 def _expert_of_fp8(w, scale):
     """Weights [experts, n, k] times their scales, of each expert, of rows or of blocks."""
     if scale.dim() == 3:
@@ -743,7 +750,7 @@ def head(x, w_norm, b_norm, w, bias, temperature, seeds, steps, top_k, top_p, mi
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
            form, embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None,
-           w_head_zero=None, head_packed=""):
+           w_head_zero=None, head_packed="", first_expert=None):
     _expect_no_group("decode", memory)
     found = parse(form)
     if head_packed:
@@ -1030,7 +1037,7 @@ def _expect_no_group(op, memory):
         raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
 
 
-def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None, first_expert=None):
     _expect_no_group("layer", memory)
     found = parse(form)
     count = len(found.weights)

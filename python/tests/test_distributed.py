@@ -135,6 +135,76 @@ def test_slices_of_layers_are_the_whole_layers():
     _start(_slices, 2)
 
 
+def _whole_experts(rank: int, ranks: int, name: str) -> None:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
+        for at, (form, experts) in enumerate((("mixtral", 4 * ranks), ("gpt-oss", 2 * ranks), ("qwen2-moe", ranks))):
+            torch.manual_seed(7)  # the same on all ranks
+            sizes = FORMS[form] | {"heads": ranks * 2, "kv_heads": ranks, "experts": experts}
+            if "shared" in sizes:
+                sizes["shared"] = 8 * ranks
+            (x, weights, caches, lengths, heads, kv_heads), options = make_layers(s=1 + at, **sizes)
+            for w in weights:  # uneven, and experts that nobody chooses
+                w["w_router"][experts // 2:] -= 4 * x.mean((0, 1))
+            packing = {n: options[n] for n in ("grouped", "packing") if n in options}
+            own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads, whole_experts=True, **packing)
+                   for w in weights]
+            assert own[0]["w_down"].shape[0] == experts // ranks
+            own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
+                                for c in pair) for pair in caches]
+            expected = ops.layer(x, weights, caches, lengths, heads, kv_heads, **options)
+            got = ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks, group=group,
+                            **options)
+            torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
+        _expect_mixture(rank, ranks, group)
+        wrong = [w | {"w_down": w["w_down"].repeat(ranks + 1, 1, 1)} for w in own]
+        with pytest.raises(fftune.Error, match=f"experts of {experts} on each of {ranks} ranks"):
+            ops.layer(x, wrong, own_caches, lengths, heads // ranks, kv_heads // ranks, group=group, **options)
+        group.check()
+
+
+def _expect_mixture(rank: int, ranks: int, group) -> None:
+    """The op itself, whose results all_reduce sums; more choices than experts of a rank."""
+    torch.manual_seed(8)
+    experts, d, h = 3 * ranks, 16, 24
+    x, shares = torch.randn(5, d), torch.rand(5, 4)
+    ids = torch.rand(5, experts).argsort(-1)[:, :4]
+    ids[0] = -1  # nobody's
+    ids[1] = torch.arange(4)
+    w_gate_up, w_down = torch.randn(experts, 2 * h, d) * 0.2, torch.randn(experts, d, h) * 0.2
+    expected = ops.moe_ffn(x, ids, shares, w_gate_up, None, w_down)
+    mine = (w_gate_up.chunk(ranks)[rank], None, w_down.chunk(ranks)[rank])
+    place = {"experts": experts, "first_expert": 3 * rank}
+    y = ops.moe_ffn(x, ids, shares, *mine, **place)
+    torch.testing.assert_close(ops.all_reduce(y, group=group), expected, rtol=1e-5, atol=1e-5)
+    # With a gradient, where a token has no more choices than a rank has experts.
+    down = mine[2].clone().requires_grad_()
+    few = ops.moe_ffn(x, ids[:, :3], shares[:, :3], *mine[:2], down, **place)
+    plain = ops.moe_ffn(x, ids[:, :3], shares[:, :3], *mine, **place)
+    torch.testing.assert_close(few.detach(), plain, rtol=1e-5, atol=1e-5)
+    few.sum().backward()
+    assert down.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_with_whole_experts_are_the_whole_mixture(ranks):
+    _start(_whole_experts, ranks)
+
+
+def test_wrong_experts_of_a_rank_are_one_line():
+    x, ids, shares = torch.randn(2, 8), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+    weights = torch.randn(2, 8, 8), None, torch.randn(2, 8, 4)
+    for options, words in (({"experts": 3, "first_expert": 2}, "experts 2 to 3 of the weights"),
+                           ({"experts": 4, "first_expert": -1}, "experts -1 to 0 of the weights"),
+                           ({"first_expert": 2}, "first_expert is 2 without experts"),
+                           ({"experts": 4.5}, "experts is"),
+                           ({"experts": 4, "shared": 1}, "every rank would add")):
+        with pytest.raises(fftune.Error, match=words) as error:
+            ops.moe_ffn(x, ids, shares, *weights, **options)
+        assert "\n" not in str(error.value)
+    with pytest.raises(fftune.Error, match="no mixture of experts"):
+        distributed.slice_layer({"w_o": x}, 0, 2, 2, 2, whole_experts=True)
+
+
 def _tokens(rank: int, ranks: int, name: str) -> None:
     """Three tokens of a model on slices, with the whole head and with slices of it."""
     with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:

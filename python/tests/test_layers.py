@@ -62,11 +62,11 @@ needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split("."
 def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=False, layer_norm=False,
                 gated=True, norms_of_heads=False, post_norms=False, parallel=False, experts=0,
                 packed=False, two_norms=False, sinks=False, shared=0, shared_gate=False,
-                choice_bias=False, qkv="", layer_scale=False, drop=(), **options):
+                choice_bias=False, qkv="", layer_scale=False, drop=(), heads=4, kv_heads=2, **options):
     """Arguments of ops.layer."""
     constants = options.get("constants", ())
     norms_first = post_norms != "only"
-    d, h, heads, kv_heads, dim, cache = 32, 48, 4, 2, 8, 24
+    d, h, dim, cache = 32, 48, 8, 24
 
     def random(*shape, about=0.0):
         return (torch.randn(*shape) * 0.3 + about).to(dtype)

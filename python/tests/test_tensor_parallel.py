@@ -25,10 +25,14 @@ def _tokens() -> torch.Tensor:
     return torch.randint(0, 96, (2, 7), generator=torch.Generator().manual_seed(3))
 
 
-def _split(rank: int, ranks: int, folder: str, port: int) -> None:
+def _join(rank: int, ranks: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+
+
+def _split(rank: int, ranks: int, folder: str, port: int) -> None:
+    _join(rank, ranks, port)
     # As from_pretrained(tp_plan="auto") does, which needs accelerate.
     model = _model()
     plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_plan="auto", tp_size=ranks))
@@ -49,10 +53,49 @@ def _split(rank: int, ranks: int, folder: str, port: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_a_model_that_is_split_stays_split(tmp_path):
+def _start(work, model, ranks: int, folder) -> None:
     with torch.no_grad():
-        torch.save(_model()(_tokens()).logits, tmp_path / "logits.pt")
+        torch.save(model(_tokens()).logits, folder / "logits.pt")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(_split, (2, str(tmp_path), port), nprocs=2, start_method="spawn")
+    mp.start_processes(work, (ranks, str(folder), port), nprocs=ranks, start_method="spawn")
+
+
+def test_a_model_that_is_split_stays_split(tmp_path):
+    _start(_split, _model(), 2, tmp_path)
+
+
+def _mixture() -> transformers.Qwen3MoeForCausalLM:
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        vocab_size=96, hidden_size=48, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, num_experts=12, num_experts_per_tok=3, norm_topk_prob=True)).eval()
+    for layer in model.model.layers:  # some experts that nobody chooses
+        layer.mlp.gate.weight.data[:5] = 0
+    return model
+
+
+def _whole_experts(rank: int, ranks: int, folder: str, port: int) -> None:
+    _join(rank, ranks, port)
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+    model = _mixture()
+    _, plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_plan="auto", tp_size=ranks, ep_size=ranks))
+    mesh = torch.distributed.init_device_mesh("cpu", (ranks,))
+    apply_expert_parallelism(model, mesh, mesh, plan)
+    experts = model.model.layers[0].mlp.experts
+    assert experts.down_proj.to_local().shape[0] == 12 // ranks
+    with torch.no_grad():
+        report = fftune.patch(model)
+        # Experts of other ranks are reached by transformers' forward, which a kernel would pass by.
+        assert "ep_forward" in str(experts.forward)
+        got = model(_tokens()).logits
+    assert any("input_layernorm" in name for name, _ in report.replaced)
+    assert not [name for name, _ in report.replaced if name.endswith(("mlp", "experts", "layers.0", "layers.1"))]
+    torch.testing.assert_close(got, torch.load(os.path.join(folder, "logits.pt")), rtol=1e-4, atol=1e-4)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_mixture_split_by_whole_experts_stays_split(tmp_path, ranks):
+    _start(_whole_experts, _mixture(), ranks, tmp_path)

@@ -14,7 +14,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "all_reduce/problems.hpp"
 #include "core/error.hpp"
@@ -23,6 +26,7 @@
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
 #include "runtime/rank_search.hpp"
+#include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
 extern char** environ;
@@ -621,7 +625,11 @@ TEST_CASE("options of a group that are wrong are one line") {
   };
   CHECK(error_of({"a", 0, 9, 1}) == "ranks is 9: a group has 1 to 8");
   CHECK(error_of({"a", 2, 2, 1}) == "rank is 2: use 0 to 1");
-  CHECK(error_of({"", 0, 2, 1}) == "the group's name has no character, or more than 90");
+  CHECK(error_of({"", 0, 2, 1}) == "the group's name has 0 bytes: use 1 to 90, or a path");
+  CHECK(has(error_of({std::string(91, 'a'), 0, 2, 1}), "91 bytes: use 1 to 90"));
+  CHECK(has(error_of({"/tmp/" + std::string(103, 'a'), 0, 2, 1}), "108 bytes: use 1 to 107"));
+  CHECK(has(error_of({"./socket", 0, 2, 1}), "'./socket' is no absolute path"));
+  CHECK(has(error_of({"a\nb", 0, 2, 1}), "control character"));
   CHECK(has(error_of({"a", 0, 2, 0}), "max_bytes is 0"));
   const std::chrono::milliseconds soon(30);
   CHECK(has(error_of({new_name(), 0, 2, 1, soon}), "1 of 2 ranks came within 0.03 s"));
@@ -676,6 +684,53 @@ TEST_CASE("ranks without a file descriptor to meet by say so at once") {
                       Catch::Matchers::Contains("no socket for the ranks to meet: Too many open"));
   }
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
+}
+
+TEST_CASE("a file that is no socket stays where a group would have its own") {
+  const testing::TemporaryFolder folder;
+  const auto path = folder.path() / "file";
+  std::ofstream(path) << "kept";
+  const auto backend = open_cpu();
+  CHECK_THROWS_WITH(Group(*backend, {path.string(), 0, 2, 64, std::chrono::seconds(1)}),
+                    Catch::Matchers::Contains("Address already in use"));
+  CHECK(std::filesystem::file_size(path) == 4);
+  CHECK_THROWS_WITH(
+      Group(*backend, {(path / "socket").string(), 0, 2, 64, std::chrono::seconds(1)}),
+      Catch::Matchers::Contains("give a path in a folder"));
+}
+
+TEST_CASE("ranks of several versions of the library are one line on both") {
+  const auto backend = open_cpu();
+  // A rank of another version, whose messages have another length: it says so first.
+  const std::uint64_t other = 0x39394f5254554646;
+  for (const int own : {0, 1}) {
+    const std::string name = "/tmp/" + new_name();
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::copy(name.begin(), name.end(), address.sun_path);
+    const auto* const at = reinterpret_cast<const sockaddr*>(&address);
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (own == 1) {
+      REQUIRE(::bind(socket, at, sizeof address) == 0);
+      REQUIRE(::listen(socket, 1) == 0);
+    }
+    std::thread peer([&] {
+      int connection = socket;
+      if (own == 1)
+        connection = ::accept(socket, nullptr, nullptr);
+      else
+        while (::connect(socket, at, sizeof address) != 0) std::this_thread::yield();
+      CHECK(::send(connection, &other, sizeof other, MSG_NOSIGNAL) == sizeof other);
+      if (own == 1) ::close(connection);
+    });
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK_THROWS_WITH(Group(*backend, {name, own, 2, 64, std::chrono::seconds(20)}),
+                      Catch::Matchers::Contains("several versions of fftune"));
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+    peer.join();
+    ::close(socket);
+    ::unlink(name.c_str());
+  }
 }
 
 TEST_CASE("a group of one rank needs no peer, and messages that are too large are refused") {

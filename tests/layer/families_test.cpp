@@ -80,6 +80,10 @@ void verify_slices(Backend& backend, const SmallModel& model, DType dtype) {
   for (const Use& use : {uses()[0], uses()[3]}) {
     Sizes sizes = use.sizes;
     sizes["ranks"] = sizes.at("batch") == 1 ? 2 : 3;
+    // Whole experts in prefill, some features of all in decoding.
+    const bool whole =
+        sizes["ranks"] == 3 && model.sizes.contains("experts") && !model.sizes.contains("shared");
+    if (whole) sizes["own-experts"] = std::max<std::int64_t>(model.sizes.at("experts") / 3, 1);
     for (const char* sums : {"apart", "fused"}) {
       const auto problem = [&] {
         return problem_of(model, backend.facts().kind, dtype, sizes,

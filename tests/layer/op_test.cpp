@@ -163,6 +163,18 @@ TEST_CASE("a rank's slice has the sums of its group in the place of residuals an
   CHECK(contains(complaint(small(), {{"link", "peers"}}), "link=peers without ranks"));
   CHECK(contains(complaint(small(), {{"sums", "fused"}}), "sums=fused without ranks"));
   CHECK(contains(complaint(small({{"ranks", 9}})), "ranks"));
+  const Options mixture{{"ffn", "moe"}};
+  const Sizes experts{{"experts", 6}, {"top-k", 2}, {"own-experts", 3}};
+  const auto with_experts = [&](Sizes more) {
+    more.insert(experts.begin(), experts.end());
+    return small(more);
+  };
+  CHECK(contains(complaint(with_experts({}), mixture), "own-experts=3 without ranks"));
+  CHECK(contains(complaint(with_experts({{"ranks", 2}, {"shared", 1}}), mixture),
+                 "shared with own-experts"));
+  CHECK(contains(complaint(small({{"ranks", 2}, {"own-experts", 3}})),
+                 "own-experts=3 is of ffn=moe"));
+  CHECK(complaint(with_experts({{"ranks", 2}}), mixture) == "");
   CHECK(contains(complaint(small({{"ranks", 2}}), {{"qk-norm", "rows"}}),
                  "qk-norm=rows with ranks=2"));
 }

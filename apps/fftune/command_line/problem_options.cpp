@@ -198,6 +198,12 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
     if (!field.number && !field.pattern && !field.routing)
       check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
+  // A plan would find no group's memory. Listings and `compile` need none.
+  if (sizes == Sizes::required && base.has("link", "peers"))
+    throw Error(ErrorKind::invalid_input,
+                "--link peers needs the ranks of a group, and the tool is one process: use --link "
+                "loopback here, or search on all ranks with fftune.distributed.Group.tune or "
+                "fftune_group_tune");
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {
     const auto text = values.sizes.find(field.name);

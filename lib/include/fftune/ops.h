@@ -610,6 +610,9 @@
  *   shared           1 to 8, rare                          experts that every token goes through
  *                                                          with weight 1, the last ones of the
  *                                                          stacked weights; left out: none
+ *   own-experts      1 to 1024, rare                       experts in the weights, the slice of a
+ *                                                          rank of a group: the tensor first_expert
+ *                                                          says which; all if left out
  *   act                                                    silu, gelu, gelu-tanh, relu, none,
  *                                                          swiglu-oai: activation of the gate;
  *                                                          swiglu-oai limits gate and up and adds 1
@@ -684,6 +687,11 @@
  *   3  w_gate  input  T  [experts + shared, h, d]
  *   4  w_up    input  T  [experts + shared, h, d]
  *   5  w_down  input  T  [experts + shared, d, h]
+ * with own-experts: x, ids, first_expert, weights, w_gate, w_up, w_down, y
+ *   2  first_expert  input  i32  [1]
+ *   4  w_gate        input  T    [own-experts, h, d]
+ *   5  w_up          input  T    [own-experts, h, d]
+ *   6  w_down        input  T    [own-experts, d, h]
  * with save=preact: x, ids, weights, w_gate, w_up, w_down, y, gate, up
  *   7  gate  output  T  [m * top-k, h]
  *   8  up    output  T  [m * top-k, h]
@@ -779,6 +787,15 @@
  *   11  dw_gate  output  T  [experts + shared, h, d]
  *   12  dw_up    output  T  [experts + shared, h, d]
  *   13  dw_down  output  T  [experts + shared, d, h]
+ * with own-experts: dy, x, ids, first_expert, weights, gate, up, w_gate, w_up, w_down, dx,
+ *   d_weights, dw_gate, dw_up, dw_down
+ *   3   first_expert  input   i32  [1], kept
+ *   7   w_gate        input   T    [own-experts, h, d]
+ *   8   w_up          input   T    [own-experts, h, d]
+ *   9   w_down        input   T    [own-experts, d, h]
+ *   12  dw_gate       output  T    [own-experts, h, d]
+ *   13  dw_up         output  T    [own-experts, h, d]
+ *   14  dw_down       output  T    [own-experts, d, h]
  * with save=input: dy, x, ids, weights, w_gate, w_up, w_down, dx, d_weights, dw_gate, dw_up,
  *   dw_down
  * with gate-up=halves: dy, x, ids, weights, gate, up, w_gate_up, w_down, dx, d_weights,
@@ -1212,6 +1229,9 @@
  *   top-k           1 to 32, rare                         experts that a token chooses
  *   shared          1 to 8, rare                          experts that every token goes through;
  *                                                         left out: none
+ *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
+ *                                                         rank of a group: the tensor first_expert
+ *                                                         says which; all if left out
  *   shared-h        1 to 16777216, rare                   intermediate size of a network with
  *                                                         weights of its own beside the experts,
  *                                                         for every token; left out: none
@@ -1787,6 +1807,9 @@
  *   top-k           1 to 32, rare                         experts that a token chooses
  *   shared          1 to 8, rare                          experts that every token goes through;
  *                                                         left out: none
+ *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
+ *                                                         rank of a group: the tensor first_expert
+ *                                                         says which; all if left out
  *   shared-h        1 to 16777216, rare                   intermediate size of a network with
  *                                                         weights of its own beside the experts,
  *                                                         for every token; left out: none

@@ -14,7 +14,7 @@ from .all_reduce import memory_of
 from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
-from .layer import given_layers, has_layout, tensors_of_layers
+from .layer import first_expert_of, given_layers, has_layout, tensors_of_layers
 from .packed import PackedWeight, packed_word
 
 _STATE = ("ids", "lengths", "steps", "ended")
@@ -23,7 +23,8 @@ _HEAD = ("final_norm", "final_norm_bias", "w_head", "w_head_scale", "w_head_zero
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
-          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "weights", "caches")},
+          **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "first_expert", "weights",
+                                                  "caches")},
           # Inputs of the layers and the head: _values() checks them one by one.
           "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
@@ -36,7 +37,7 @@ _OWN = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
 
 
 def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, memory,
-            *own):
+            first_expert, *own):
     layers, head = own[:-len(_HEAD)], dict(zip(_HEAD, own[-len(_HEAD):]))
     batch, (vocab, d) = ids.shape[0], embedding.shape
     for name, tensor in zip((*_STATE, "limits"), (ids, lengths, steps, ended, limits)):
@@ -63,7 +64,7 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
     rotates = parse(options[0]).get("rotation") != "none"
     sizes = _values_of_layers((options[0], None), x, places if rotates else None, angles, places,
-                              places[:, 0], pages, memory, *layers)
+                              places[:, 0], pages, memory, first_expert, *layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
@@ -84,12 +85,13 @@ _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
         "Tensor? final_norm_bias, Tensor w_head, Tensor? head_bias, Tensor? temperature, "
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
         "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None, "
-        "Tensor? w_head_scale=None, Tensor? w_head_zero=None, str head_packed='') -> "
+        "Tensor? w_head_scale=None, Tensor? w_head_zero=None, str head_packed='', "
+        "Tensor? first_expert=None) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor)", "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
       embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None, w_head_zero=None,
-      head_packed=""):
+      head_packed="", first_expert=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -108,7 +110,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     batch, device = ids.shape[0], ids.device
     own = tensors_of_layers(parsed, weights, caches, embedding)
     others = [None if t is None else ready(t) for t in (
-        limits, stop, embedding, angles, pages)] + [memory]
+        limits, stop, embedding, angles, pages)] + [memory, first_expert]
     head = [None if t is None else ready(t) for t in (
         final_norm, final_norm_bias, w_head, w_head_scale, w_head_zero, head_bias, temperature, seeds, top_k,
         top_p, min_p)]
@@ -225,4 +227,4 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
         OPS.decode, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, flat,
         flat_caches, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k,
         top_p, min_p, form, embed_scale, logit_softcap, pad, logprobs, best, memory, w_head_scale, w_head_zero,
-        head_packed))
+        head_packed, first_expert_of(form, group, ids.device)))

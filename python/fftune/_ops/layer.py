@@ -7,8 +7,8 @@ from torch import Tensor
 from .._checks import (KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
                        several)
 from .._custom import OPS, call, define, fake, wants_gradient
-from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, Choice, dtype_of, form_of, parse, shapes_of,
-                           with_constants)
+from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, Choice, dtype_of, first_expert, form_of, parse,
+                           shapes_of, with_constants)
 from .._library import Error, Plan
 from .._run import Form, ready, run
 from ..distributed import Group
@@ -23,6 +23,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
           "memory": Kind(KINDS["i64"], "the memory of a Group"),
+          "first_expert": Kind(KINDS["i32"], "[1]"),
           **{name: Kind(KINDS["floats"] | KINDS["u8"], "[...]") for name in ("weights", "own")},
           "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
 
@@ -32,7 +33,7 @@ def _expect_three(x: Tensor) -> None:
         raise Error(f"layer: x is {list(x.shape)}: give [batch, tokens, features]")
 
 
-def _values(options, x, positions, angles, slots, lengths, pages, memory, *own):
+def _values(options, x, positions, angles, slots, lengths, pages, memory, first_expert, *own):
     form, kv_head = parse(options[0]), options[1]
     _expect_three(x)
     batch, s, d = x.shape
@@ -44,6 +45,10 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, *own):
     shapes = shapes_of(form, d, h, shared_h)
     if (memory is None) != (form.get("ranks") is None):
         raise Error("layer: the form has ranks without a group's memory, or that is given without ranks")
+    if (first_expert is None) != (form.get("own-experts") is None):
+        raise Error("layer: first_expert is of a rank with whole experts: give both, or neither")
+    if first_expert is not None:
+        expect("layer", "first_expert", first_expert, (1,), torch.int32)
     first = own[before]
     if pages is None:
         page, count_of_pages, cache = None, None, first.shape[2]
@@ -110,7 +115,8 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     rotates = parsed.get("rotation") != "none"
     angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
-    inputs = (x, rows if rotates else None, angles, rows, rows[0], None, memory,
+    first = torch.empty(1, dtype=torch.int32, device="meta") if parsed.get("own-experts") else None
+    inputs = (x, rows if rotates else None, angles, rows, rows[0], None, memory, first,
               *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
     Plan(device, _LAYER.problem((form, None), inputs))
 
@@ -140,8 +146,7 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
             if w.zero is not None:
                 tensors[f"{name}_zero"] = w.zero
         found.append(tensors)
-    experts = weights[0]["w_router"].shape[0] if "w_router" in weights[0] else 1
-    return found, packed_word("layer", first), weights[0]["w_gate"].n // max(experts, 1)
+    return found, packed_word("layer", first), weights[0]["w_down"].k
 
 
 def tensors_of_layers(parsed, weights: Sequence[Tensor], caches: Sequence[Tensor],
@@ -176,9 +181,9 @@ def _has_pages(cache: Tensor, first: Tensor) -> bool:
 
 
 @define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
-        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? memory=None) -> Tensor",
-        "layer", _KINDS)
-def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None):
+        "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? memory=None, "
+        "Tensor? first_expert=None) -> Tensor", "layer", _KINDS)
+def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None, first_expert=None):
     parsed = parse(form)
     count, layers = len(parsed.weights), len(caches) // 2
     if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
@@ -198,13 +203,32 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
     gap = pages is not None and caches[0].stride(2) != caches[0].shape[3]
     kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
     run(_LAYER, (form, kv_head),
-        (x, positions, angles, ready(slots), ready(lengths), table, memory, *own), (y,))
+        (x, positions, angles, ready(slots), ready(lengths), table, memory, first_expert, *own), (y,))
     return y
 
 
 @fake("layer")
 def _(x, *others):
     return x.new_empty(x.shape)
+
+
+def _own_experts(weights: Mapping[str, Tensor], packed: str, h: int, ranks: int) -> int:
+    """How many whole experts a rank's weights have; 0 if they have some features of all."""
+    experts = weights["w_router"].shape[0]
+    # Rows of packed weights are in tiles of 16.
+    own = weights["w_gate_scale"].shape[0] * 16 // h if packed else weights["w_down"].shape[0]
+    if own == experts or not ranks:
+        return 0
+    if own * ranks != experts:
+        raise Error(f"layer: w_down has {own} experts of {experts} on each of {ranks} ranks: give experts / "
+                    "ranks whole ones, or some features of all")
+    return own
+
+
+def first_expert_of(form: str, group: Group | None, device: torch.device) -> Tensor | None:
+    """The input of layers of whole experts; None of others."""
+    own = parse(form).get("own-experts")
+    return first_expert(own * group.rank, device) if own else None
 
 
 def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="silu",
@@ -250,7 +274,8 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
-                        groups, top_groups, group_score, route_scale, wide_logits)
+                        groups, top_groups, group_score, route_scale, wide_logits,
+                        _own_experts(weights[0], packed, h, ranks) if "w_down" in weights[0] else 0)
     form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
                    convention=convention, rotary=0 if angles is None else angles.shape[-1],
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
@@ -342,7 +367,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         fused_sums: With a group, the sums over ranks may be computed by the launch of the product in front
             of them, and the norm behind attention has a kernel of its own.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
-            some of the features between up and down. heads and kv_heads are the slice's. The outputs
+            some of the features between up and down; or of a mixture experts / ranks whole experts,
+            those of the first rank first, and the whole router. heads and kv_heads are the slice's. The outputs
             of attention and of the MLP are summed over the ranks within the plan. x, and all weights
             that are not sliced, are the same on all ranks; one rank has b_o and b_down, the others zeros.
 
@@ -374,4 +400,5 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         elif slots is None:
             starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
             slots = places + starts * caches[0][0].shape[2]
-    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form, memory)
+    return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form, memory,
+                first_expert_of(form, group, x.device))

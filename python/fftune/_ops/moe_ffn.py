@@ -4,9 +4,10 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from .._checks import expect, flag, float32, int32, several
+from .._checks import expect, flag, float32, int32, named, several
 from .._custom import OPS, call, gradient, is_disabled, save_gates, wants_gradient
 from .._declare import FROZEN, declare, run_into
+from .._layer_form import first_expert as first_expert_tensor
 from .._library import Error
 from .._run import ready
 from .ffn import expect_both
@@ -16,6 +17,7 @@ _CHOICES = "x, ids:ints, weights:floats"
 _SEPARATE = "w_gate=w_gate|w_gate_up, w_up?, w_down"
 _BIASES = "b_gate_up?, b_down?"
 _OPTIONS = "act, packing=gate-up:str, weigh, shared, routing"
+_SHARED = "moe-ffn: shared is {} beside experts of other ranks: every rank would add those"
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -54,6 +56,10 @@ _FORWARD, _ = (
     declare(name, "moe-ffn", f"{_CHOICES}, {_SEPARATE}, {_BIASES}, {_OPTIONS}", results,
             check=_expect_biases, casts=True, keeps=("weights",), by_row=by_row, **_RULES)
     for name, results, by_row in (("moe_ffn", "y", True), ("moe_ffn_preact", "y, gate, up", False)))
+# Whole experts of a rank: ids are those of all experts, which first_expert makes its own.
+declare("moe_ffn_slice", "moe-ffn", f"x, ids:ints, first_expert, weights:floats, {_SEPARATE}, {_BIASES}, "
+        "experts, act, packing=gate-up:str, weigh, routing", "y", check=_expect_biases, casts=True,
+        by_row=True, fixed={"shared": "", "own-experts": "given"}, **_RULES)
 # The kernels read only the biases that a gradient depends on, and for frozen experts x only where they
 # compute gate and up again or d_weights from it.
 _BACKWARD = dict(back=True, check=_expect_experts, loose=("gate-up",))
@@ -110,7 +116,8 @@ gradient("moe_ffn_preact", _save)(_)
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
             w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
             packing: str = "halves", weigh: str = "after", shared: int = 0,
-            recompute: bool = False, routing: str | None = None) -> Tensor:
+            recompute: bool = False, routing: str | None = None, experts: int | None = None,
+            first_expert: int = 0) -> Tensor:
     """Mixture of experts: ``Σ_j weights_j · ffn_{ids_j}(x)`` over the choices j of each token.
 
     x, weights, the experts and their biases have gradients.
@@ -133,10 +140,26 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
         recompute: As in `ffn`.
         routing: Expected distribution of the choices, by which kernels are chosen; results do not depend
             on it: "uniform", the default, or "zipf:EXPONENT".
+        experts, first_expert: For a rank with whole experts, how many there are on all ranks, and which
+            is the first one here. ids are those of all; experts of other ranks add nothing, and
+            `all_reduce` sums the results. Not with `shared`, which every rank would add.
 
     Returns:
         [..., d].
     """
+    if experts is not None:
+        if not isinstance(w_gate, PackedWeight) and isinstance(w_down, Tensor) and not wants_gradient(
+                x, weights, w_gate, w_up, w_down, *(biases or ())):
+            return _slice(x, ids, weights, (w_gate, w_up, w_down), biases, act, packing, weigh, shared,
+                          "" if routing is None else routing, experts, first_expert)
+        # The op with a gradient, and that of packed weights, take ids of their own experts.
+        _expect_slice(experts, first_expert, w_down.n // x.shape[-1] if isinstance(w_down, PackedWeight)
+                      else w_down.shape[0])
+        if shared:
+            raise Error(_SHARED.format(shared))
+        ids = torch.where(ids < first_expert, -1, ids - first_expert)
+    elif first_expert:
+        raise Error(f"moe-ffn: first_expert is {first_expert} without experts: give how many all ranks have")
     if any(isinstance(w, PackedWeight) for w in (w_gate, w_up, w_down)):
         return _packed(x, ids, weights, (w_gate, w_up, w_down), biases, act, weigh, shared,
                        "" if routing is None else routing)
@@ -148,6 +171,27 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             and not flag("moe-ffn", "recompute", recompute)):
         return call(OPS.moe_ffn_preact, *arguments)[0]
     return call(OPS.moe_ffn, *arguments)
+
+
+def _expect_slice(experts: int, first: int, own: int) -> None:
+    for name, value in (("experts", experts), ("first_expert", first)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise Error(f"moe-ffn: {name} is {named(value)}: give a number")
+    if first < 0 or first + own > experts:
+        raise Error(f"moe-ffn: experts {first} to {first + own - 1} of the weights are not all of 0 to "
+                    f"{experts - 1}: give experts of all ranks, and the first one here")
+
+
+def _slice(x: Tensor, ids: Tensor, weights: Tensor, own: Sequence[Tensor | None],
+           biases: tuple[Tensor, Tensor] | None, act: str, packing: str, weigh: str, shared: int,
+           routing: str, experts: int, first: int) -> Tensor:
+    if shared:
+        raise Error(_SHARED.format(shared))
+    _expect_slice(experts, first, own[2].shape[0])
+    biases = (None, None) if biases is None else several(
+        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
+    return call(OPS.moe_ffn_slice, x, ids, first_expert_tensor(first, x.device), weights, *own, *biases,
+                experts, act, packing, weigh, routing)
 
 
 def _packed(x: Tensor, ids: Tensor, weights: Tensor, experts: Sequence[PackedWeight],
