@@ -45,7 +45,10 @@ TEST_CASE("the table of the Python package tells with which options a buffer is 
             R"(["dbias_before", "input", "T", ["n"], {"bias": ["yes"], "accumulate": ["yes"]}])"));
   CHECK(has("moe-ffn", "bwd",
             R"(["b_down", "input", "T", ["experts", "d"],
-                {"shared": [""], "weigh": ["after"], "bias": ["all"]}])"));
+                {"shared": [""], "own-experts": [""], "weigh": ["after"], "bias": ["all"]}])"));
+  CHECK(has("moe-ffn", "bwd",
+            R"(["b_down", "input", "T", ["own-experts", "d"],
+                {"own-experts": ["given"], "weigh": ["after"], "bias": ["all"]}])"));
   // Two of three conditions, each by itself: a row for each of them.
   CHECK(has("ffn", "bwd", R"(["x", "input", "T", ["m", "d"], {"save": ["input"]}])"));
   CHECK(has("ffn", "bwd",
