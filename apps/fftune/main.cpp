@@ -20,6 +20,7 @@
 #include "apps/fftune/terminal/output.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "runtime/device_sources.hpp"
 
 namespace fftune::tool {
@@ -141,6 +142,7 @@ int guarded(int argc, char** argv) {
 }  // namespace fftune::tool
 
 int main(int argc, char** argv) {
+  fftune::hold_standard_descriptors();
   // A file that reaches a limit is then an error of its write, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   return fftune::tool::guarded(argc, argv);

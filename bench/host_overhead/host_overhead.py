@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The host's time for one op: rmsnorm of f32 [1, 64] by the package, and as an op in C++.
 
-usage: host_overhead.py [--include DIR] [--build DIR]
+usage: host_overhead.py [--include DIR] [--build DIR] [--plans]
 
 It builds op.cpp twice with c++, on PyTorch's stable ABI and on its C++ API, against the headers of
 the PyTorch that runs. Contenders, in microseconds a call; the least of rounds in which each has its
@@ -11,8 +11,13 @@ turn:
   package          fftune.ops.rmsnorm
   stable           the op on the stable ABI, with an autograd.Function in Python
   C++              the op whose gradient is a torch::autograd::Function, which the stable ABI lacks
+
+Then a plan for a new number of rows: the host's milliseconds in fftune_plan_create, without those in
+NVRTC; the median of 20 neighbouring numbers of rows. --plans prints this table alone.
 """
 import argparse
+import ctypes
+import statistics
 import subprocess
 import sysconfig
 import time
@@ -23,7 +28,7 @@ import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
 import fftune
-from fftune._library import library_path
+from fftune._library import Plan, check_status, context, library, library_path
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,12 +83,65 @@ def times_of(calls: dict, context) -> dict:
     return least
 
 
+class Counters(ctypes.Structure):
+    """fftune_counters"""
+
+    _fields_ = [("struct_size", ctypes.c_size_t),
+                *((name, ctypes.c_uint64) for name in
+                  ("compilations", "compile_nanoseconds", "from_cache", "from_bundle", "plans",
+                   "plan_nanoseconds"))]
+
+
+def plan_milliseconds(device: int, problem: dict) -> float:
+    """Those of one plan."""
+    def read() -> int:
+        counters = Counters(ctypes.sizeof(Counters))
+        check_status(library().fftune_context_counters(context(device).handle,
+                                                       ctypes.byref(counters)))
+        return counters.plan_nanoseconds - counters.compile_nanoseconds
+
+    before = read()
+    Plan(device, problem)
+    return (read() - before) / 1e6
+
+
+# The ops of a batch with prompts, with the sizes of Qwen3-30B-A3B; ffn with those of Llama-3.1-8B.
+HEADS = {"heads": 32, "kv-heads": 4, "dim": 128}
+PROBLEMS = [
+    {"op": "moe-ffn", "d": 2048, "h": 768, "experts": 128, "top-k": 8},
+    {"op": "qkv", "d": 2048, **HEADS},
+    {"op": "attention", "b": 16, **HEADS, "kv": 4096, "page": 16, "layout": "thd",
+     "mask": "causal", "lengths": "yes"},
+    {"op": "linear", "k": 4096, "n": 2048, "residual": "yes"},
+    {"op": "ffn", "d": 4096, "h": 14336},
+    {"op": "rmsnorm", "d": 2048},
+]
+
+
+def print_plans() -> None:
+    device = torch.cuda.current_device() if DEVICE == "cuda" else -1
+    rows = (1, 16, 64, 256, 1024, 4096, 8192)
+    print(f"a plan for a new number of rows, {DEVICE}: milliseconds")
+    print(" " * 12 + "".join(f"{count:9}" for count in rows))
+    for problem in PROBLEMS:
+        size = "s" if problem["op"] == "attention" else "m"
+        found = []
+        for count in rows:
+            times = [plan_milliseconds(device, {**problem, size: count + more})
+                     for more in range(20)]
+            found.append(statistics.median(times))
+        print(f"{problem['op']:12}" + "".join(f"{value:9.2f}" for value in found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--include", default=str(HERE.parents[1] / "lib/include"))
     parser.add_argument("--build", default="build/host_overhead")
+    parser.add_argument("--plans", action="store_true")
     options = parser.parse_args()
+    if options.plans:
+        return print_plans()
     folder = Path(options.build)
     folder.mkdir(parents=True, exist_ok=True)
     for on_stable in (True, False):
@@ -112,6 +170,7 @@ def main() -> None:
     for label, (context, made) in rows.items():
         found = times_of({name: made(f) for name, f in contenders.items()}, context)
         print(f"{label:26}" + "".join(f"{name} {value:6.2f}   " for name, value in found.items()))
+    print_plans()
 
 
 if __name__ == "__main__":

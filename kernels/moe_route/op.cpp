@@ -77,7 +77,8 @@ std::vector<double> weights_of(const Router& router, std::span<const double> sco
   }
   const double sum = std::accumulate(weights.begin(), weights.end(), router.added());
   const bool divides = router.renormalises || router.score == Score::softmax_of_chosen;
-  for (double& weight : weights) weight *= router.scale / (divides ? sum : 1);
+  // In this order a single weight that is divided by itself is 1, so that its gradient is 0.
+  for (double& weight : weights) weight = weight / (divides ? sum : 1) * router.scale;
   return weights;
 }
 
@@ -91,7 +92,7 @@ std::vector<double> gradient(const Router& router, std::span<const double> logit
   // Sums of d_weights times the weights without scale, and of the scores.
   double product = 0, sum = router.added();
   for (std::size_t i = 0; i < chosen.size(); ++i) {
-    product += d_weights[i] * weights[i] / router.scale;
+    product += d_weights[i] * (weights[i] / router.scale);
     sum += scores[chosen[i]];
   }
   std::vector<double> result(logits.size());

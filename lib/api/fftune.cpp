@@ -484,6 +484,7 @@ fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
   if (!group) return fail(FFTUNE_INVALID_INPUT, "fftune_group_tune: group is NULL");
   if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "fftune_group_tune: problem_json is NULL");
   used(group, "fftune_group_tune");
+  if (group->library->lost_by_fork()) return fail_after_fork("fftune_group_tune");
   return guarded("fftune_group_tune", [&] {
     const Library& library = *group->library;
     Backend& backend = *library.backend;

@@ -495,4 +495,9 @@ void OwnFolder::touch(const std::string& name) const noexcept {
   ::utimensat(folder_.value(), name.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
 }
 
+void hold_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDONLY);
+}
+
 }  // namespace fftune

@@ -174,4 +174,8 @@ class OwnFolder {
   FileDescriptor folder_;
 };
 
+/// Gives closed standard descriptors of this process a file that nothing can be written to: else
+/// the next file that is opened, such as the journal, has their number, and gets what is printed.
+void hold_standard_descriptors();
+
 }  // namespace fftune

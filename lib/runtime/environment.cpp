@@ -37,9 +37,10 @@ fs::path own_temporary_folder() {
   return own ? folder : fs::path("/nonexistent");
 }
 
-/// The user's home, or where there is none its own_temporary_folder().
+/// The user's home, or where there is none its own_temporary_folder(). A relative HOME would be
+/// another folder wherever fftune runs.
 fs::path home_folder() {
-  if (const auto home = variable("HOME")) return *home;
+  if (const auto home = variable("HOME"); home && fs::path(*home).is_absolute()) return *home;
   std::vector<char> text(1 << 14);
   passwd entry{};
   passwd* found = nullptr;

@@ -184,6 +184,11 @@ bool is_own_user(const Socket& socket) {
   throw Error(ErrorKind::unavailable, why);
 }
 
+/// By errno, as where the process has too many open files.
+std::string cannot_meet(const std::string& name) {
+  return fmt::format("group '{}': no socket for the ranks to meet: {}", name, reason());
+}
+
 }  // namespace
 
 class Group::Members {
@@ -333,6 +338,9 @@ class Group::Members {
         call_off(fmt::format("group '{}': {} of {} ranks came within {} s: start all of them",
                              options_.name, members.size() + 1, options_.ranks, seconds()));
       Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      // One that waits is not taken by waiting for it.
+      if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+        call_off(cannot_meet(options_.name));
       // Others may connect to a name that anyone can see: they are not heard.
       if (!socket || !is_own_user(socket)) continue;
       if (!wait_readable(socket.get(), std::min(deadline_, Clock::now() + std::chrono::seconds(5))))
@@ -372,6 +380,7 @@ class Group::Members {
     Socket socket;
     for (;;) {
       socket = Socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      if (!socket) refuse(cannot_meet(options_.name));
       if (::connect(socket.get(), address.get(), address.bytes) == 0) break;
       if (Clock::now() > deadline_)
         refuse(fmt::format("group '{}': rank 0 did not come within {} s: start all ranks",
@@ -543,8 +552,11 @@ Group::Group(Backend& backend, const GroupOptions& options) {
                   options.name));
   require(options.max_bytes >= 1 && options.max_bytes <= std::uint64_t{1} << 36,
           fmt::format("max_bytes is {}: use the bytes of the largest message", options.max_bytes));
-  require(options.timeout.count() >= 1,
-          fmt::format("timeout is {} ms: use 1 or more", options.timeout.count()));
+  // A deadline and the nanoseconds of the devices' waits must have room for it.
+  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
+  require(options.timeout.count() >= 1 && options.timeout <= longest,
+          fmt::format("timeout is {} ms: use 1 to {}, a year", options.timeout.count(),
+                      longest.count()));
   members_ = std::make_unique<Members>(backend, options);
 }
 

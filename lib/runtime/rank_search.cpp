@@ -139,9 +139,11 @@ RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Op&
                                  const Problem& problem, Recipe start, const RankSearch& options) {
   const auto begin = std::chrono::steady_clock::now();
   const Ranks ranks(backend, group, op, problem, options);
-  if (!ranks.all_have(problem.text() + recipe_text(start)))
+  // Ranks with other budgets would not end at the same candidate.
+  if (!ranks.all_have(
+          fmt::format("{} {} {}", problem.text(), recipe_text(start), options.budget.count())))
     throw Error(ErrorKind::invalid_input,
-                "the ranks' problems, devices or presets differ: give all ranks the same");
+                "the ranks' problems, budgets, devices or presets differ: give all ranks the same");
   RankSearchResult result{.recipe = std::move(start)};
   result.before = result.after = ranks.seconds(result.recipe);
   const auto time_left = [&] {

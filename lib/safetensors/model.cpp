@@ -161,6 +161,7 @@ void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std:
   const Element element = tensor.saved.element;
   const bool is_packed = tensor.saved.end == tensor.saved.begin;
   if (!tensor.quantised || (!is_packed && dtype_of(element) == dtype)) {
+    if (dtype_of(element) != dtype) expect_no_scales(tensor.saved);
     std::vector<std::byte> saved(count * element_bytes(element));
     read_bytes(tensor, first, saved);
     convert(element, saved.data(), dtype, out, count);
@@ -169,6 +170,21 @@ void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std:
   std::vector<double> values(count);
   of_quantised([&](const auto& read) { tensor.quantised->decode(read, first, values); });
   encode(dtype, std::span<const double>(values), out);
+}
+
+/// Codes of 8 bits are not the weight where scales belong to them: they must not be taken for it.
+void SavedModel::expect_no_scales(const SavedTensor& tensor) const {
+  if (element_bytes(tensor.element) != 1 || tensor.element == Element::boolean) return;
+  const auto begins_so = tensors_.lower_bound(tensor.name + "_scale");
+  const bool found =
+      begins_so != tensors_.end() && begins_so->first.starts_with(tensor.name + "_scale");
+  const auto owner = tensor.name.substr(0, tensor.name.rfind('.') + 1);
+  const auto scales = found ? begins_so : tensors_.find(owner + "SCB");
+  if (scales == tensors_.end()) return;
+  fail(path_,
+       fmt::format("'{}' has codes of {} with scales in '{}', and the quantization_config of "
+                   "config.json names no format that reads them: dequantise the weight",
+                   printable(tensor.name), element_name(tensor.element), printable(scales->first)));
 }
 
 CodeFormat SavedModel::code_format(const Tensor& tensor) const {

@@ -46,7 +46,8 @@ class SavedModel {
 
   /// Reads `count` elements of a tensor from `first` on, rounded to `dtype`. Those of a quantised
   /// weight have their scales applied, unless it is saved in `dtype`. Throws Error(io) that names
-  /// the file, also where it has been cut short since it was opened. Any thread may call it.
+  /// the file, also where it has been cut short since it was opened; Error(invalid_input) for codes
+  /// with scales in a format that is not known. Any thread may call it.
   void read(const Tensor& tensor, std::size_t first, DType dtype, std::byte* out,
             std::size_t count) const;
 
@@ -59,6 +60,7 @@ class SavedModel {
   template <typename Call>
   auto of_quantised(const Call& call) const;
   void add_quantised();
+  void expect_no_scales(const SavedTensor& tensor) const;
   std::vector<std::byte> read_packed(std::string_view name) const;
   void read_bytes(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
   void add(const std::filesystem::path& file);

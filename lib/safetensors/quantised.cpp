@@ -25,7 +25,7 @@ template <typename... Args>
 }
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
+  return a / b + (a % b != 0);
 }
 
 std::size_t index(std::int64_t value) {
@@ -413,11 +413,12 @@ class ScaledWeight final : public QuantisedWeight {
         factor_(factor) {
     expect_element(codes, {Element::f8_e4m3, Element::i8});
     expect_element(scales, {Element::f16, Element::bf16, Element::f32, Element::f8_e8m0});
-    const std::int64_t blocks =
-        ceil_div(dense_.shape[0], rows_) * ceil_div(dense_.shape[1], columns_);
-    if (scales.elements() != blocks)
+    const Shape blocks{ceil_div(dense_.shape[0], rows_), ceil_div(dense_.shape[1], columns_)};
+    // A grid that is one row or one column of blocks may be saved without its other dimension.
+    const bool is_list = scales.shape.size() < 2 && std::min(blocks[0], blocks[1]) == 1;
+    if (scales.elements() != blocks[0] * blocks[1] || !(is_list || scales.shape == blocks))
       fail("'{}' is {}, where {} has {} blocks", printable(scales.name), shape_text(scales.shape),
-           shape_text(dense_.shape), blocks);
+           shape_text(dense_.shape), shape_text(blocks));
   }
 
  private:

@@ -274,7 +274,7 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
     """
     # Tensors have their own extents, whatever strides the library takes of them.
     strides = dict.fromkeys([stride for _, names in lays.values() for stride in names], "")
-    about = Description.of(of, back, tuple({**strides, **fixed}.items()))
+    about = Description.of(of, back, tuple({**strides, **fixed}.items()), arguments)
     label = label or of
     every = arguments_of(arguments, about, shapes, names)
     form = DerivedForm(label, about, every, results_of(results, every), check=check, fill=fill,

@@ -61,10 +61,11 @@ class Description:
 
     @classmethod
     @functools.cache
-    def of(cls, op: str, back: bool, fixed: tuple[tuple[str, str], ...]) -> "Description":
-        return cls(op, back, dict(fixed))
+    def of(cls, op: str, back: bool, fixed: tuple[tuple[str, str], ...], declared: str) -> "Description":
+        return cls(op, back, dict(fixed), declared)
 
-    def __init__(self, op: str, back: bool, fixed: Mapping[str, str]):
+    def __init__(self, op: str, back: bool, fixed: Mapping[str, str], declared: str):
+        """`declared` is the text of the arguments: some may be options."""
         table, self.back = _TABLE[op], "bwd" if back else "fwd"
         self.op, self.tokens, self.sizes = op, table["tokens"], table["sizes"]
         self.options = {name: choices for name, of, choices in table["options"]
@@ -76,13 +77,22 @@ class Description:
                       **dict.fromkeys(self.sizes, ""), **self.fixed}
         self.buffers: dict[str, list[Variant]] = {}
         self.inputs = set()
-        # Quantised tokens have declarations of their own, which fix the option.
-        told = {"quantise": "no", **self.fixed}
+        # Codes in the place of numbers have declarations of their own, which fix the options that decide.
+        told = {**{axis: choices[0] for axis, choices in self.options.items() if isinstance(choices, list)
+                   and axis not in re.findall(r"[\w-]+", declared) and self._makes_codes(axis, choices[0])},
+                **self.fixed}
         for name, role, dtype, shape, when in table[self.back]:
             if all(told.get(axis, allowed[0]) in allowed for axis, allowed in when.items()):
                 self.buffers.setdefault(name, []).append(Variant(dtype, tuple(shape), when))
                 if role in ("input", "updated"):
                     self.inputs.add(name)
+
+    def _makes_codes(self, axis: str, usual: str) -> bool:
+        """Whether an input has numbers where this option has its usual value, and else codes."""
+        rows = [(name, dtype, usual in when[axis]) for name, role, dtype, _, when in _TABLE[self.op][self.back]
+                if role == "input" and axis in when]
+        return any(dtype in ("fp8", "u8") and not is_usual and (name, "T", True) in rows
+                   for name, dtype, is_usual in rows)
 
     def domain(self, axis: str) -> Sequence[str]:
         return (self.fixed[axis],) if axis in self.fixed else self.options.get(axis, ("", "given"))

@@ -71,6 +71,8 @@ class _Nothing:
 PLANS = 4096
 _plans: dict[tuple, Plan | type[_Nothing]] = {}
 _older: dict[tuple, Plan | type[_Nothing]] = {}
+# Plans of problems that another thread expects to be run, by key_of(). Each is taken once.
+prepared: dict[tuple, Plan] = {}
 _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
 
 
@@ -94,13 +96,20 @@ def _problem_of(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> 
     return problem
 
 
+def key_of(device: int, problem: dict) -> tuple:
+    return device, frozenset(problem.items())
+
+
 def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor | None],
                device: int) -> Plan | type[_Nothing]:
     with _lock:
         plan = _plans.get(key) or _older.pop(key, None)
         if plan is None:
             problem = _problem_of(form, options, inputs)
-            plan = _Nothing if problem is None else Plan(device, problem)
+            if problem is None:
+                plan = _Nothing
+            else:
+                plan = prepared.pop(key_of(device, problem), None) or Plan(device, problem)
             if device >= 0:
                 _destroy_idle()
         _plans[key] = plan
@@ -113,9 +122,11 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
 
 def forget_plans() -> None:
     """From now on every problem gets a new plan."""
+    global prepared
     with _lock:
         _plans.clear()
         _older.clear()
+        prepared = {}  # a thread that makes one has the old presets
         _destroy_idle()
 
 

@@ -537,11 +537,19 @@ _ROUNDINGS = {"int4": _to_int4, "mxfp4": _to_mxfp4, "fp8": _to_8_bits(448, torch
               "int8": _to_8_bits(127, torch.int8), "nvfp4": _to_nvfp4}
 
 
+def _expect_no_hooks(name: str, layer: nn.Linear) -> None:
+    if "forward" in layer.__dict__ or any(getattr(layer, f"_{kind}_hooks") for kind in (
+            "forward", "forward_pre", "backward", "backward_pre")):
+        raise Error(f"quantise: {name} has hooks, or a forward of its own, which would not be called: "
+                    "remove them, or skip it")
+
+
 def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: bool = False,
              skip: tuple[str, ...] = ("lm_head",)) -> nn.Module:
     """Rounds the weight of each ``nn.Linear`` of a module to 4 or 8 bits, in place.
 
-    Weights are rounded to the nearest code, without calibration.
+    Weights are rounded to the nearest code, without calibration. Other modules stay as they are, among them
+    experts whose weights are one tensor. A layer that is in several places becomes one layer in these places.
 
     Args:
         module: The module; a single ``nn.Linear`` too.
@@ -556,14 +564,19 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
     group = ONLY_GROUP.get(format, group) if group == 128 else group
     group_word("quantise", group, format)
     if type(module) is nn.Linear:
+        _expect_no_hooks("the layer", module)
         return QuantLinear.from_linear(module, group, zeros, format)
-    found = [(name, child) for name, child in module.named_modules()
+    found = [(name, child) for name, child in module.named_modules(remove_duplicate=False)
              if type(child) is nn.Linear and name.rpartition(".")[2] not in skip]
     for name, child in found:
+        _expect_no_hooks(name, child)
         if group and child.in_features % group:
             raise Error(f"quantise: groups of {group} do not divide in_features="
                         f"{child.in_features} of {name}: give group=0, or skip it")
+    rounded: dict[nn.Linear, QuantLinear] = {}
     for name, child in found:
         parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, QuantLinear.from_linear(child, group, zeros, format))
+        if child not in rounded:
+            rounded[child] = QuantLinear.from_linear(child, group, zeros, format)
+        setattr(module.get_submodule(parent), own, rounded[child])
     return module

@@ -114,36 +114,82 @@ def forward_quantize(module, value, base_name, args):
     return (q * scale).to(value.dtype).view(value.shape)
 
 
-class FP8Linear(nn.Linear):
-    """transformers', with activations that are not rounded."""
-
-    def __init__(self, weight, weight_scale_inv, bias=None, *, block_size):
-        super().__init__(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        self.block_size, self.activation_scheme = block_size, "dynamic"
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.weight_scale_inv = nn.Parameter(weight_scale_inv, requires_grad=False)
-        self.bias = bias
+class Expert(nn.Module):
+    def __init__(self, gate_up, down):
+        super().__init__()
+        for name, w in zip(("gate_proj", "up_proj", "down_proj"), (*gate_up.chunk(2), down)):
+            layer = nn.Linear(w.shape[1], w.shape[0], bias=False, device=w.device, dtype=w.dtype)
+            layer.weight.data.copy_(w)
+            setattr(self, name, layer)
+        self.act_fn = nn.SiLU()
 
     def forward(self, x):
-        rows, columns = self.block_size
-        scale = self.weight_scale_inv.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-        n, k = self.weight.shape
-        return nn.functional.linear(x, (self.weight.float() * scale[:n, :k]).to(x.dtype), self.bias)
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
-def quantise_to_fp8(model, block=32, skip=("lm_head",)):
+class Experts(nn.Sequential):
+    """Experts with layers of their own, as checkpoints name them and packages that quantise need them."""
+
+    def forward(self, x, ids, shares):
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self):
+            token, place = torch.where(ids == number)
+            y = y.index_add(0, token, expert(x[token]) * shares[token, place, None])
+        return y
+
+
+def with_expert_modules(model):
+    """The model with a layer for each weight of an expert, where transformers has one tensor of all."""
+    for module in model.modules():
+        stacked = getattr(module, "experts", None)
+        if hasattr(stacked, "gate_up_proj"):
+            module.experts = Experts(*(Expert(*weights) for weights in zip(stacked.gate_up_proj.detach(),
+                                                                          stacked.down_proj.detach())))
+    return model
+
+
+def product_of_fp8(x, weight, scale, block_size, dtype, activation_scale=None):
+    """C = A B^T as Triton's kernels of transformers' FP8Linear compute it, summed up in float64. Each token,
+    or each block of its elements, has a scale, by which it is rounded to e4m3."""
+    assert activation_scale is None
+    (n, k), x = weight.shape, x.float()
+    rows, size = (n, k) if block_size is None else block_size
+    parts = nn.functional.pad(x, (0, -k % size)).unflatten(-1, (-1, size))
+    own = parts.abs().amax(-1, keepdim=True) / 448
+    rounded = (parts / own.clamp_min(1e-12)).to(torch.float8_e4m3fn).double() * own
+    wide = scale.double().reshape(-(-n // rows), -1).repeat_interleave(rows, 0).repeat_interleave(size, 1)
+    return (rounded.flatten(-2)[..., :k] @ (weight.double() * wide[:n, :k]).T).to(dtype)
+
+
+def fp8_linear(weight, weight_scale_inv, bias=None, block_size=(128, 128), scheme="dynamic"):
+    """transformers' own."""
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+
+    with torch.device("meta"):
+        layer = FP8Linear(weight.shape[1], weight.shape[0], block_size, scheme)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.weight_scale_inv = nn.Parameter(weight_scale_inv, requires_grad=False)
+    layer.bias = bias
+    return layer
+
+
+def rounded_to_fp8(w, block):
+    """Codes, and scales of blocks; a scale of all where `block` is None."""
+    rows, columns = w.shape if block is None else (block, block)
+    padded = nn.functional.pad(w.detach().float(), (0, -w.shape[1] % columns, 0, -w.shape[0] % rows))
+    blocks = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    scale = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1)[:w.shape[0], :w.shape[1]]
+    return codes.contiguous().to(torch.float8_e4m3fn), scale
+
+
+def quantise_to_fp8(model, block=128, skip=("lm_head",)):
     """All linear layers of a model but those of a name, as transformers' FP8Linear."""
     for name, child in list(model.named_modules()):
         parent, _, own = name.rpartition(".")
-        if type(child) is not nn.Linear or own in skip:
-            continue
-        w = child.weight.detach().float()
-        rows, columns = (-(-size // block) for size in w.shape)
-        blocks = nn.functional.pad(w, (0, columns * block - w.shape[1], 0, rows * block - w.shape[0]))
-        scale = blocks.view(rows, block, columns, block).abs().amax((1, 3)) / 448
-        wide = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)[:w.shape[0], :w.shape[1]]
-        setattr(model.get_submodule(parent), own, FP8Linear(
-            (w / wide).to(torch.float8_e4m3fn), scale, child.bias, block_size=(block, block)))
+        if type(child) is nn.Linear and own not in skip:
+            setattr(model.get_submodule(parent), own, fp8_linear(
+                *rounded_to_fp8(child.weight, block), child.bias, block_size=(block, block)))
     return model
 
 
@@ -166,7 +212,7 @@ def of_file(name, bias=None):
         layer = WQLinear_GEMM(tensors["qweight"], tensors["qzeros"], tensors["scales"], bias,
                               group_size=config["group_size"])
     elif config["quant_method"] == "fp8":
-        layer = FP8Linear(tensors["weight"], tensors["weight_scale_inv"], bias, block_size=(128, 128))
+        layer = fp8_linear(tensors["weight"], tensors["weight_scale_inv"], bias)
     else:
         weights = next(iter(config["config_groups"].values()))["weights"]
         layer = compressed(tensors, symmetric=weights["symmetric"], group_size=weights["group_size"],

@@ -141,8 +141,16 @@ def test_tensors_that_no_form_of_an_op_has_are_an_error():
         form.problem((("silu",), (0,)), (X.to(fp8), W.to(fp8), one))
 
 
+def test_codes_in_the_place_of_numbers_need_an_option_that_is_fixed_or_an_argument():
+    of = lambda arguments, **fixed: _description.Description("linear", False, fixed, arguments).buffers["w"]
+    assert [v.dtype for v in of("x, w")] == ["T"]
+    assert [v.dtype for v in of("x, w", weights="int4")] == ["u8"]
+    assert [v.dtype for v in of("x, w, w_scale", quantise="block")] == ["fp8"]
+    assert {v.dtype for v in of("x, w, weights")} == {"T", "u8"}
+
+
 def _declared(of: str, arguments: str, results: str) -> tuple:
-    about = _description.Description(of, False, {"dtype": "fp8"})
+    about = _description.Description(of, False, {"dtype": "fp8"}, arguments)
     found = _description.arguments_of(arguments, about)
     return about, found, _description.results_of(results, found)
 

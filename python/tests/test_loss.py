@@ -360,14 +360,20 @@ def test_outputs_that_are_made_anew_have_their_logits():
     fftune.patch(model)
     outputs = trained(model)[0]
     again = [type(outputs)(**outputs), type(outputs)(dict(outputs.items())), copy.copy(outputs),
-             torch.utils._pytree.tree_map(lambda value: value, outputs)]
+             torch.utils._pytree.tree_map(lambda value: value, outputs),
+             torch.utils._pytree.tree_map(lambda value: value * 1, outputs)]
     for each in again:
         assert torch.equal(each.logits, outputs.logits)
         assert torch.equal(each.get("logits"), outputs.logits)
     assert outputs.get("nothing", 3) == 3 and outputs.get("loss") is outputs.loss
     other = trained(model)[0]
+    leaves, tree = torch.utils._pytree.tree_flatten(outputs)
+    assert tree == torch.utils._pytree.tree_flatten(other)[1]
+    shape, outputs, again = outputs.logits.shape, None, None  # DistributedDataParallel keeps the leaves alone
+    assert torch.utils._pytree.tree_unflatten([leaf + 1 for leaf in leaves], tree).logits.shape == shape
     other.logits = torch.zeros(1)
     assert not type(other)(**other).logits.any()
+    assert not torch.utils._pytree.tree_map(lambda value: value * 1, other).logits.any()
 
 
 def test_the_number_of_items_may_be_one_of_numpy():

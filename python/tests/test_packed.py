@@ -176,6 +176,18 @@ def test_quantise_replaces_the_linear_layers_of_a_module():
         quantise(nn.Linear(96, 8), group=100)
     with pytest.raises(fftune.Error, match="format is 'int3': give one of int4, mxfp4"):
         quantise(nn.Linear(96, 8), "int3")
+    for at in (0, 1):  # neither is changed
+        layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        layers[at].register_forward_pre_hook(lambda module, arguments: None)
+        with pytest.raises(fftune.Error, match=f"quantise: {at} has hooks, or a forward of its own"):
+            quantise(layers, group=64)
+        assert all(type(layer) is nn.Linear for layer in layers)
+
+
+def test_a_layer_in_two_places_is_quantised_to_one():
+    layer = nn.Linear(64, 64)
+    model = fftune.quantise(nn.Sequential(layer, nn.ReLU(), layer), group=32)
+    assert type(model[0]) is QuantLinear and model[2] is model[0]
 
 
 def test_gradients_reach_what_is_in_front_of_a_packed_weight():

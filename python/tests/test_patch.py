@@ -306,6 +306,24 @@ def test_attention_over_a_static_cache(name, padding):
                           for problem in ran)
 
 
+@pytest.mark.parametrize("options", [dict(attention=True), dict(whole_layers=True)], ids=str)
+def test_a_mask_that_ends_before_the_keys_do(options):
+    """transformers masks the keys behind its end."""
+    def steps(model):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        with torch.no_grad():
+            model(**inputs("llama"), past_key_values=cache)
+            return model(input_ids=ids, attention_mask=torch.ones(2, 3, dtype=torch.long),
+                         past_key_values=cache).logits
+
+    model, ids = make("llama"), torch.randint(3, 96, (2, 3))
+    torch.manual_seed(1)
+    right = steps(model)
+    fftune.patch(model, **options)
+    torch.manual_seed(1)
+    assert close(steps(model), right, 1e-5)
+
+
 @needs_transformers_5
 def test_a_compiled_step_over_a_static_cache_has_no_graph_break():
     model = make("llama")
@@ -357,13 +375,22 @@ def test_models_may_share_their_configuration():
     assert second.config._attn_implementation == "sdpa"
 
 
-def test_a_window_smaller_than_the_text_keeps_its_mask():
+@pytest.mark.parametrize("later", [False, True])
+def test_a_window_smaller_than_the_text_keeps_its_mask(later):
+    def narrow(model):
+        for module in model.modules():
+            if hasattr(module, "config"):
+                module.config.sliding_window = 4
+
     model = make("mistral")
-    for module in model.modules():
-        if hasattr(module, "config"):
-            module.config.sliding_window = 4
-    before = logits(model, "mistral")
+    other = copy.deepcopy(model)
+    narrow(other)
+    before = logits(other, "mistral")
+    if not later:
+        narrow(model)
     fftune.patch(model)
+    if later:
+        narrow(model)
     assert close(logits(model, "mistral"), before, 1e-5)
 
 

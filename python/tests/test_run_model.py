@@ -11,6 +11,7 @@ from torch import nn
 
 from fftune._library import library_path
 from models import make
+from quantised_layers import with_expert_modules
 from test_ops import error
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "run_model.cpp"
@@ -209,6 +210,8 @@ DEVICES = ["cpu", pytest.param("0", marks=pytest.mark.skipif(not torch.cuda.is_a
 @pytest.mark.parametrize("name, method, options", (
     ("llama", "gptq", {}), ("llama", "gptq", {"version": 2}), ("llama", "gptq", {"desc_act": True}),
     ("qwen2", "gptq", {}), ("qwen3", "awq", {}), ("llama", "compressed-tensors", {}),
+    ("qwen3_moe", "gptq", {}), ("qwen3_moe", "awq", {}), ("qwen3_moe", "compressed-tensors", {}),
+    ("qwen3_moe", "gptq", {"skip": ("lm_head", "down_proj")}),
     ("llama", "compressed-tensors", {"skip": ("lm_head", "up_proj")})), ids=str)
 def test_weights_of_4_bits(name, method, options, device, run_model, tmp_path):
     model = small(name)
@@ -223,13 +226,14 @@ def small(name):
 
     config = transformers.AutoConfig.for_model(
         name, vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128)
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
+        **(dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64) if "moe" in name else {}))
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
-    return model
+    return with_expert_modules(model)
 
 
 def save_in_bytes(model, folder, method):
@@ -264,9 +268,11 @@ def save_in_bytes(model, folder, method):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", ("fp8", "float-quantized", "int-quantized"))
-def test_weights_of_8_bits(method, device, run_model, tmp_path):
-    model = small("llama")
+@pytest.mark.parametrize("name, method", (("llama", "fp8"), ("llama", "float-quantized"),
+                                          ("llama", "int-quantized"), ("qwen3_moe", "fp8"),
+                                          ("qwen3_moe", "int-quantized")))
+def test_weights_of_8_bits(name, method, device, run_model, tmp_path):
+    model = small(name)
     save_in_bytes(model, tmp_path, method)
     ids, logits = run(run_model, tmp_path, "--device", device, tokens=12)
     assert error(logits, logits_of(model, ids)) < 1e-5

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 import fftune
 from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments
 from fftune import ops
+from models import inputs, make
 from test_ops import DIFFERENTIABLE, each, error, leaves, listed, op_of, with_gradients
 
 IN_PLACE = [case for case in CASES + BACKWARDS if case.updated]
@@ -138,6 +139,25 @@ def test_forward_mode_is_an_error(case):
     with pytest.raises(fftune.Error, match="no derivative in forward mode"):
         torch.func.jvp(lambda t: op_of(case)(*replaced(arguments, places[:1], (t,))),
                        (arguments[places[0]],), (arguments[places[0]],))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_patched_models_have_derivatives_in_forward_mode(name):
+    """There the ops, which have none, are left to PyTorch."""
+    model = make(name)
+    model.set_attn_implementation("eager")
+    ids = inputs(name)["input_ids"]
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    tangents = {key: torch.randn_like(w) for key, w in weights.items()}
+
+    def derivative():
+        call = lambda own: torch.func.functional_call(model, own, (ids,), {"use_cache": False}).logits
+        return torch.func.jvp(call, (weights,), (tangents,))[1]
+
+    right = derivative()
+    for options in {}, dict(projections=True, memory="small"):
+        fftune.patch(model, **options)
+        assert torch.allclose(derivative(), right, rtol=1e-4, atol=1e-4 * right.abs().max().item())
 
 
 def test_a_functional_call_of_modules():

@@ -233,6 +233,8 @@ def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     own, made, go = layers.Plan, [], threading.Event()
     monkeypatch.setattr(layers, "Plan",
                         lambda *given: go.wait(60) and made.append(given) or own(*given))
+    run = importlib.import_module("fftune._run")
+    run.forget_plans()  # those of other tests' batches
     model = model_of(stand_in, "qwen3_moe")
     metadata, positions = batch_of(model, *MIXED)
     step(model, metadata, positions)
@@ -243,12 +245,21 @@ def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     deadline = time.monotonic() + 60
     while not all(layers._states[model].plans.values()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    run = importlib.import_module("fftune._run")
     ran = []
     monkeypatch.setattr(run, "_listeners", [lambda *given: ran.append(given)])
-    step(model, metadata, positions)
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "Plan", lambda *given: pytest.fail(f"{given} is made a second time"))
+        step(model, metadata, positions)
     assert model.calls == 3
+    # The test of the first batch had as many rows, and other sequences.
+    assert "attention" not in {dict(problem)["op"] for _, problem in run.prepared}
     assert {str(given) for given in ran} == {str(given) for given in made}
+    count = len(made)
+    step(model, *batch_of(model, (5, 40, 33), 0, [5, 1, 30]))  # as many rows for fewer sequences
+    while not all(layers._states[model].plans.values()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(layers._states[model].plans) == 2
+    assert {given[1]["op"] for given in made[count:]} == {"attention"}
     go.clear()
     step(model, *batch_of(model, (48,) * 5, 0, [48] * 5))
     assert model.calls == 4, "a batch of other sizes"

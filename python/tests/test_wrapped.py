@@ -145,6 +145,89 @@ def test_what_comes_between_is_called(kind, part, change):
     assert part == "mlp.gate" or change is hooked_before or not close(plain, expected)
 
 
+def a_hook_on_the_rotary_embedding(model):
+    model.model.rotary_emb.register_forward_hook(lambda module, given, result: (result[0] * 1.5, result[1]))
+
+
+def another_forward_of_the_rotary_embedding(model):
+    with_another_forward(model.model, "rotary_emb")
+
+
+def another_rotary_embedding(model):
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+
+
+def another_scale_of_cosines(model):
+    model.model.rotary_emb.attention_scaling = 1.5
+
+
+def a_hook_that_changes_cosines(model):
+    model.model.layers[0].register_forward_pre_hook(lambda module, given, options: (given, {
+        **options, "position_embeddings": tuple(t * 0.5 for t in options["position_embeddings"])}),
+        with_kwargs=True)
+
+
+def another_attention(model):
+    layer = model.model.layers[0]
+    before, layer.self_attn = layer.self_attn, type(layer.self_attn)(model.config, 0).eval()
+    layer.self_attn.load_state_dict(before.state_dict())
+
+
+def another_layer(model):
+    before = model.model.layers[0]
+    model.model.layers[0] = type(before)(model.config, 0).eval()
+    model.model.layers[0].load_state_dict(before.state_dict())
+
+
+def one_more_layer(model):
+    model.config.num_hidden_layers += 1
+    if hasattr(model.config, "layer_types"):
+        model.config.layer_types = [*model.config.layer_types, "full_attention"]
+    layers = model.model.layers
+    layers.append(type(layers[0])(model.config, len(layers)).eval())
+    layers[-1].load_state_dict(layers[0].state_dict())
+
+
+def a_layer_that_is_unpatched(model):
+    fftune.unpatch(model.model.layers[0])
+
+
+def a_rotary_embedding_that_is_unpatched(model):
+    fftune.unpatch(model.model.rotary_emb)
+
+
+@pytest.mark.parametrize("change", [
+    a_hook_on_the_rotary_embedding, another_forward_of_the_rotary_embedding, another_rotary_embedding,
+    another_scale_of_cosines, a_hook_that_changes_cosines, another_attention, another_layer, one_more_layer,
+    a_layer_that_is_unpatched, a_rotary_embedding_that_is_unpatched])
+def test_modules_that_came_after_patch_are_given_cosines_and_sines(change):
+    """Patched attentions take angles in their place, which nobody else can read."""
+    model = make("Qwen3Config", **{**SIZES, "num_hidden_layers": 2}, head_dim=8)
+    right = copy.deepcopy(model)
+    change(right)
+    expected, expected_static = logits(right), static_logits(right)
+    for before in (True, False):
+        for options in (dict(projections=True), dict(whole_layers=True)):
+            own = copy.deepcopy(model)
+            if before:
+                change(own)
+            fftune.patch(own, **options)
+            if not before:
+                change(own)
+            assert close(logits(own), expected), (before, options)
+            assert close(static_logits(own), expected_static), (before, options)
+
+
+@pytest.mark.parametrize("projections", [False, True])
+def test_a_layer_alone_takes_cosines_and_sines(projections):
+    model = make("LlamaConfig", **SIZES)
+    x, places = torch.randn(2, 5, 32), torch.arange(5)[None]
+    given = {"position_embeddings": model.model.rotary_emb(x, places), "position_ids": places}
+    right = model.model.layers[0](x, **given)
+    fftune.patch(model, projections=projections)
+    assert close(model.model.layers[0](x, **given), right)
+
+
 @pytest.mark.parametrize("name", [*MODELS, *MIXTURES])
 @pytest.mark.parametrize("whole_layers", [False, True])
 def test_nothing_of_the_model_is_run_or_changed(name, whole_layers, monkeypatch):

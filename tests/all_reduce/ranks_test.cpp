@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -334,6 +335,12 @@ void search(const Task& task) {
   CHECK_THROWS_WITH(search_on_ranks(*backend, group, all_reduce_op(), other,
                                     default_recipe(all_reduce_op(), other, backend->facts()), {}),
                     Catch::Matchers::Contains("give all ranks the same"));
+  // So are those that would end at other times.
+  const Problem one = peers(*backend, task, DType::f32, 3, 512, "none", "no");
+  CHECK_THROWS_WITH(search_on_ranks(*backend, group, all_reduce_op(), one,
+                                    default_recipe(all_reduce_op(), one, backend->facts()),
+                                    {.budget = std::chrono::milliseconds(100 + task.rank)}),
+                    Catch::Matchers::Contains("budgets"));
 }
 
 /// Runs a collective until it fails; returns the error. The group may fail to come about instead.
@@ -627,6 +634,56 @@ TEST_CASE("options of a group that are wrong are one line") {
   const std::chrono::milliseconds soon(30);
   CHECK(has(error_of({new_name(), 0, 2, 1, soon}), "1 of 2 ranks came within 0.03 s"));
   CHECK(has(error_of({new_name(), 1, 2, 1, soon}), "rank 0 did not come within 0.03 s"));
+  CHECK(has(error_of({"a", 0, 2, 1, std::chrono::milliseconds::max()}),
+            "timeout is 9223372036854775807 ms: use 1 to 31536000000, a year"));
+}
+
+namespace {
+
+/// While there is one, the process can open `more` files at most.
+class FewFiles {
+ public:
+  explicit FewFiles(rlim_t more) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const int next = ::dup(0);
+    ::close(next);
+    const rlimit few{static_cast<rlim_t>(next) + more, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FewFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+}  // namespace
+
+TEST_CASE("ranks without a file descriptor to meet by say so at once") {
+  const auto backend = open_cpu();
+  const std::string name = new_name(), place = '\0' + ("fftune-group-" + name);
+  const int peer = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(place.begin(), place.end(), address.sun_path);
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + place.size());
+  std::thread connecting([&] {
+    while (::connect(peer, reinterpret_cast<const sockaddr*>(&address), bytes) != 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const FewFiles few(2);  // its memory and the listening socket
+    CHECK_THROWS_WITH(Group(*backend, {name, 0, 2, 1}),
+                      Catch::Matchers::Contains("no socket for the ranks to meet: Too many open"));
+  }
+  connecting.join();
+  ::close(peer);
+  {
+    const FewFiles few(1);
+    CHECK_THROWS_WITH(Group(*backend, {name, 1, 2, 1}),
+                      Catch::Matchers::Contains("no socket for the ranks to meet: Too many open"));
+  }
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
 }
 
 TEST_CASE("a file that is no socket stays where a group would have its own") {

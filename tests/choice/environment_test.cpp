@@ -90,8 +90,10 @@ TEST_CASE("variables go before the defaults") {
   REQUIRE(environment.no_color);
 }
 
-TEST_CASE("without a home there are still absolute folders") {
-  const Variables variables(
-      {{"HOME", nullptr}, {"XDG_CACHE_HOME", nullptr}, {"FFTUNE_CACHE", nullptr}});
-  REQUIRE(read_environment().cache_folder.is_absolute());
+TEST_CASE("without a home, or with a relative one, there are still absolute folders") {
+  for (const char* home : {static_cast<const char*>(nullptr), "relative/home"}) {
+    const Variables variables(
+        {{"HOME", home}, {"XDG_CACHE_HOME", nullptr}, {"FFTUNE_CACHE", nullptr}});
+    REQUIRE(read_environment().cache_folder.is_absolute());
+  }
 }

@@ -56,6 +56,26 @@ TEST_CASE("output that cannot be printed whole is an error, for the help too") {
   }
 }
 
+TEST_CASE("where standard output and error are closed, no file gets what is printed") {
+  for (const char* closed : {"exec \"$@\" >&-", "exec \"$@\" 2>&-", "exec \"$@\" >&- 2>&-",
+                             "exec \"$@\" <&- >&- 2>&-"}) {
+    CAPTURE(closed);
+    const Sandbox sandbox;
+    const bool has_output = std::string(closed) == "exec \"$@\" 2>&-";
+    CHECK(by_shell(sandbox, closed, sweep + " -v --max-variants 2").code == (has_output ? 0 : 2));
+    CHECK(sandbox.fftune("presets validate presets").code == 0);
+    const auto state =
+        sandbox.folder() / ".local/state/fftune" / device_folder(sandbox, "presets").filename();
+    for (const auto& journal : std::filesystem::directory_iterator(state)) {
+      std::ifstream lines(journal.path());
+      int count = 0;
+      for (std::string line; std::getline(lines, line); ++count)
+        CHECK((line.front() == '{' && line.back() == '}'));
+      CHECK(count > 3);
+    }
+  }
+}
+
 TEST_CASE("a report is written before anything is printed, and whole") {
   const Sandbox sandbox;
   sandbox.tuned("1");

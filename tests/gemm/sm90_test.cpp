@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gemm/cases.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/config.cuh"
@@ -187,6 +188,34 @@ TEST_CASE("every grouped GEMM has an sm90 default, and it is feasible", "[gemm]"
       const GemmProblem gemm = grouped_reduction(gemm_of(1024, 2048, tokens), groups);
       CHECK(sm90::space(gemm, hopper()).violations(sm90::default_config(gemm, hopper())).empty());
     }
+}
+
+TEST_CASE("the sm90 default is the least cost of the whole space", "[gemm]") {
+  std::vector<GemmProblem> gemms;
+  for (const std::int64_t m : {1, 24, 77, 256, 1000, 5000}) {
+    for (const GemmProblem& gemm : grouped_kinds(m, 2304, 9216)) gemms.push_back(gemm);
+    for (const GemmProblem& gemm : {gemm_of(m, 4096, 1024), gated(m, 768, 2048)}) {
+      gemms.push_back(gemm);
+      gemms.push_back(grouped_rows(gemm, 2));
+      gemms.back().groups.random = true;
+      gemms.push_back(in_fp8(gemm, Scaling::block));
+      gemms.push_back(grouped_rows(in_fp8(gemm, Scaling::block), 64));
+    }
+  }
+  for (const GemmProblem& gemm : gemms) {
+    sm90::CostModel model(gemm, hopper());
+    const Config least = least_cost(sm90::space(gemm, hopper()), "sm90", [&](const Config& config) {
+      const sm90::Tile tile(config);
+      const sm90_plan plan = sm90_plan_of(form_of(gemm), tile);
+      const double cost = sm90::cycles(gemm, hopper(), config);
+      // The model of many configurations forgets those before.
+      REQUIRE(model.least_cycles(tile, plan) <= cost);
+      REQUIRE(model.cycles(tile, plan) == cost);
+      return std::pair(cost, -config.at("stages"));
+    });
+    CAPTURE(gemm.m, gemm.n, gemm.k, gemm.groups.count);
+    REQUIRE(sm90::default_config(gemm, hopper()).text() == least.text());
+  }
 }
 
 TEST_CASE("every GEMM that sm90 can implement has a default, tokens scattered or not", "[gemm]") {

@@ -232,8 +232,8 @@ TEST_CASE("two outputs double the tiles, and K-concatenated operands the K block
                                {"stages", 4},
                                {"epilogue_stages", 1},
                                {"group_m", 8}});
-  CHECK(sm90::Workload(gemms[2], tile).tiles(tile) == 2 * (2048 / 128) * (1024 / 256));
-  CHECK(sm90::Workload(gemms[1], tile).k_blocks(tile) == 2 * 2048 / 64);
+  CHECK(sm90::Workload(gemms[2]).with(tile).tiles(tile) == 2 * (2048 / 128) * (1024 / 256));
+  CHECK(sm90::Workload(gemms[1]).with(tile).k_blocks(tile) == 2 * 2048 / 64);
 }
 
 TEST_CASE("an A100 has at least 150 tensor-core variants a stage") {

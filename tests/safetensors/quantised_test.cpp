@@ -267,6 +267,25 @@ TEST_CASE("a model without a known quantisation has its tensors as they are") {
   CHECK(values_of(SavedModel(folder.path()), "layer.weight") == std::vector<float>(64, 0.5f));
 }
 
+TEST_CASE("codes with scales in a format that is not known are never taken for the weight") {
+  for (const char* scale : {"a.weight_scale", "a.weight_scale_inv", "a.SCB"}) {
+    CAPTURE(scale);
+    SafetensorsWriter writer;
+    writer.add("a.weight", "F8_E4M3", {2, 4}, std::string(8, '\x38'));
+    writer.add(scale, "F32", {2, 1}, std::vector<float>(2, 0.5f));
+    writer.add("plain", "F8_E4M3", {1}, std::string(1, '\x38'));
+    const Checkpoint checkpoint(writer, R"({"quant_method":"later"})");
+    const SavedModel model(checkpoint.path());
+    std::byte code{};
+    model.read(model.at("a.weight"), 0, DType::fp8, &code, 1);
+    CHECK(code == std::byte{0x38});
+    CHECK(values_of(model, "plain") == std::vector<float>{1});
+    CHECK_THROWS_WITH(values_of(model, "a.weight"),
+                      Catch::Contains("'a.weight' has codes of F8_E4M3 with scales in '" +
+                                      std::string(scale) + "'"));
+  }
+}
+
 TEST_CASE("quantised weights that are not whole are refused with one line") {
   const auto refused = [](const SafetensorsWriter& writer, const std::string& config,
                           const std::string& words) {
@@ -287,6 +306,14 @@ TEST_CASE("quantised weights that are not whole are refused with one line") {
           "the AWQ layout 'gemv' is not known");
   refused(gptq_layer(), R"({"quant_method":"bitsandbytes","load_in_4bit":true})",
           "bitsandbytes weights of 4 bits");
+  SafetensorsWriter turned;
+  turned.add("a.weight", "F8_E4M3", {4, 8}, std::string(32, '\x38'));
+  turned.add("a.weight_scale_inv", "F32", {4, 2}, std::vector<float>(8, 1));
+  refused(turned, R"({"quant_method":"fp8","weight_block_size":[2,2]})",
+          "'a.weight_scale_inv' is [4, 2], where [4, 8] has [2, 4] blocks");
+  const std::string whole_row =
+      R"({"quant_method":"gptq","bits":4,"group_size":9223372036854775807})";
+  CHECK(complaint(Checkpoint(gptq_layer(), whole_row).path()) == "");
   SafetensorsWriter lacking;
   lacking.add("layer.qweight", "I32", {1, 8}, std::string(32, '\x99'));
   refused(lacking, gptq, "'layer.scales' is missing");

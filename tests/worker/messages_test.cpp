@@ -1,15 +1,20 @@
 // Messages between a supervisor and its worker arrive as they were sent, or not at all.
 #include "tuning/protocol/messages.hpp"
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <limits>
 #include <random>
+#include <sstream>
+#include <thread>
 
 #include "support/catch.hpp"
 #include "tuning/protocol/line_channel.hpp"
+#include "tuning/remote/remote_channel.hpp"
 #include "tuning/worker/in_flight_record.hpp"
 #include "tuning/worker/supervisor.hpp"
 
@@ -85,6 +90,30 @@ TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
   CHECK_FALSE(reader.receive(1));
   CHECK(reader.closed());
   CHECK_FALSE(reader.send("to nobody"));
+}
+
+TEST_CASE("a caller is heard whose first line comes in pieces") {
+  Listener listener;
+  std::istringstream invitation(listener.invitation());
+  std::string addresses, word;
+  std::uint16_t port = 0;
+  invitation >> addresses >> port >> word;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int caller = ::socket(AF_INET, SOCK_STREAM, 0);
+  REQUIRE(::connect(caller, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::send(caller, word.data(), word.size(), 0) > 0);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ::send(caller, " rank 1\n", 8, 0);
+  });
+  const auto heard = listener.accept(2);
+  later.join();
+  ::close(caller);
+  REQUIRE(heard);
+  CHECK(heard->name == "rank 1");
 }
 
 TEST_CASE("a launch is seen by the other process until it lands") {

@@ -20,6 +20,8 @@
 namespace fftune {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 /// A caller that does not say who it is in this time is none.
 constexpr double introduction_seconds = 5;
 
@@ -61,6 +63,16 @@ std::string random_word() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
+/// The first line of a caller, which may come in several pieces.
+std::optional<std::string> introduction(LineChannel& channel) {
+  const auto until = Clock::now() + std::chrono::duration<double>(introduction_seconds);
+  for (;;) {
+    const std::chrono::duration<double> left = until - Clock::now();
+    auto line = channel.receive(left.count());
+    if (line || channel.closed() || left.count() <= 0) return line;
+  }
+}
+
 }  // namespace
 
 Listener::Listener()
@@ -82,7 +94,6 @@ Listener::~Listener() {
 }
 
 std::optional<Caller> Listener::accept(double seconds) {
-  using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {
     const std::chrono::duration<double, std::milli> left = until - Clock::now();
@@ -93,7 +104,7 @@ std::optional<Caller> Listener::accept(double seconds) {
     if (descriptor < 0) continue;
     keep_alive(descriptor);
     auto channel = std::make_unique<LineChannel>(descriptor);
-    const auto line = channel->receive(introduction_seconds);
+    const auto line = introduction(*channel);
     if (line && line->starts_with(word_ + " "))
       return Caller{std::move(channel), line->substr(word_.size() + 1)};
   }
@@ -117,6 +128,8 @@ std::unique_ptr<LineChannel> connect_to(const std::string& invitation, const std
     ::setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (::connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
       keep_alive(descriptor);
+      const timeval none{};  // rank 0 may be stopped for longer
+      ::setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
       auto channel = std::make_unique<LineChannel>(descriptor);
       if (channel->send(word + " " + name)) return channel;
     } else {

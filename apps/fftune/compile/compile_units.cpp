@@ -42,30 +42,41 @@ std::size_t dynamic_shared_bytes(const Program& program) {
   return bytes;
 }
 
+/// Programs that differ for the compiler.
 class Units {
  public:
-  void add(const std::string& family, const std::string& variant, const Problem& problem,
+  /// False for a program that is one of them already, or has no kernel.
+  bool add(const std::string& family, const std::string& variant, const Problem& problem,
            Program program) {
-    if (program.kernels.empty() || !seen_.insert(compile_key(program)).second) return;
+    if (program.kernels.empty() || !seen_.insert(compile_key(program)).second) return false;
     const std::size_t shared = dynamic_shared_bytes(program);
     units_.push_back({family, variant, problem.text(), std::move(program), shared});
+    return true;
   }
 
   bool empty() const { return units_.empty(); }
-
-  /// First and last, and the rest evenly between them.
-  std::vector<CompileUnit> take(std::size_t sample) {
-    if (sample == 0 || units_.size() <= sample) return std::move(units_);
-    std::vector<CompileUnit> chosen;
-    for (std::size_t i = 0; i < sample; ++i)
-      chosen.push_back(std::move(units_[sample == 1 ? 0 : i * (units_.size() - 1) / (sample - 1)]));
-    return chosen;
-  }
+  std::vector<CompileUnit> take() { return std::move(units_); }
 
  private:
   std::set<std::string> seen_;
   std::vector<CompileUnit> units_;
 };
+
+/// A variant of a family for a problem that it serves.
+struct Candidate {
+  const Problem* problem;
+  Config config;
+};
+
+/// `sample` of `count` places, or all with 0: the first, the last, and the rest evenly between
+/// them.
+std::vector<std::size_t> sampled(std::size_t count, std::size_t sample) {
+  const std::size_t places = sample == 0 ? count : std::min(sample, count);
+  std::vector<std::size_t> chosen(places);
+  for (std::size_t i = 0; i < places; ++i)
+    chosen[i] = places == 1 ? 0 : i * (count - 1) / (places - 1);
+  return chosen;
+}
 
 /// The usual form of the pass, and each rare one by itself; with chosen options those alone.
 std::vector<std::map<std::string, std::string>> forms_of(
@@ -149,35 +160,60 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
   const bool nested = has_nested_parts(op, problems.front());
   std::vector<CompileUnit> all;
   const auto take = [&](Units& units) {
-    for (CompileUnit& unit : units.take(sample)) all.push_back(std::move(unit));
+    for (CompileUnit& unit : units.take()) all.push_back(std::move(unit));
   };
+  std::optional<std::vector<Problem>> rare, of_models;  // once a family needs them
   for (const Family* each : op.families()) {
     const std::string name(each->name());
     if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
     // Families of parts, as layer.attention_decode, are compiled with these.
     if (family.empty() && nested && name.find('.') != std::string::npos) continue;
     Units units;
+    // Some families have 10⁵ variants, whose programs take gigabytes: those of the sample are made.
     const auto add = [&](const std::vector<Problem>& served) {
+      std::vector<Candidate> candidates;
       for (const Problem& problem : served) {
         if (cancel) return;
         if (each->refusal(problem, facts)) continue;
-        for (const Config& config : each->space(problem, facts).feasible()) {
+        for (Config& config : each->space(problem, facts).feasible())
+          candidates.push_back({&problem, std::move(config)});
+      }
+      const std::size_t count = candidates.size();
+      std::vector<bool> tried(count);
+      for (const std::size_t place : sampled(count, sample)) {
+        // A program that is there already gives way to the next new one.
+        bool added = false;
+        for (std::size_t i = 0; !added && i < (sample == 0 ? 1 : count); ++i) {
+          const std::size_t at = (place + i) % count;
           if (cancel) return;
-          units.add(name, Variant{name, config}.id(), problem,
-                    each->program(problem, facts, config));
+          if (tried[at]) continue;
+          tried[at] = true;
+          const auto& [problem, config] = candidates[at];
+          added = units.add(name, Variant{name, config}.id(), *problem,
+                            each->program(*problem, facts, config));
         }
       }
     };
     add(problems);
-    if (units.empty() && !cancel) add(rare_problems(op, chosen));
-    if (units.empty() && !cancel) add(model_problems(op, chosen));
+    if (units.empty() && !cancel) {
+      if (!rare) rare = rare_problems(op, chosen);
+      add(*rare);
+    }
+    if (units.empty() && !cancel) {
+      if (!of_models) of_models = model_problems(op, chosen);
+      add(*of_models);
+    }
     take(units);
   }
-  Units baselines;
+  std::vector<std::pair<const Problem*, Baseline>> served;
   for (const Problem& problem : problems)
     if (family.empty() && !cancel)
       for (Baseline& baseline : op.baselines(problem, facts))
-        baselines.add("baselines", baseline.name, problem, std::move(baseline.program));
+        served.emplace_back(&problem, std::move(baseline));
+  Units baselines;
+  for (const std::size_t at : sampled(served.size(), sample))
+    baselines.add("baselines", served[at].second.name, *served[at].first,
+                  std::move(served[at].second.program));
   take(baselines);
   if (cancel) all.clear();
   return all;

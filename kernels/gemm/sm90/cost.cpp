@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/space.hpp"
 
 namespace fftune::sm90 {
@@ -17,14 +18,26 @@ namespace {
 struct Candidate {
   const Workload& work;
   const Tile& t;
-  sm90_plan plan;
+  const sm90_plan& plan;
+  /// Whether powers may be rounded otherwise, for a fraction of the time.
+  bool fast = false;
 
   int resident() const { return sm90_resident_ctas(work.form, plan); }
 };
 
-/// The time of two kinds of work that overlap; the more equal they are, the less they overlap.
-double overlapped(double first, double second, double sharpness) {
-  return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1 / sharpness);
+/// The time of two kinds of work that overlap; the more equal they are, the less they overlap:
+/// (first^s + second^s)^(1/s) of the sharpness s.
+template <int sharpness>
+double overlapped(const Candidate& c, double first, double second) {
+  static_assert(sharpness == 3 || sharpness == 4 || sharpness == 8);
+  if (!c.fast)
+    return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1. / sharpness);
+  const double more = std::max(first, second), ratio = std::min(first, second) / more;
+  const double squared = ratio * ratio;
+  if constexpr (sharpness == 3) return more * std::cbrt(1 + squared * ratio);
+  if constexpr (sharpness == 4) return more * std::sqrt(std::sqrt(1 + squared * squared));
+  const double fourth = squared * squared;
+  return more * std::sqrt(std::sqrt(std::sqrt(1 + fourth * fourth)));
 }
 
 /// Memory bandwidth of the whole device.
@@ -44,7 +57,7 @@ bool starts_lines(std::int64_t extent) {
 /// once. A row that begins within a line touches two lines, and its requests are not merged with
 /// those of neighbouring rows as whole lines' are.
 double rows_asked(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const auto cost = [](std::int64_t extent) { return starts_lines(extent) ? 1 : 1.9; };
   return t.bm * cost(work.a_mn_major() ? work.m : work.k) / t.cluster_n +
          double(work.b_operands()) * t.bn * cost(work.b_mn_major() ? work.n : work.k) / t.cluster_m;
@@ -53,7 +66,7 @@ double rows_asked(const Candidate& c) {
 /// Columns of a wgmma. Tiles of a group that have about as many rows each are as wide as these
 /// need.
 double wgmma_columns(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const double widest = plan.wgmma_columns;
   if (!sm90_levels_tiles(work.form, t)) return widest;
   constexpr double steps = 16;  // of a width
@@ -87,7 +100,7 @@ double intake_cycles(const Candidate& c, double busy) {
   constexpr double device_rate = 52;    // bytes a clock, into each SM where all of them ask
   constexpr double load_latency = 500;  // clocks from a stage that is free to one that is full,
   constexpr double row_latency = 5.2;   // and for each row of 128 bytes
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const double rows = t.bm + double(work.b_operands()) * t.bn;
   // CTAs that share A wait for the slowest of them.
   const double sharing = t.cluster_n > 1 ? 1.12 : 1;
@@ -97,7 +110,7 @@ double intake_cycles(const Candidate& c, double busy) {
   const double waited = work.promotes_sorted_rows() && t.bm > 64 ? 0.7 : 1;
   const double latency =
       waited * (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
-  return overlapped(intake, latency, 4);
+  return overlapped<4>(c, intake, latency);
 }
 
 /// Relative slowdown of a step if few CTAs request the same lines at about the same time. This
@@ -115,7 +128,7 @@ double unshared(const Candidate& c, double busy) {
 double step_cycles(const Candidate& c, double busy) {
   constexpr double shared_rate = 128;  // bytes a clock
   constexpr double efficiency = 0.75;  // of the tensor cores under load, at a clock that yields
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const int b_operands = work.b_operands();
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
   const double width = wgmma_columns(c);
@@ -128,13 +141,13 @@ double step_cycles(const Candidate& c, double busy) {
   const double wgmma = std::max(width / 2 / efficiency, (a_bytes + 32 * width) / shared_rate);
   const double intake = intake_cycles(c, busy);
   // Data delivered by the L2 takes power from the MMAs.
-  return unshared(c, busy) * (overlapped(instructions * wgmma, intake, 8) + 0.02 * intake) +
+  return unshared(c, busy) * (overlapped<8>(c, instructions * wgmma, intake) + 0.02 * intake) +
          promotion_cycles(c);
 }
 
 /// The same where rows are gathered, and stored for A reuse if there is any.
 double gathering_step_cycles(const Candidate& c, double loaded) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   // Weight gradients gather two operands, and more neighbouring bytes of each row.
   const bool reduction = work.a_mn_major() && work.b_mn_major();
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
@@ -155,7 +168,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
 /// Clocks in which all CTAs at once read and store the rows of A that they reuse.
 double reuse_cycles(const Candidate& c, const DeviceFacts& facts) {
   constexpr double efficiency = 0.6;  // of the memory, by scattered reads and writes
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   if (work.a_reuse == 1) return 0;
   const double runs = static_cast<double>(work.runs(t));
   const double ctas = std::min<double>(runs, static_cast<double>(facts.multiprocessors));
@@ -167,7 +180,7 @@ double reuse_cycles(const Candidate& c, const DeviceFacts& facts) {
 /// reducer has them while it is busy.
 double reduction_cycles(const Candidate& c) {
   constexpr double rate = 16;  // bytes a clock, into a CTA
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   if (work.grouped_reduction()) return 0;
   return double(t.split_k - 1) * plan.rows * plan.reduced_columns * work.b_operands() * 4 / rate;
 }
@@ -183,7 +196,7 @@ std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
 /// bytes that memory delivers together. A stage is requested when the stage that is `stages` before
 /// it has been read. Measured on experts' products with two K blocks.
 double split_pairs(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const std::int64_t k_blocks = work.k_blocks(t);
   const bool splits = work.promotes_sorted_rows() && k_blocks % 2 == 0 && t.stages % 2 == 1;
   return splits ? 1 + 0.2 / static_cast<double>(k_blocks) : 1;
@@ -194,7 +207,7 @@ double split_pairs(const Candidate& c) {
 /// B. With many rows of tiles there is more to compute than to read. With sorted groups, only the
 /// last tiles wait for their B alone.
 double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const double rate = 0.95 * bytes_a_clock(facts);
   const double m = static_cast<double>(work.m), n = static_cast<double>(work.n);
   const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
@@ -219,7 +232,7 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
 /// For subtiles that are loaded and then overwritten: whether a tile's subtiles are prefetched
 /// during the preceding tile (gradient_epilogue::runs_ahead).
 bool runs_ahead(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   if (work.grouped_rows()) return false;
   return t.epilogue_stages * (t.pingpong() ? t.mma_warpgroups : 1) >=
          (t.pingpong() ? plan.subtiles : 2);
@@ -228,7 +241,7 @@ bool runs_ahead(const Candidate& c) {
 /// The tables of sorted groups take registers, and most tiles with more accumulators a thread spill
 /// some: a search drops those, and the default must not be one.
 double spilling_factor(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   const bool sorted =
       work.form.groups != grouping::none && work.form.source == group_source::routed;
   const int most_accumulators = t.mma_warpgroups == 3 ? 112 : t.swap_ab() ? 176 : 160;
@@ -239,7 +252,7 @@ double spilling_factor(const Candidate& c) {
 /// a group. With swap-AB each thread has a factor of its own for each pair of columns: half as many
 /// instructions again for what is promoted, and loads of the scales.
 double promoted_rows_factor(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   if (!t.swap_ab()) return t.cluster_ctas() > 1 ? 1.06 : 1;
   if (t.cluster_ctas() > 1) return 1.12;
   // Accumulators, those of a K block beside them, and the factors that they are promoted by.
@@ -254,7 +267,7 @@ double promoted_rows_factor(const Candidate& c) {
 /// group. CTAs in step read less from L2 and from memory, which takes power from the MMAs: those
 /// with the same A, or, for groups with few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
-  const auto& [work, t, plan] = c;
+  const auto& [work, t, plan, fast] = c;
   if (!c.work.sorted_rows()) return 1;
   if (c.work.promotes()) return promoted_rows_factor(c);
   // Reused rows come back from memory later than rows that are gathered again.
@@ -288,7 +301,7 @@ double short_k_cycles(const Candidate& c) {
   return is_short && c.t.bn > 128 ? 2500 : 0;
 }
 
-double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
+double cycles_of_groups(const Candidate& c, const DeviceFacts& facts) {
   constexpr double start_cycles = 4000;
   constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
   constexpr double split_cycles = 300;
@@ -296,7 +309,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
   constexpr double level_output_rate = 50;  // of swap-AB's tiles of sorted rows
   constexpr double exposed = 0.4;           // of the epilogue in ping-pong
   constexpr double waiting = 1.5;           // times longer, for subtiles that are read
-  const Candidate c{work, t, sm90_plan_of(work.form, t)};
+  const auto& [work, t, plan, fast] = c;
   const bool waits = work.tensors_per_stage > 1 && !runs_ahead(c);
   const double ctas = static_cast<double>(work.runs(t) * t.cluster_ctas());
   const double busy = std::min(1.0, ctas / std::max(facts.multiprocessors, 1));
@@ -326,12 +339,15 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(waves * tile * spilling_factor(c) * sorted_rows_factor(c),
-                    memory_cycles(c, facts, busy), 3);
+         overlapped<3>(c, waves * tile * spilling_factor(c) * sorted_rows_factor(c),
+                       memory_cycles(c, facts, busy));
 }
 
-double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
-  const double expected = cycles_of_groups(work, facts, tile);
+/// `work` is left as it was.
+double kernel_cycles(Workload& work, const DeviceFacts& facts, const Tile& tile,
+                     const sm90_plan& plan, bool fast) {
+  const Candidate candidate{work, tile, plan, fast};
+  const double expected = cycles_of_groups(candidate, facts);
   // Tiles of fp8 take so long that one wave more decides between heights, also of even groups.
   const bool counts = work.has_uneven_groups() || work.promotes_sorted_rows();
   if (work.deviation <= 0 && !counts) return expected;
@@ -339,14 +355,15 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
   // counts, which the cost of the expected number is not: half of all draws are about as expected,
   // and a quarter on each side about 1.5 deviations away.
   double cost = expected / 2;
+  const std::int64_t first_group_rows = work.first_group_rows;
   for (const double side : {-1.5, 1.5}) {
-    Workload drawn = work;
-    drawn.more_tiles = side;
-    drawn.first_group_rows = std::clamp<std::int64_t>(
-        std::llround(static_cast<double>(work.first_group_rows) + side * work.deviation), 0,
-        work.m);
-    cost += cycles_of_groups(drawn, facts, tile) / 4;
+    work.more_tiles = side;
+    work.first_group_rows = std::clamp<std::int64_t>(
+        std::llround(static_cast<double>(first_group_rows) + side * work.deviation), 0, work.m);
+    cost += cycles_of_groups(candidate, facts) / 4;
   }
+  work.more_tiles = 0;
+  work.first_group_rows = first_group_rows;
   return cost;
 }
 
@@ -369,20 +386,38 @@ double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
 
 }  // namespace
 
+CostModel::CostModel(const GemmProblem& gemm, const DeviceFacts& facts)
+    : gemm_(gemm), facts_(facts), whole_(gemm), work_(whole_) {}
+
+double CostModel::cycles(const Tile& tile, const sm90_plan& plan) {
+  return cycles(tile, plan, false);
+}
+
+double CostModel::least_cycles(const Tile& tile, const sm90_plan& plan) {
+  constexpr double rounding = 1 - 1e-9;  // far beyond that of some ten operations
+  return rounding * cycles(tile, plan, true);
+}
+
+double CostModel::cycles(const Tile& tile, const sm90_plan& plan, bool fast) {
+  work_.take(whole_, tile);
+  const double permuting = tile.pre_permute ? permute_cycles(gemm_, facts_) : 0;
+  if (work_.grouped_reduction()) {
+    // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a
+    // single tile those of one group, and the group with the most tokens decides.
+    double share = 1.0 / static_cast<double>(work_.groups);
+    if (tile.split_k > 1)
+      share = 1;
+    else if (work_.form.source == group_source::mask && work_.tiles(tile) <= facts_.multiprocessors)
+      share = std::max(gemm_.groups.expected_share, 1 - gemm_.groups.expected_share);
+    work_.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(whole_.k) * share));
+  }
+  return kernel_cycles(work_, facts_, tile, plan, fast) + permuting;
+}
+
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
+  CostModel model(gemm, facts);
   const Tile tile(config);
-  Workload work(gemm, tile);
-  const double permuting = tile.pre_permute ? permute_cycles(gemm, facts) : 0;
-  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile) + permuting;
-  // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a single
-  // tile those of one group, and the group with the most tokens decides.
-  double share = 1.0 / static_cast<double>(work.groups);
-  if (tile.split_k > 1)
-    share = 1;
-  else if (work.form.source == group_source::mask && work.tiles(tile) <= facts.multiprocessors)
-    share = std::max(gemm.groups.expected_share, 1 - gemm.groups.expected_share);
-  work.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(work.k) * share));
-  return kernel_cycles(work, facts, tile) + permuting;
+  return model.cycles(tile, sm90_plan_of(form_of(gemm), tile));
 }
 
 }  // namespace fftune::sm90

@@ -206,7 +206,7 @@ class Launch {
 
   /// Persistent CTAs, as many as are resident; with split-K a cluster for each tile.
   std::int64_t clusters(const DeviceFacts& facts) const {
-    const Workload work(gemm_, tile_);
+    const Workload work = Workload(gemm_).with(tile_);
     const std::int64_t all = work.grouped_rows()
                                  ? most_row_tiles() / tile_.cluster_m * work.column_runs(tile_)
                                  : work.runs(tile_);

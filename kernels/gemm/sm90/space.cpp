@@ -6,12 +6,15 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/error.hpp"
-#include "kernels/common/least_cost.hpp"
+#include "kernels/common/typed_space.hpp"
 #include "kernels/gemm/launch.hpp"
 
 namespace fftune::sm90 {
@@ -75,28 +78,52 @@ std::int64_t ungrouped_bytes(const sm90_plan& plan) {
 /// The rows of the largest table of row indices.
 constexpr int most_index_rows = 256;
 
-/// A constraint whose predicate takes a Tile and its plan, and looks at the parameters `reads`
-/// alone.
-auto limits_of(Space& space, const Workload& work) {
-  return
-      [&space, form = work.form](std::string reason, std::vector<std::string> reads, auto holds) {
-        space.constraint(
-            std::move(reason),
-            [holds, form](const Config& config) {
-              const Tile tile(config);
-              if constexpr (std::is_invocable_v<decltype(holds), const Tile&>)
-                return holds(tile);
-              else
-                return holds(tile, sm90_plan_of(form, tile));
-            },
-            std::move(reads));
-      };
+/// A configuration whose plan is computed where a constraint or the cost asks for it.
+class Draft {
+ public:
+  explicit Draft(const gemm_form& form) : form_(form) {}
+
+  const Tile& tile() const { return tile_; }
+  const sm90_plan& plan() const {
+    if (!std::exchange(planned_, true)) plan_ = sm90_plan_of(form_, tile_);
+    return plan_;
+  }
+  template <auto field>
+  static void set(Draft& draft, std::int64_t value) {
+    draft.tile_.*field = static_cast<std::remove_reference_t<decltype(draft.tile_.*field)>>(value);
+    // A plan does not depend on the fields of Tile itself.
+    if constexpr (std::is_invocable_v<decltype(field), const sm90_config&>) draft.planned_ = false;
+  }
+
+ private:
+  gemm_form form_;
+  Tile tile_;
+  mutable sm90_plan plan_ = {};
+  mutable bool planned_ = false;
+};
+
+using Drafts = TypedSpace<Draft>;
+using Names = Drafts::Names;
+/// Constraints outlive the function that makes them.
+using SharedWorkload = std::shared_ptr<const Workload>;
+
+/// A constraint whose predicate takes a Tile, or a Tile and its plan, and looks at the parameters
+/// `reads` alone.
+auto limits_of(Drafts& space) {
+  return [&space](std::string reason, const Names& reads, auto holds) {
+    space.constraint(std::move(reason), reads, [holds](const Draft& draft) {
+      if constexpr (std::is_invocable_v<decltype(holds), const Tile&>)
+        return holds(draft.tile());
+      else
+        return holds(draft.tile(), draft.plan());
+    });
+  };
 }
 
-void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts& facts) {
-  const gemm_form form = work.form;
-  const int b_operands = work.b_operands();
-  const auto limit = limits_of(space, work);
+void add_tile_constraints(Drafts& space, const SharedWorkload& work, const DeviceFacts& facts) {
+  const gemm_form form = work->form;
+  const int b_operands = work->b_operands();
+  const auto limit = limits_of(space);
   limit("wgmma takes 64 rows for each warpgroup: of A, or of B with swap-AB",
         {"bm", "bn", "schedule", "mma_warpgroups"}, [](const Tile& t, const sm90_plan& plan) {
           return plan.rows % (64 * (t.pingpong() ? 1 : t.mma_warpgroups)) == 0;
@@ -124,7 +151,7 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
   limit(
       "tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless rows are "
       "few",
-      {"bm", "bn", "schedule"}, [=, m = work.rows](const Tile& t) {
+      {"bm", "bn", "schedule"}, [=, m = work->rows](const Tile& t) {
         return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128;
       });
   limit("CTAs share operands along m or along n, and either do that or share k",
@@ -132,7 +159,7 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
         [](const Tile& t) { return (t.cluster_m > 1) + (t.cluster_n > 1) + (t.split_k > 1) <= 1; });
   limit("a ping-pong CTA has more than one tile, one with split-K exactly one",
         {"schedule", "split_k"}, [](const Tile& t) { return !t.pingpong() || t.split_k == 1; });
-  const bool aligned = work.k % 64 == 0;
+  const bool aligned = work->k % 64 == 0;
   limit(
       "with swap-AB an operand is worth sharing only where it costs two lines for each of its "
       "rows, or where few CTAs read it at all, as experts' weights, and there are more than a few "
@@ -140,7 +167,7 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
       {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const Tile& t) {
         const bool shares = t.cluster_m * t.cluster_n > 1;
         if (!t.swap_ab() || !shares) return true;
-        const bool experts = work.sorted_rows() && t.bm > 64;
+        const bool experts = work->sorted_rows() && t.bm > 64;
         return experts || (!aligned && !is_usual(t.bm));
       });
   limit("CTAs share an operand in whole swizzle atoms of 8 rows",
@@ -149,14 +176,15 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
         });
   limit("TMA and wgmma take an MN-major operand in slabs of 64 of its rows",
         {"bm", "bn", "cluster_m", "cluster_n"},
-        [a = work.a_mn_major(), b = work.b_mn_major()](const Tile& t) {
+        [a = work->a_mn_major(), b = work->b_mn_major()](const Tile& t) {
           return (!a || t.bm / t.cluster_n % 64 == 0) && (!b || t.bn / t.cluster_m % 64 == 0);
         });
   limit("swap-AB takes K-major operands, no activation gradient and no heads", {"schedule"},
-        [swaps = may_swap(work)](const Tile& t) { return !t.swap_ab() || swaps; });
-  limit(
-      "gate and up are read by the CTA that has the whole accumulators", {"split_k"},
-      [tensors = work.tensors_per_stage](const Tile& t) { return t.split_k == 1 || tensors == 1; });
+        [swaps = may_swap(*work)](const Tile& t) { return !t.swap_ab() || swaps; });
+  limit("gate and up are read by the CTA that has the whole accumulators", {"split_k"},
+        [tensors = work->tensors_per_stage](const Tile& t) {
+          return t.split_k == 1 || tensors == 1;
+        });
   limit("no more epilogue stages than there are subtiles",
         {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
         [](const Tile& t, const sm90_plan& plan) { return t.epilogue_stages <= plan.subtiles; });
@@ -171,32 +199,31 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
         [=](const Tile&, const sm90_plan& plan) { return ungrouped_bytes(plan) <= most; });
   limit("a pipeline of fewer stages than fit, by a third or more, only waits longer for memory",
         // Clusters leave an SM to one CTA.
-        form.scales_k_blocks()
-            ? std::vector<std::string>{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m",
+        form.scales_k_blocks() ? Names{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m",
                                        "cluster_n", "split_k", "stages", "epilogue_stages"}
-            : std::vector<std::string>{"bm", "bn", "schedule", "mma_warpgroups", "split_k",
+                               : Names{"bm", "bn", "schedule", "mma_warpgroups", "split_k",
                                        "stages", "epilogue_stages"},
         [=](const Tile& t, const sm90_plan& plan) {
-          return t.stages >= work.k_blocks(t) || t.stages >= 12 ||
+          return t.stages >= work->k_blocks(t) || t.stages >= 12 ||
                  ungrouped_bytes(plan) * sm90_resident_ctas(form, plan) * 3 > most * 2;
         });
 }
 
-void add_problem_constraints(Space& space, const Workload& work, const DeviceFacts& facts) {
-  const auto limit = limits_of(space, work);
+void add_problem_constraints(Drafts& space, const SharedWorkload& work, const DeviceFacts& facts) {
+  const auto limit = limits_of(space);
   const int sms = std::max(facts.multiprocessors, 1);
   limit(
       "tiles of fewer than 64 columns read A more often, for the sake of SMs that would have no "
       "tile",
       {"bm", "bn"}, [=](const Tile& t) {
-        return t.bn >= 64 || work.row_tiles(t.bm) * ceil_div(work.n, 64) < sms;
+        return t.bn >= 64 || work->row_tiles(t.bm) * ceil_div(work->n, 64) < sms;
       });
   limit(
       "widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
       "groups "
       "end in parts of tiles, and subtiles that are read too have 32 columns or 64",
       {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
-        const bool plain = !work.grouped_rows() && work.tensors_per_stage == 1;
+        const bool plain = !work->grouped_rows() && work->tensors_per_stage == 1;
         return plain || t.swap_ab() || plan.wgmma_columns <= 32 || plan.wgmma_columns % 32 == 0;
       });
   limit("widths between the usual ones are for waves that they fill better",
@@ -204,63 +231,66 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
           if (t.bn != 80 && t.bn != 112 && t.bn != 160 && t.bn != 224) return true;
           const int less = t.bn == 80 ? 64 : t.bn == 112 ? 96 : t.bn == 160 ? 128 : 192;
           const int more = t.bn == 80 ? 96 : t.bn == 112 ? 128 : t.bn == 160 ? 192 : 256;
-          const auto most = [&](int bn) { return busiest(work, sms, t.bm, bn, t.split_k); };
+          const auto most = [&](int bn) { return busiest(*work, sms, t.bm, bn, t.split_k); };
           return most(t.bn) < most(less) && most(t.bn) < most(more);
         });
-  const double usual = busiest_usual(work, sms);
+  // Judged before the parameters behind the schedule: it rules out most numbers of rows.
   limit(
-      "tiles of other numbers of rows are for an m and waves that no usual tile fills as well: A "
-      "then takes the side of wgmma that comes in steps of 8",
-      {"bm", "bn", "schedule", "split_k"}, [=](const Tile& t) {
+      "tiles of other numbers of rows have A on the side of wgmma that comes in steps of 8, 64 "
+      "columns or more, and for one m no rows that a lower tile could do without",
+      {"bm", "bn", "schedule"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
-        if (work.sorted_rows()) return t.swap_ab() && t.bn >= 64 && suits_groups(t.bm);
-        const auto rows = work.row_tiles(t.bm);
-        const bool narrowest = work.row_tiles(t.bm - 8) > rows;
-        if (!t.swap_ab() || work.m <= 64 || t.bn < 64 || !narrowest) return false;
+        if (!t.swap_ab() || t.bn < 64) return false;
+        if (work->sorted_rows()) return suits_groups(t.bm);
+        const auto rows = work->row_tiles(t.bm);
+        if (work->m <= 64 || work->row_tiles(t.bm - 8) <= rows) return false;
         // Few rows leave the tensor cores idle: the loaded padding counts.
-        if (work.m <= 128) return rows * t.bm < ceil_div(work.m, 32) * 32;
-        return busiest(work, sms, t.bm, t.bn, t.split_k) < usual;
+        return work->m > 128 || rows * t.bm < ceil_div(work->m, 32) * 32;
       });
+  limit("tiles of other numbers of rows are for waves that no usual tile fills as well",
+        {"bm", "bn", "split_k"}, [=, usual = busiest_usual(*work, sms)](const Tile& t) {
+          return is_usual(t.bm) || work->sorted_rows() || work->m <= 128 ||
+                 busiest(*work, sms, t.bm, t.bn, t.split_k) < usual;
+        });
   // Where C gets a scale for each 128 columns, a tile has all of them.
-  const bool scales_c = work.form.finds_scales();
+  const bool scales_c = work->form.finds_scales();
   limit("more than half of a tile would be padding", {"bm", "bn"},
-        [=, least_bm = may_swap(work) ? 8 : 64,
+        [=, least_bm = may_swap(*work) ? 8 : 64,
          least_bn = scales_c ? scale_block : 64](const Tile& t) {
-          return (t.bm == least_bm || t.bm < 2 * work.rows) &&
-                 (t.bn <= least_bn || t.bn < 2 * work.n);
+          return (t.bm == least_bm || t.bm < 2 * work->rows) &&
+                 (t.bn <= least_bn || t.bn < 2 * work->n);
         });
   limit("every row of tiles reads B again: at most four, or tiles of 80 rows", {"bm"},
-        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work.rows, 4)); });
+        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work->rows, 4)); });
   limit("tiles with swap-AB of the usual numbers of rows pay up to an m of 256", {"bm", "schedule"},
-        [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work.rows <= 256; });
+        [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work->rows <= 256; });
   limit("CTAs that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
         [=](const Tile& t) {
-          return work.row_tiles(t.bm) >= t.cluster_m && ceil_div(work.n, t.bn) >= t.cluster_n;
+          return work->row_tiles(t.bm) >= t.cluster_m && ceil_div(work->n, t.bn) >= t.cluster_n;
         });
   limit("split-K pays only while there are fewer tiles than SMs, and up to two CTAs for each",
         {"bm", "bn", "split_k"},
-        [=](const Tile& t) { return may_split(work.tiles(t), t.split_k, sms); });
+        [=](const Tile& t) { return may_split(work->tiles(t), t.split_k, sms); });
   limit("a split needs at least two K blocks", {"split_k"}, [=](const Tile& t) {
-    return t.split_k == 1 || work.k * work.k_pairs() >= std::int64_t{128} * t.split_k;
+    return t.split_k == 1 || work->k * work->k_pairs() >= std::int64_t{128} * t.split_k;
   });
   // The loads of a CTA's next tile begin while it computes one; of experts' tiles there are many.
-  const bool many = work.sorted_rows();
+  const bool many = work->sorted_rows();
   limit("a pipeline longer than the main loop is never full",
-        many ? std::vector<std::string>{"bm", "bn", "split_k", "stages"}
-             : std::vector<std::string>{"split_k", "stages"},
+        many ? Names{"bm", "bn", "split_k", "stages"} : Names{"split_k", "stages"},
         [=](const Tile& t) {
-          return t.stages == 2 || t.stages <= work.k_blocks(t) + 1 ||
-                 (many && work.tiles(t) >= 2 * sms && t.split_k == 1);
+          return t.stages == 2 || t.stages <= work->k_blocks(t) + 1 ||
+                 (many && work->tiles(t) >= 2 * sms && t.split_k == 1);
         });
   limit("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
         [=](const Tile& t) {
-          return t.group_m == 8 || (work.tiles(t) > sms && work.row_tiles(t.bm) > 8);
+          return t.group_m == 8 || (work->tiles(t) > sms && work->row_tiles(t.bm) > 8);
         });
 }
 
-void add_fp8_constraints(Space& space, const Workload& work, bool gathers_a) {
-  const gemm_form form = work.form;
-  const auto limit = limits_of(space, work);
+void add_fp8_constraints(Drafts& space, const SharedWorkload& work, bool gathers_a) {
+  const gemm_form form = work->form;
+  const auto limit = limits_of(space);
   limit(
       "the accumulators, and beside them those of one K block on their way there, must fit in 232 "
       "registers a thread, or 160 with three MMA warpgroups",
@@ -272,8 +302,7 @@ void add_fp8_constraints(Space& space, const Workload& work, bool gathers_a) {
         [](const Tile&, const sm90_plan& plan) { return plan.subtile_n >= 32; });
   if (form.groups == grouping::rows)
     limit("rows of fp8 are gathered for each tile: no A reuse",
-          gathers_a ? std::vector<std::string>{"a_reuse"} : std::vector<std::string>{},
-          [](const Tile& t) { return t.a_reuse == 1; });
+          gathers_a ? Names{"a_reuse"} : Names{}, [](const Tile& t) { return t.a_reuse == 1; });
   if (form.scales == scaling::tensor) return;
   if (form.scales == scaling::block)
     limit("all columns of a tile share one scale of B: 128 is a multiple of them",
@@ -290,46 +319,45 @@ void add_fp8_constraints(Space& space, const Workload& work, bool gathers_a) {
         });
 }
 
-void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
-  const auto limit = limits_of(space, work);
+void add_heads(Drafts& space, const GemmProblem& gemm) {
+  const auto limit = limits_of(space);
   limit("a tile has whole heads, all of q, of k or of v", {"bn"},
         [qkv = gemm.epilogue.qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
 }
 
-void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
-  const auto limit = limits_of(space, work);
+void add_grouped_rows(Drafts& space, const GemmProblem& gemm, const SharedWorkload& work) {
+  const auto limit = limits_of(space);
   if (gemm.epilogue.has_group_terms())
     limit("a CTA has the whole sums that a bias is added to", {"split_k"},
           [](const Tile& t) { return t.split_k == 1; });
-  const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
+  const bool permutes = gathers(gemm) && work->form.source == group_source::routed;
   if (permutes) {
     space
         .parameter("pre_permute",
                    "1: a kernel before copies the rows into the order of the groups; 0: CTAs "
                    "gather those that are scattered",
-                   {0, 1})
+                   Draft::set<&Tile::pre_permute>, {0, 1})
         .when_absent(0);
     limit("a copy of the rows pays off where many tiles read them: 32 of a group or more",
           {"pre_permute"},
-          [rows = work.rows](const Tile& t) { return !t.pre_permute || rows >= 32; });
+          [rows = work->rows](const Tile& t) { return !t.pre_permute || rows >= 32; });
   }
   if (!gemm.a_sorted)
     limit("rows are gathered by the CTA that needs them: none is shared",
-          permutes ? std::vector<std::string>{"cluster_n", "pre_permute"}
-                   : std::vector<std::string>{"cluster_n"},
+          permutes ? Names{"cluster_n", "pre_permute"} : Names{"cluster_n"},
           [](const Tile& t) { return t.cluster_n == 1 || t.pre_permute; });
-  if (!gathers(gemm) || work.form.is_gradient()) return;
+  if (!gathers(gemm) || work->form.is_gradient()) return;
   space
       .parameter("a_reuse",
                  "tiles along n that a CTA computes one after the other with the same rows of A: "
                  "the first one's are gathered, and loaded by TMA from a copy for the others",
-                 {1, 2, 4, 8})
+                 Draft::set<&Tile::a_reuse>, {1, 2, 4, 8})
       .when_absent(1);
   limit("CTAs reuse A by themselves, with all MMA warpgroups at one tile",
         {"schedule", "cluster_m", "cluster_n", "split_k", "a_reuse"},
         [](const Tile& t) { return t.a_reuse == 1 || (t.cluster_ctas() == 1 && !t.pingpong()); });
   limit("there are no more tiles of the same rows than C has columns for", {"bn", "a_reuse"},
-        [n = work.n](const Tile& t) { return t.a_reuse <= ceil_div(n, t.bn); });
+        [n = work->n](const Tile& t) { return t.a_reuse <= ceil_div(n, t.bn); });
   if (!permutes) return;
   limit("sorted rows are not gathered", {"pre_permute", "a_reuse"},
         [](const Tile& t) { return !t.pre_permute || t.a_reuse == 1; });
@@ -337,9 +365,9 @@ void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& wor
         [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 128; });
 }
 
-void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload& work) {
-  const auto limit = limits_of(space, work);
-  if (work.form.source == group_source::routed)
+void add_grouped_reduction(Drafts& space, const GemmProblem& gemm, const SharedWorkload& work) {
+  const auto limit = limits_of(space);
+  if (work->form.source == group_source::routed)
     limit("the CTAs of a split share the K blocks of two groups, by a mask", {"split_k"},
           [](const Tile& t) { return t.split_k == 1; });
   if (!gathers(gemm)) return;
@@ -347,12 +375,12 @@ void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload
       .parameter("pre_permute",
                  "1: a kernel before copies the tokens into the sorted order; 0: CTAs gather those "
                  "that are scattered",
-                 {0, 1})
+                 Draft::set<&Tile::pre_permute>, {0, 1})
       .when_absent(0)
       .parameter("gather_warps",
                  "warps of a CTA that gather: 2 of the producer warpgroup, or 4, which are a "
                  "warpgroup more",
-                 {2, 4})
+                 Draft::set<&Tile::gather_warps>, {2, 4})
       .when_absent(2);
   limit("sorted tokens are not gathered", {"pre_permute", "gather_warps"},
         [](const Tile& t) { return !t.pre_permute || t.gather_warps == 2; });
@@ -361,7 +389,7 @@ void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload
       "and "
       "two of them compute with 200, which hold 128 accumulators",
       {"bm", "bn", "schedule", "mma_warpgroups", "gather_warps"},
-      [form = work.form](const Tile& t, const sm90_plan& plan) {
+      [form = work->form](const Tile& t, const sm90_plan& plan) {
         return t.gather_warps == 2 ||
                (t.mma_warpgroups == 2 && plan.total_accumulators(form) <= 128 && t.bn <= 192);
       });
@@ -462,11 +490,18 @@ void Workload::expect_rows(const Groups& all) {
   groups_with_rows_ = std::max<std::int64_t>(1, std::llround(all.with_rows()));
 }
 
-Workload::Workload(const GemmProblem& gemm, const Tile& tile) : Workload(gemm) {
+Workload Workload::with(const Tile& tile) const {
+  Workload own = *this;
+  own.take(*this, tile);
+  return own;
+}
+
+void Workload::take(const Workload& whole, const Tile& tile) {
   a_reuse = tile.a_reuse;
-  if (tile.pre_permute) gathers_a = gathers_b = false;
-  if (!grouped_reduction()) return;
-  if (tile.split_k > 1) results /= groups;  // a cluster has a tile of every group
+  gathers_a = whole.gathers_a && !tile.pre_permute;
+  gathers_b = whole.gathers_b && !tile.pre_permute;
+  // A cluster that shares the k of a grouped reduction has a tile of every group.
+  results = grouped_reduction() && tile.split_k > 1 ? whole.results / groups : whole.results;
 }
 
 std::int64_t Workload::row_tiles(std::int64_t height) const {
@@ -499,43 +534,73 @@ std::int64_t Workload::k_blocks(const Tile& tile) const {
   return ceil_div(ceil_div(k, 64) * k_pairs(), tile.split_k);
 }
 
-Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
-  Space space;
-  std::vector<std::int64_t> rows;
-  for (int bm = 8; bm <= 256; bm += 8) rows.push_back(bm);
-  space.parameter("bm", "rows of a tile of C", rows)
-      .parameter("bn", "columns of a tile of C", {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
-      .parameter("schedule",
-                 "cooperative: the MMA warpgroups share a tile; pingpong: each has one in turn; "
-                 "swap_ab: cooperative, with B on the 64-row side of wgmma",
-                 {"cooperative", "pingpong", "swap_ab"})
-      .parameter("mma_warpgroups", "warpgroups that issue wgmma", {1, 2, 3})
-      .parameter("cluster_m", "CTAs along m that share B by multicast", {1, 2})
-      .parameter("cluster_n", "CTAs along n that share A by multicast", {1, 2})
-      .parameter("split_k", "CTAs of a cluster that share the k of a tile",
-                 gemm.batch_invariant ? std::vector<std::int64_t>{1}
-                                      : std::vector<std::int64_t>{1, 2, 4, 8})
-      .parameter("stages", "K blocks of 128 bytes a row that shared memory holds",
-                 {2, 3, 4, 5, 6, 8, 12, 16})
-      .parameter("epilogue_stages",
-                 "subtiles of C between registers and memory, of each MMA warpgroup", {1, 2, 4})
-      .parameter("group_m", "tile rows in a band of the raster order", {8, 16});
+namespace {
+
+Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts) {
   Workload work(gemm);
   // Each group's share of the tokens, which is what those of all groups come to.
   if (work.grouped_reduction()) work.k = ceil_div(work.k, work.groups);
-  add_tile_constraints(space, work, facts);
-  add_problem_constraints(space, work, facts);
-  if (work.form.is_qkv()) add_heads(space, gemm, work);
-  if (work.grouped_rows()) add_grouped_rows(space, gemm, work);
-  if (work.promotes()) add_fp8_constraints(space, work, work.grouped_rows() && gathers(gemm));
-  if (work.grouped_reduction()) add_grouped_reduction(space, gemm, work);
+  const auto shared = std::make_shared<const Workload>(std::move(work));
+  Drafts space{Draft(shared->form)};
+  std::vector<std::int64_t> rows;
+  for (int bm = 8; bm <= 256; bm += 8) rows.push_back(bm);
+  space.parameter("bm", "rows of a tile of C", Draft::set<&Tile::bm>, std::move(rows))
+      .parameter("bn", "columns of a tile of C", Draft::set<&Tile::bn>,
+                 {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
+      .words("schedule",
+             "cooperative: the MMA warpgroups share a tile; pingpong: each has one in turn; "
+             "swap_ab: cooperative, with B on the 64-row side of wgmma",
+             Draft::set<&Tile::schedule>, {schedules.begin(), schedules.end()})
+      .parameter("mma_warpgroups", "warpgroups that issue wgmma", Draft::set<&Tile::mma_warpgroups>,
+                 {1, 2, 3})
+      .parameter("cluster_m", "CTAs along m that share B by multicast",
+                 Draft::set<&Tile::cluster_m>, {1, 2})
+      .parameter("cluster_n", "CTAs along n that share A by multicast",
+                 Draft::set<&Tile::cluster_n>, {1, 2})
+      .parameter("split_k", "CTAs of a cluster that share the k of a tile",
+                 Draft::set<&Tile::split_k>,
+                 gemm.batch_invariant ? std::vector<std::int64_t>{1}
+                                      : std::vector<std::int64_t>{1, 2, 4, 8})
+      .parameter("stages", "K blocks of 128 bytes a row that shared memory holds",
+                 Draft::set<&Tile::stages>, {2, 3, 4, 5, 6, 8, 12, 16})
+      .parameter("epilogue_stages",
+                 "subtiles of C between registers and memory, of each MMA warpgroup",
+                 Draft::set<&Tile::epilogue_stages>, {1, 2, 4})
+      .parameter("group_m", "tile rows in a band of the raster order", Draft::set<&Tile::group_m>,
+                 {8, 16});
+  add_tile_constraints(space, shared, facts);
+  add_problem_constraints(space, shared, facts);
+  if (shared->form.is_qkv()) add_heads(space, gemm);
+  if (shared->grouped_rows()) add_grouped_rows(space, gemm, shared);
+  if (shared->promotes())
+    add_fp8_constraints(space, shared, shared->grouped_rows() && gathers(gemm));
+  if (shared->grouped_reduction()) add_grouped_reduction(space, gemm, shared);
   return space;
 }
 
+}  // namespace
+
+Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
+  return drafts_of(gemm, facts).space();
+}
+
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
-  return least_cost(space(gemm, facts), "sm90", [&](const Config& c) {
-    return std::pair(cycles(gemm, facts, c), -c.at("stages"));
+  CostModel model(gemm, facts);
+  double least = std::numeric_limits<double>::infinity();
+  int stages = 0;
+  std::optional<Config> best;
+  drafts_of(gemm, facts).for_each_feasible([&](const Draft& draft, const auto& config) {
+    const Tile& tile = draft.tile();
+    // The model does not read group_m, and the first of equals counts.
+    if (tile.group_m != Tile().group_m || model.least_cycles(tile, draft.plan()) > least) return;
+    const double cost = model.cycles(tile, draft.plan());
+    if (best && (cost > least || (cost == least && tile.stages <= stages))) return;
+    least = cost;
+    stages = tile.stages;
+    best = config();
   });
+  if (!best) throw Error(ErrorKind::internal, "the space of sm90 is empty");
+  return std::move(*best);
 }
 
 }  // namespace fftune::sm90

@@ -20,6 +20,7 @@ struct Tile : sm90_config {
   int group_m = 8;
   bool pre_permute = false;
 
+  Tile() = default;
   explicit Tile(const Config& config);
 
  private:
@@ -29,12 +30,15 @@ struct Tile : sm90_config {
 /// "fftune::sm90_config{.bm = 128, ...}"
 std::string template_argument(const sm90_config& config);
 
-/// Input of the space and the cost model. In fp8, k counts pairs of elements: a K block has the
-/// same bytes and takes the same instructions as one of 16-bit elements.
+/// Input of the space and the cost model. In fp8, k
+/// counts pairs of elements: a K block has the same bytes and takes the same instructions as one of
+/// 16-bit elements.
 struct Workload {
   explicit Workload(const GemmProblem& gemm);
   /// The same as a configuration has it.
-  Workload(const GemmProblem& gemm, const Tile& tile);
+  Workload with(const Tile& tile) const;
+  /// Makes this, a copy of `whole`, what whole.with(tile) is.
+  void take(const Workload& whole, const Tile& tile);
 
   gemm_form form;
   std::int64_t m, n, k;  // k of one K-concatenated pair
@@ -101,7 +105,26 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts);
 /// The feasible configuration of least cycles(); among equal ones that of the deeper pipeline.
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);
 
-/// The cost model: clock cycles of a configuration, accurate enough to rank.
+/// The cost model, of one GEMM.
+class CostModel {
+ public:
+  CostModel(const GemmProblem& gemm, const DeviceFacts& facts);
+
+  /// Clock cycles of a configuration with its plan, accurate enough to rank.
+  double cycles(const Tile& tile, const sm90_plan& plan);
+  /// About as many, never more, in a fraction of the time.
+  double least_cycles(const Tile& tile, const sm90_plan& plan);
+
+ private:
+  double cycles(const Tile& tile, const sm90_plan& plan, bool fast);
+
+  const GemmProblem& gemm_;
+  const DeviceFacts& facts_;
+  Workload whole_;  // whatever the tile
+  Workload work_;   // as the tile has it
+};
+
+/// CostModel::cycles() of a single configuration.
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config);
 
 }  // namespace fftune::sm90

@@ -244,7 +244,8 @@ typedef struct fftune_group_options {
    * torchrun or srun gave them, and the name need only be no other group's of that job. */
   int ranks;
   size_t max_bytes; /* of the largest message, the same on all ranks */
-  /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. */
+  /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. A
+   * year at most. */
   int64_t timeout_milliseconds;
 } fftune_group_options;
 
@@ -274,7 +275,8 @@ FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
  * time is the slowest rank's, so every rank chooses the same. Memory for the problem's tensors is
  * allocated meanwhile.
  *
- * FFTUNE_INVALID_INPUT: problem_json is wrong, has another link, or differs between ranks.
+ * FFTUNE_INVALID_INPUT: problem_json is wrong or has another link, or the ranks' problems or budgets
+ * differ.
  * FFTUNE_DEVICE_FAULT: a rank is gone. */
 FFTUNE_API fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
                                            int64_t budget_milliseconds);

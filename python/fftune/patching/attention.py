@@ -179,7 +179,7 @@ def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_o
     if attention_mask is not None:
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if (attention_mask.dim() != 2 or torch.compiler.is_compiling() or capturing
-                or not attention_mask.all()):
+                or not _is_whole(attention_mask, q_offset, q_length)):
             return None
     if isinstance(q_offset, Tensor):
         length = (q_offset + q_length).to(device, torch.int32)
@@ -193,9 +193,15 @@ def _are_lengths(mask: Tensor | None) -> bool:
             and mask.shape[3] == _MOST_HEADS)
 
 
-def masks_nothing_else(mask) -> bool:
+def _is_whole(mask: Tensor, past: Tensor | int, tokens: int) -> bool:
+    """Whether a mask [batch, keys] masks none of the past keys and those of a call's tokens. Keys behind its
+    end are masked."""
+    return bool((mask.all() & (past <= mask.shape[1] - tokens)).all())
+
+
+def masks_nothing_else(mask, past: Tensor, tokens: int) -> bool:
     """Whether a mask, or the masks of the kinds of layers, mask nothing but later keys of a static
-    cache."""
+    cache, which holds `past` keys before a call of so many tokens."""
     if isinstance(mask, dict):
         # They come from the same padding.
         return any(_are_lengths(own) for own in mask.values())
@@ -204,7 +210,7 @@ def masks_nothing_else(mask) -> bool:
     if mask.dim() != 2 or torch.compiler.is_compiling() or mask.is_cuda \
             and torch.cuda.is_current_stream_capturing():
         return False
-    return bool(mask.all())
+    return _is_whole(mask, past, tokens)
 
 
 def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:

@@ -129,7 +129,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     again, = self._fftune
     normed = self.input_layernorm(hidden_states)
     with norm_again(again, self.input_layernorm, hidden_states, normed):
-        if projects(self.self_attn, normed):
+        if projects(self.self_attn, normed, options):
             total, residual = attend(self.self_attn, normed, hidden_states, **options), None
         else:
             total, residual = self.self_attn(hidden_states=normed, **options)[0], hidden_states
@@ -151,7 +151,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     convention, eps = norm._fftune
     normed = self.input_layernorm(hidden_states)
     with norm_again(again, self.input_layernorm, hidden_states, normed):
-        if projects(self.self_attn, normed):
+        if projects(self.self_attn, normed, options):
             total = attend(self.self_attn, normed, hidden_states, **options)
             normed = norm(total)
         else:

@@ -167,7 +167,7 @@ def whole_of(head: Head) -> Whole:
     decoder = head.decoder
     layers = decoder._fftune_layers
     if len(layers.groups) != 1 or not layers.are_called(decoder) \
-            or not layers.groups[0].is_as_recognised():
+            or not layers.groups[0].is_as_recognised(decoder):
         raise Unfit("its layers are of several kinds")
     group, embedding = layers.groups[0], decoder.get_input_embeddings()
     norms = [child for child in decoder.children() if _is_norm(child)]
@@ -531,7 +531,8 @@ def _loop_of(model, ids: Tensor, criteria, config, options: dict, draw: dict) ->
         return None
     # The cache of this call, and empty; no padding, and the usual positions.
     if type(cache).__name__ != "StaticCache" or getattr(cache, "_is_user_defined", False) \
-            or int(cache.get_seq_length()) or mask is not None and not bool(mask.all()):
+            or int(cache.get_seq_length()) or mask is not None and (
+            mask.shape != ids.shape or not bool(mask.all())):
         return None
     positions = options.get("position_ids")
     if positions is not None and (positions.dim() != 2 or positions.shape[1] != ids.shape[1] or bool(

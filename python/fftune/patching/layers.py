@@ -23,7 +23,7 @@ from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, method_of, try_to,
                         undoable, watched)
-from .rotary import angles_of, read_angles, rotation_of
+from .rotary import angles_of, are_angles, gives_angles, read_angles, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -35,8 +35,13 @@ class _Group:
     def __init__(self, layers: list[nn.Module], specs: list[Spec], rotary: nn.Module | None):
         self.layers, self.specs, self.rotary = layers, specs, rotary
 
-    def is_as_recognised(self) -> bool:
+    def is_as_recognised(self, decoder: nn.Module) -> bool:
         """Whether no module was exchanged since, by an adapter say, and nobody watches any."""
+        path = self.specs[0].angles and self.specs[0].angles.path
+        if path is not None and (
+                decoder.get_submodule(path) is not self.rotary or watched(self.rotary)
+                or rotation_of(self.rotary) and not gives_angles(self.rotary)):
+            return False
         for layer, spec in zip(self.layers, self.specs):
             modules = [layer]
             for path, kind in spec.kinds:
@@ -84,7 +89,7 @@ class _Group:
         if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.rotation == rotation_of(self.rotary):
+        if spec.rotation == rotation_of(self.rotary) and are_angles(embeddings):
             angles, rows = embeddings
             return rows, read_angles(angles).flatten(0, 1)
         pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
@@ -141,9 +146,10 @@ class Layers:
                     or getattr(own, "cumulative_length_int", 0) + s > own.max_cache_len
                     or spec.window is not None and own.max_cache_len > spec.window):
                 return False
-        return (attentions.masks_nothing_else(options.get("attention_mask"))
+        return (attentions.masks_nothing_else(options.get("attention_mask"),
+                                              kv[specs[0].index].cumulative_length, s)
                 and self.are_called(decoder)
-                and all(group.is_as_recognised() for group in self.groups))
+                and all(group.is_as_recognised(decoder) for group in self.groups))
 
 
 def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:

@@ -9,6 +9,7 @@ import weakref
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .. import ops
 from .._library import Error
@@ -244,10 +245,35 @@ def _lazy(kind: type) -> type:
             return self.loss
         return kind.__getitem__(self, key) if isinstance(key, str) else plain(self).to_tuple()[key]
 
-    return type(kind.__name__, (kind,), {
+    made = type(kind.__name__, (kind,), {
         "__module__": kind.__module__, "__doc__": kind.__doc__, "__getitem__": getitem,
         "__reduce__": lambda self: plain(self).__reduce__(),
         "__post_init__": post_init, "to_tuple": lambda self: plain(self).to_tuple(),
         "get": lambda self, key, default=None: self[key] if key in self or key == "logits" else default,
         "logits": property(logits, lambda self, value: object.__setattr__(
             self, "_fftune_logits", value))})
+
+    def of_items(values, context):
+        keys, held = context
+        other = made(**dict(zip(keys, values)))
+        other.__dict__.update(held.values)
+        return other
+
+    pytree.SUPPORTED_NODES.pop(made, None)  # what transformers makes of a subclass
+    pytree.register_pytree_node(
+        made, lambda self: (list(self.values()), (list(self.keys()), _Held(self))), of_items)
+    return made
+
+
+class _Held:
+    """The logits of outputs as PyTorch takes these apart and makes new ones of their items: under
+    DistributedDataParallel, say, where the loss is another one. All of them are equal."""
+
+    def __init__(self, outputs):
+        self.values = {name: value for name, value in vars(outputs).items()
+                       if name.startswith("_fftune_")}
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, _Held)
+
+    __hash__ = None

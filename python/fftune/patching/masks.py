@@ -29,7 +29,7 @@ def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None
         for _, decoder in decoders:
             _expect_mask_to_be_left_out(decoder)
         for name, decoder in decoders:
-            replace_forward(decoder, _decoder_forward, (attentions.window_of(decoder.config),))
+            replace_forward(decoder, _decoder_forward, ())
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
             if options.attention:
                 words = f"attention of {type(decoder).__name__} by attention"
@@ -70,7 +70,7 @@ def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
 @undoable
 def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **options):
     given = input_ids if input_ids is not None else options.get("inputs_embeds")
-    window, = self._fftune
+    window = attentions.window_of(self.config)
     plain = (not arguments and given is not None
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))

@@ -1,13 +1,12 @@
 """Linear layers with weights of 4 and 8 bits by linear with a packed weight.
 
 The layouts are those of GPTQModel and AutoGPTQ, AutoAWQ, compressed-tensors' pack-quantized,
-int-quantized and float-quantized, and transformers' FP8Linear, whose activations are not rounded here. A
-layer is recognised by the names, types and shapes of its tensors. Those of GPTQ and AWQ, which some
-kernels reorder, are compared with what the layer's own forward computes. Those of compressed-tensors
-have a scheme that says what they are; their forward would make them dense. Where the scheme has rounded
-activations, the package's own function rounds them first. FP8Linear is known by its name; its forward
-rounds activations to fp8. That of bitsandbytes' Linear8bitLt rounds them to integers, but for outliers,
-so it is left alone.
+int-quantized and float-quantized. A layer is recognised by the names, types and shapes of its tensors.
+Those of GPTQ and AWQ, which some kernels reorder, are compared with what the layer's own forward
+computes. Those of compressed-tensors have a scheme that says what they are; their forward would make them
+dense. Where the scheme has rounded activations, the package's own function rounds them first. Its scales
+have the type of x, so they are not those of the ops' `quantise`. The Linear8bitLt of bitsandbytes rounds
+activations to integers, but for outliers, so it is left alone.
 
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
 dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
@@ -24,6 +23,7 @@ from .. import ops
 from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
+from .fp8_linear import is_fp8_linear, patch_fp8_linear
 from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
 
@@ -80,8 +80,7 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
             "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
             "compressed-tensors of e2m1": (lambda pairs, n, k: codes_of_pairs(pairs, k), pairs_of_codes),
             "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
-            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn)),
-            "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
+            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
 
 class _Layer(NamedTuple):
@@ -115,14 +114,21 @@ class Quantised:
 
 
 _OWN = ("_fftune_w", "_fftune_scale", "_fftune_zero", "_fftune_order")
+_NOT_FINITE = "its scales are not finite"
 _METHODS = ("_save_to_state_dict", "_load_from_state_dict")
 _SCHEME = ("quantization_scheme", "quantization_status")
+
+
+def _as_packed(scale: Tensor, code: str) -> Tensor:
+    """Scales in a type that packed weights have: module.to(dtype) gives them that of the model."""
+    return scale.float() if scale.dtype == torch.float64 or code in WIDE_SCALES else scale
 
 
 def packed_of(module: nn.Module) -> ops.PackedWeight:
     """The weight of a replaced layer; its columns are in the order of _fftune_order, if it has one."""
     layer, = module._fftune
     w, scale, zero = (getattr(module, name) for name in _OWN[:3])
+    scale = _as_packed(scale, layer.code)
     if "_fftune_shared" in module.__dict__:
         owner, rows = module.__dict__["_fftune_shared"]
         blocks = -(-layer.k // 64) * (2 if layer.code in WIDE_SCALES else 1)
@@ -130,10 +136,15 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
     return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group, layer.code)
 
 
+# Tensors that only modules with codes have: linear layers, and transformers' FP8Experts.
+_CODES = ("qweight", "weight_packed", "weight_scale_inv", "weight_scale", "gate_up_proj_scale_inv",
+          "up_proj_scale_inv")
+
+
 def has_codes(module: nn.Module) -> bool:
     """Whether it is a layer with codes, replaced or not."""
-    return any(name in tensors for name in ("qweight", "weight_packed", "weight_scale_inv", "weight_scale")
-               for tensors in (module._buffers, module._parameters)) or _is_of_bitsandbytes(module)
+    return any(name in tensors for name in _CODES for tensors in (module._buffers, module._parameters)
+               ) or _is_of_bitsandbytes(module)
 
 
 def _is_of_bitsandbytes(module: nn.Module) -> bool:
@@ -171,10 +182,13 @@ def _without_eights(zero: Tensor) -> Tensor | None:
 
 
 def _groups_of(index: Tensor | None, k: int, count: int, size: int | None, device) -> Tensor:
+    if index is None:
+        size = size or -(-k // count)
+        if -(-k // size) != count:
+            raise Unfit(f"{k} inputs in groups of {size} have {-(-k // size)} scales, not {count}")
+        return torch.arange(k, device=device) // size
     if count == 1:
         return torch.zeros(k, dtype=torch.int64, device=device)
-    if index is None:
-        return torch.arange(k, device=device) // (size or -(-k // count))
     if index.shape != (k,) or bool(((index < 0) | (index >= count)).any()):
         raise Unfit(f"the index of groups is not one of {count} for each of {k} inputs")
     return index.long()
@@ -184,6 +198,10 @@ def _candidates(module: nn.Module) -> list[_Layer]:
     """The layers that the tensors of GPTQ or AWQ may mean."""
     _expect_words(module, "qweight", "qzeros")
     scales = module.scales
+    if scales.dim() != 2:
+        raise Unfit(f"scales are {[*scales.shape]}, not [groups, outputs]")
+    if not bool(scales.isfinite().all()):  # before its own results are compared
+        raise Unfit(_NOT_FINITE)
     count, n = scales.shape
     index = _attribute(module, "g_idx")
     index = index if isinstance(index, Tensor) and index.numel() else None
@@ -246,25 +264,6 @@ def _rounding(module: nn.Module):
     return forward_quantize
 
 
-def _fp8_linear(module: nn.Module) -> _Layer:
-    """transformers' FP8Linear: scales of blocks, or one."""
-    if "forward" in module.__dict__:
-        raise Unfit("its forward was replaced already")
-    weight, scale = module.weight, module.weight_scale_inv.float()
-    n, k = weight.shape
-    if module.block_size is None:
-        scale, size = scale.reshape(1, 1).expand(n, 1), k
-    else:
-        rows, size = module.block_size
-        if tuple(scale.shape) != (-(-n // rows), -(-k // size)):
-            raise Unfit(f"weight_scale_inv is {[*scale.shape]}, not of blocks of {rows} by {size}")
-        scale = scale.repeat_interleave(rows, 0)[:n]
-    if bool(weight.float().isnan().any()):
-        raise Unfit("its weight has NaN")
-    return _Layer("FP8Linear", "weight", n, k, _plain_bytes(weight, n, k), scale, None,
-                  _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
-
-
 def _compressed_e2m1(module: nn.Module) -> _Layer:
     """nvfp4 or mxfp4, two codes in a byte."""
     pairs, scale, whole = (_attribute(module, f"weight_{name}") for name in ("packed", "scale", "global_scale"))
@@ -297,11 +296,17 @@ def _compressed_fp8(module: nn.Module) -> _Layer:
 
 def _compressed(module: nn.Module) -> _Layer:
     kind, bits = _expect_scheme(module)
+    if _attribute(module, "weight_scale") is None:
+        raise Unfit("it has no weight_scale")
     forward = module.__dict__.get("forward")
     # Its __module__ is that of the forward which it wraps.
     where = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("__name__", "")
     if forward is not None and not where.startswith("compressed_tensors."):
         raise Unfit("its forward was replaced already")
+    # That of a subclass may compute something else with the weight.
+    if type(module).forward is not nn.Linear.forward and not type(module).__module__.startswith(
+            "compressed_tensors."):
+        raise Unfit(f"{type(module).__name__} has a forward of its own")
     if kind == "float":
         return _compressed_e2m1(module) if bits == 4 else _compressed_fp8(module)
     if getattr(module, "weight_packed", None) is None:
@@ -377,10 +382,9 @@ def _recognised(module: nn.Module) -> _Layer | None:
     if _is_of_bitsandbytes(module):
         raise Unfit("bitsandbytes rounds activations to int8 but for outliers" if type(
             module).__name__ == "Linear8bitLt" else "bitsandbytes' weights of 4 bits have no kernel")
-    if type(module).__name__ == "FP8Linear" and weight is not None and weight.dtype == torch.float8_e4m3fn \
-            and has.get("weight_scale_inv") is not None:
-        return _fp8_linear(module)
-    if has.get("qweight") is None or has.get("scales") is None or has.get("qzeros") is None:
+    if any(has.get(name) is None for name in ("qweight", "scales", "qzeros")):
+        if has_codes(module):
+            raise Unfit(f"{type(module).__name__} has codes in a layout for which there is no kernel")
         return None
     if "forward" in module.__dict__:
         raise Unfit("its forward was replaced already")
@@ -430,11 +434,13 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
+    if is_fp8_linear(module):
+        return patch_fp8_linear(module)
     layer = _recognised(module)
     if layer is None:
         return None
     if not bool(layer.scale.float().isfinite().all()):
-        raise Unfit("its scales are not finite")
+        raise Unfit(_NOT_FINITE)
     group, order, groups = _packed_group(layer)
     dtype = dtype or (torch.bfloat16 if layer.code in ONLY_GROUP else layer.scale.dtype)
     if dtype == torch.float16 and layer.scale.device.type == "cpu":
@@ -593,7 +599,7 @@ def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeig
     w, scale, zero, bias = (owner._buffers[name] for name in _MERGED)
     format = layers[0]._fftune[0]
     n = sum(layer._fftune[0].n for layer in layers)
-    return ops.PackedWeight(w, scale, zero, n, format.k, format.group, format.code), bias
+    return ops.PackedWeight(w, _as_packed(scale, format.code), zero, n, format.k, format.group, format.code), bias
 
 
 def restore_merged(owner: nn.Module) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -101,13 +102,18 @@ def original(module: nn.Module, *arguments, **options):
 
 def has_kernels(x: Tensor) -> bool:
     """Whether ops run on such tensors, and on what autocast makes of them. A model may get another
-    type, or go to another device, after patch()."""
-    if not (x.is_cuda or x.is_cpu):
+    type, or go to another device, after patch(). Ops have no derivatives in forward mode."""
+    if not (x.is_cuda or x.is_cpu) or in_forward_mode():
         return False
     device = "cuda" if x.is_cuda else "cpu"
     types = _TYPES[device]
     return x.dtype in types and (not torch.is_autocast_enabled(device)
                                  or torch.get_autocast_dtype(device) in types)
+
+
+def in_forward_mode() -> bool:
+    """Whether derivatives are computed beside values: torch.func.jvp() and forward_ad.dual_level()."""
+    return forward_ad._current_level >= 0
 
 
 def expect_plain(module: nn.Module) -> None:

@@ -11,8 +11,8 @@ from .norms import norm_forward
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
-                        has_kernels, identify, is_close, is_known, is_patched, kind_of,
-                        remembered, replace_forward, stand_in, try_to, undoable, watched)
+                        has_kernels, identify, in_forward_mode, is_close, is_known, is_patched, kind_of,
+                        original, remembered, replace_forward, stand_in, try_to, undoable, watched)
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -51,6 +51,7 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
         for _, module in attentions:
             replace_forward(module, functions[type(module)][0], (scale, False, rotation))
         replace_forward(rotary, rotary_forward, (rotation,))
+        rotary.__dict__["_fftune_users"] = _Users(model, rotary, [m for _, m in attentions])
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
             known: dict = {}
@@ -144,7 +145,9 @@ def _attention_function(module: nn.Module, rotary: nn.Module, layout: str):
     rotation, = rotations
     scale = float(rotary.attention_scaling)
 
-    def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
+    def apply_rotary_pos_emb(q, k, cos, sin, *arguments, **options):
+        if not are_angles((cos, sin)):
+            return theirs(q, k, cos, sin, *arguments, **options)
         return rotate(q, k, cos, scale, rotation)
 
     # Without a name of the module torch.compile looks globals up here, not in the module.
@@ -183,10 +186,56 @@ def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
     return position_ids[..., None].float() * frequencies
 
 
+class _Users:
+    """The attentions of a model that take angles, and all that stands between them and the rotary embedding,
+    as patch() found it. A module that came later, or a user's hook, has to be given cosines and sines."""
+
+    def __init__(self, model: nn.Module, rotary: nn.Module, attentions: list[nn.Module]):
+        wanted = {rotary, *attentions}
+        above = {m: None for m in model.modules() if any(part in wanted for part in m.modules())}
+        self.attentions, self.scale = attentions, rotary.attention_scaling
+        self.places = [(m, name, child) for m in above for name, child in m._modules.items()
+                       if child in above]
+        self.lists = [(m, len(m)) for m in above if isinstance(m, nn.ModuleList)]
+        self.readers = [m for m in above if m is not rotary
+                        and "position_embeddings" in inspect.signature(type(m).forward).parameters]
+
+    def are_all(self) -> bool:
+        """Whether nobody else sees what the rotary embedding gives."""
+        return (all(parent._modules.get(name) is child for parent, name, child in self.places)
+                and all(len(own) == count for own, count in self.lists)
+                and all("forward" in attention.__dict__ for attention in self.attentions)
+                and not any(map(_sees_options, self.readers)))
+
+
+def _sees_options(module: nn.Module) -> bool:
+    """Whether a user's forward or hook is given the keyword arguments of its calls. Those of PyTorch,
+    FSDP2's say, pass them on."""
+    forward = module.__dict__.get("forward")
+    return forward is not None and not hasattr(forward, "_fftune") or any(
+        not getattr(module._forward_pre_hooks[key], "__module__", "").startswith("torch.")
+        for key in module._forward_pre_hooks_with_kwargs)
+
+
+def gives_angles(rotary: nn.Module) -> bool:
+    """Whether it gives angles in the place of cosines and sines in this call."""
+    users = rotary.__dict__.get("_fftune_users")
+    return (is_patched(rotary, rotary_forward) and not watched(rotary)
+            and rotary.attention_scaling == users.scale and users.are_all())
+
+
+def are_angles(embeddings: tuple[Tensor, Tensor] | None) -> bool:
+    """Whether these are what rotary_forward() gives for angles, and not cosines and sines: those are what
+    attention is given by other modules, or by who calls it alone."""
+    return embeddings is not None and embeddings[0].dtype == torch.int32
+
+
 @undoable
 def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]. Angles are
     given as bits: mixed precision, FSDP2's say, casts the floating-point arguments of layers."""
+    if not gives_angles(self):
+        return original(self, x, position_ids)
     rotation, = self._fftune
     with torch.no_grad():
         angles = angles_of(_pairs(self, position_ids), rotation)
@@ -199,7 +248,7 @@ def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
 
 def read_angles(bits: Tensor) -> Tensor:
     """The angles that rotary_forward() gave."""
-    return bits.view(torch.float32) if bits.dtype == torch.int32 else bits
+    return bits.view(torch.float32)
 
 
 def rotation_of(rotary: nn.Module) -> str | None:
@@ -312,7 +361,7 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
         numbers = Numbers(1)
         x = numbers(2, 3, module.q_proj.in_features, like=like)
         residual = numbers(2, 3, module.o_proj.out_features, like=like)
-        angles = angles_of(numbers(1, 3, module.head_dim // 2, like=like), module._fftune[2])
+        angles = angles_of(numbers(1, 3, module.head_dim // 2), module._fftune[2]).view(torch.int32)
         rows = torch.arange(3, dtype=torch.int32).repeat(2, 1)
         theirs = recording(module, hidden_states=x, position_embeddings=(angles, rows),
                            attention_mask=None)[0]
@@ -326,12 +375,13 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
     raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
 
 
-def projects(attention: nn.Module, x: Tensor) -> bool:
-    """Whether its projections are to be run by linear. A number of tokens that is not known while
-    the model is compiled is taken for many."""
+def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
+    """Whether its projections are to be run by linear in a call with these options. A number of tokens that
+    is not known while the model is compiled is taken for many."""
     # In the module itself: a wrapper that passes attributes on has to be called.
     settings = attention.__dict__.get("_fftune")
-    if settings is None or not settings[1] or drops(attention):
+    if settings is None or not settings[1] or drops(attention) or in_forward_mode() \
+            or not are_angles(options.get("position_embeddings")):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)

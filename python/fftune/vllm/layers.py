@@ -41,7 +41,8 @@ class _State:
     """The knowledge of a model: its description, or the reason why it stays vLLM's. `tested` has the
     kinds of batches whose results agreed with vLLM's own; `agreed` the kinds and rows of batches that
     all ranks of tensor parallelism have run; `problems` those of one batch with prompts, each with its
-    device; `plans` whether plans for these numbers of rows and sequences were made."""
+    device; `plans` whether plans for these numbers of rows and sequences were made; `made` the problems
+    of those plans by key_of(): batches of other sizes share some of them."""
 
     model: Model | None = None
     reason: str = ""
@@ -50,6 +51,7 @@ class _State:
     agreed: set[tuple[str, int]] = field(default_factory=set)
     problems: list[tuple[int, dict]] = field(default_factory=list)
     plans: dict[tuple[int, int], bool] = field(default_factory=dict)
+    made: set[tuple] = field(default_factory=set)
 
 
 _states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
@@ -343,21 +345,25 @@ def _has_plans(state: _State, batch: _Batch) -> bool:
     sizes = _sizes(batch)
     if sizes not in state.plans:
         state.plans[sizes] = False
-        threading.Thread(target=_make_plans, args=(state.problems, state.plans, sizes),
-                         daemon=True).start()
+        threading.Thread(target=_make_plans, args=(state, sizes), daemon=True).start()
     return state.plans[sizes]
 
 
-def _make_plans(problems: list[tuple[int, dict]], plans: dict, sizes: tuple[int, int]) -> None:
+def _make_plans(state: _State, sizes: tuple[int, int]) -> None:
+    """Makes those that were not made before, for the batch to take."""
     rows, sequences = sizes
+    prepared = running.prepared
     with _compilers:
         try:
-            for device, problem in problems:
+            for device, problem in state.problems:
                 own = {"s": rows, "b": sequences} if problem["op"] == "attention" else {"m": rows}
-                Plan(device, problem | own)
+                key = running.key_of(device, problem | own)
+                if key not in state.made:
+                    prepared[key] = Plan(device, problem | own)
+                    state.made.add(key)
         except Exception as error:  # the batch will meet it, too
             log(f"plans of {rows} tokens were not made: {one_line(error)}")
-    plans[sizes] = True
+    state.plans[sizes] = True
 
 
 def _rounded(batch: _Batch) -> _Batch:

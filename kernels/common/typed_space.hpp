@@ -1,0 +1,157 @@
+// A space whose constraints take a configuration as a struct, which a family of many constraints
+// defines: then its default, for which the whole space is enumerated, follows without a Config for
+// each candidate. Plans of new numbers of tokens wait for that.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/config_reader.hpp"
+#include "core/space.hpp"
+
+namespace fftune {
+
+template <class Point>
+class TypedSpace {
+ public:
+  using Set = void (*)(Point&, std::int64_t);
+  using Holds = std::function<bool(const Point&)>;
+  using Names = std::vector<std::string_view>;
+
+  /// `point` has what all configurations share.
+  explicit TypedSpace(Point point) : point_(std::move(point)) {}
+
+  TypedSpace& parameter(std::string_view name, std::string_view help, Set set,
+                        std::vector<std::int64_t> values) {
+    parameters_->push_back({name, help, set, {}, std::move(values)});
+    return *this;
+  }
+  /// `set` gets the index of the word.
+  TypedSpace& words(std::string_view name, std::string_view help, Set set,
+                    std::vector<std::string_view> words) {
+    std::vector<std::int64_t> values;
+    for (std::size_t i = 0; i < words.size(); ++i) values.push_back(static_cast<std::int64_t>(i));
+    parameters_->push_back({name, help, set, std::move(words), std::move(values)});
+    return *this;
+  }
+  /// As Space::when_absent().
+  TypedSpace& when_absent(std::int64_t value) {
+    parameters_->back().absent = {value};
+    return *this;
+  }
+  /// `reads` as Constraint::reads. Its parameters were declared before.
+  void constraint(std::string reason, const Names& reads, Holds holds) {
+    std::uint32_t mask = 0;
+    for (std::size_t i = 0; i < parameters_->size(); ++i)
+      if (std::find(reads.begin(), reads.end(), (*parameters_)[i].name) != reads.end())
+        mask |= std::uint32_t{1} << i;
+    constraints_.push_back({std::move(reason), std::move(holds), mask});
+  }
+
+  /// The same space for all who take a Config.
+  Space space() const {
+    Space space;
+    for (const Parameter& own : *parameters_) {
+      fftune::Parameter parameter{std::string(own.name), std::string(own.help), {}};
+      for (const std::int64_t value : own.values) parameter.values.push_back(own.value(value));
+      space.parameter(std::move(parameter));
+      for (const std::int64_t value : own.absent) space.when_absent(own.value(value));
+    }
+    for (const Constraint& own : constraints_) {
+      std::vector<std::string> reads;
+      for (std::size_t i = 0; i < parameters_->size(); ++i)
+        if (own.reads >> i & 1) reads.emplace_back((*parameters_)[i].name);
+      space.constraint(
+          own.reason,
+          [parameters = parameters_, point = point_, reads = own.reads,
+           holds = own.holds](const Config& config) {
+            Point read = point;
+            ConfigReader reader(config);
+            for (std::size_t i = 0; i < parameters->size(); ++i)
+              if (reads == 0 || reads >> i & 1)
+                (*parameters)[i].set(read, (*parameters)[i].number(reader));
+            return holds(read);
+          },
+          std::move(reads));
+    }
+    return space;
+  }
+
+  /// Calls `visit` with the point of every feasible configuration, in the order of
+  /// Space::feasible(), and with a function that makes its Config.
+  template <class Visit>
+  void for_each_feasible(const Visit& visit) const {
+    const auto& parameters = *parameters_;
+    // As in Space::feasible(): the constraints that can be judged once the first i parameters have
+    // their values.
+    std::vector<std::vector<const Holds*>> decided(parameters.size() + 1);
+    for (const Constraint& constraint : constraints_) {
+      std::size_t needed = constraint.reads == 0 ? parameters.size() : 0;
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (constraint.reads >> i & 1) needed = i + 1;
+      decided[needed].push_back(&constraint.holds);
+    }
+    Point point = point_;
+    std::vector<std::int64_t> values;
+    for (const Parameter& parameter : parameters) {
+      values.push_back(parameter.values.front());
+      parameter.set(point, values.back());
+    }
+    const auto config = [&] {
+      Config made;
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        made.set(parameters[i].name, parameters[i].value(values[i]));
+      return made;
+    };
+    const auto descend = [&](const auto& self, std::size_t place) -> void {
+      for (const Holds* holds : decided[place])
+        if (!(*holds)(point)) return;
+      if (place == parameters.size()) {
+        visit(static_cast<const Point&>(point), config);
+        return;
+      }
+      for (const std::int64_t value : parameters[place].values) {
+        parameters[place].set(point, values[place] = value);
+        self(self, place + 1);
+      }
+    };
+    descend(descend, 0);
+  }
+
+ private:
+  struct Parameter {
+    std::string_view name, help;  // literals
+    Set set = nullptr;
+    std::vector<std::string_view> words;    // empty: the values are numbers
+    std::vector<std::int64_t> values;       // or the indices of the words
+    std::vector<std::int64_t> absent = {};  // one value at most
+
+    ParameterValue value(std::int64_t value) const {
+      return words.empty() ? ParameterValue(value)
+                           : ParameterValue(words[static_cast<std::size_t>(value)]);
+    }
+    std::int64_t number(ConfigReader& reader) const {
+      if (words.empty()) return reader.at(name);
+      return std::find(words.begin(), words.end(), reader.word(name)) - words.begin();
+    }
+  };
+  struct Constraint {
+    std::string reason;
+    Holds holds;
+    std::uint32_t reads = 0;  // a bit for each parameter
+  };
+
+  Point point_;
+  std::shared_ptr<std::vector<Parameter>> parameters_ =
+      std::make_shared<std::vector<Parameter>>();  // shared with what space() gives
+  std::vector<Constraint> constraints_;
+};
+
+}  // namespace fftune
