@@ -213,10 +213,12 @@ def _tokens(rank: int, ranks: int, name: str) -> None:
         assert best.tolist() == [3, 14, 5] and logits.tolist() == [1, 3, -1]
         for sliced in (False, True):
             torch.manual_seed(7)  # the same on all ranks
-            (x, weights, caches, lengths, heads, kv_heads), options = make_layers()
+            # The second model is a mixture, whose ranks have whole experts.
+            (x, weights, caches, lengths, heads, kv_heads), options = make_layers(
+                **({"experts": 4, "top_k": 2} if sliced else {}))
             d, angles = x.shape[-1], options.pop("angles")
             embedding, head, norm = torch.randn(40, d), torch.randn(40, d), torch.ones(d)
-            own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads) for w in weights]
+            own = [distributed.slice_layer(w, rank, ranks, heads, kv_heads, whole_experts=sliced) for w in weights]
             own_caches = [tuple(c.chunk(ranks, 1)[rank].transpose(1, 2).contiguous().transpose(1, 2)
                                 for c in pair) for pair in caches]
             found = []
