@@ -319,9 +319,12 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
 
 def call(op: Op, *arguments):
     """The op; where only its kernel and its gradient would run, those, past the dispatcher, which
-    costs a host more than all the rest."""
+    costs a host more than all the rest. Arguments that are left out at the end have their defaults."""
     if _is_compiling():
         return op.overload(*arguments)
+    if len(arguments) < len(op.types):
+        arguments += tuple(argument.default_value
+                           for argument in op.overload._schema.arguments[len(arguments):])
     plain = False
     try:
         if _forward_ad._current_level >= 0:

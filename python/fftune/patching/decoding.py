@@ -225,7 +225,7 @@ class _State:
             loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
             whole.angles_of(caches[0].shape[2]), None, weights, caches, norm.weight,
             getattr(norm, "bias", None), head, product.bias, *draw,
-            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed)
+            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
 
     def advance(self) -> None:
         call(OPS.decode, *self.arguments)

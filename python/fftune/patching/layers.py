@@ -77,7 +77,7 @@ class _Group:
             start = end
             tensors = [t for cache in own for t in (cache.keys, cache.values)]
             x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors,
-                     first.form, None)
+                     first.form, None, None)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:
                 if hasattr(cache, "cumulative_length_int"):
