@@ -261,8 +261,9 @@ def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     assert len(layers._states[model].plans) == 2
     assert {given[1]["op"] for given in made[count:]} == {"attention"}
     go.clear()
+    calls = model.calls  # the thread may have been faster than the engine
     step(model, *batch_of(model, (48,) * 5, 0, [48] * 5))
-    assert model.calls == 4, "a batch of other sizes"
+    assert model.calls == calls + 1, "a batch of other sizes"
     go.set()
 
 

@@ -82,7 +82,8 @@ GOOD = {
     "pack_mask": dict(mask=torch.ones(2, 1, 3, 3, dtype=torch.bool)),
     "moe_ffn": dict(x=X, ids=IDS, weights=SHARES, w_gate=torch.randn(2, 12, 8), w_up=None,
                     w_down=EXPERTS[2], biases=(torch.randn(2, 12), torch.randn(2, 8)), act="silu",
-                    packing="halves", weigh="after", shared=0, recompute=False, routing=None),
+                    packing="halves", weigh="after", shared=0, recompute=False, routing=None,
+                    experts=None, first_expert=0),
     "moe_ffn_backward": dict(dy=X, x=X, ids=IDS, weights=SHARES, gate=None, up=None,
                              w_gate=EXPERTS[0], w_up=EXPERTS[1], w_down=EXPERTS[2], act="silu",
                              into=None, routing=None),
@@ -187,6 +188,11 @@ def test_ops_take_no_wrong_value(name):
     good = GOOD[name]
     assert set(good) == set(inspect.signature(getattr(ops, name)).parameters)
     fuzz(getattr(ops, name), good)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whole_experts_of_a_rank_take_no_wrong_value():
+    fuzz(ops.moe_ffn, {**GOOD["moe_ffn"], "experts": 4, "first_expert": 1})
 
 
 def test_every_public_op_has_a_good_call():

@@ -275,9 +275,8 @@ FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
  * time is the slowest rank's, so every rank chooses the same. Memory for the problem's tensors is
  * allocated meanwhile.
  *
- * FFTUNE_INVALID_INPUT: problem_json is wrong or has another link, or the ranks' problems or budgets
- * differ.
- * FFTUNE_DEVICE_FAULT: a rank is gone. */
+ * FFTUNE_INVALID_INPUT: problem_json is wrong or has another link, or the ranks' problems or
+ * budgets differ. FFTUNE_DEVICE_FAULT: a rank is gone. */
 FFTUNE_API fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
                                            int64_t budget_milliseconds);
 

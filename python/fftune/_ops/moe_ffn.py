@@ -148,18 +148,20 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
         [..., d].
     """
     if experts is not None:
-        if not isinstance(w_gate, PackedWeight) and isinstance(w_down, Tensor) and not wants_gradient(
-                x, weights, w_gate, w_up, w_down, *(biases or ())):
-            return _slice(x, ids, weights, (w_gate, w_up, w_down), biases, act, packing, weigh, shared,
-                          "" if routing is None else routing, experts, first_expert)
-        # The op with a gradient, and that of packed weights, take ids of their own experts.
-        _expect_slice(experts, first_expert, w_down.n // x.shape[-1] if isinstance(w_down, PackedWeight)
-                      else w_down.shape[0])
-        if shared:
-            raise Error(_SHARED.format(shared))
-        ids = torch.where(ids < first_expert, -1, ids - first_expert)
-    elif first_expert:
-        raise Error(f"moe-ffn: first_expert is {first_expert} without experts: give how many all ranks have")
+        count = _experts_of(w_down, x)
+        if not _is_zero(shared):
+            raise Error(_SHARED.format(named(shared)))
+        # Where x or w_down is wrong, the op says so.
+        _expect_slice(experts, first_expert, 0 if count is None else count)
+        if count is not None and isinstance(ids, Tensor) and not ids.is_nested:
+            if not isinstance(w_down, PackedWeight) and not isinstance(w_gate, PackedWeight) and not wants_gradient(
+                    x, weights, w_gate, w_up, w_down, *(biases if isinstance(biases, (tuple, list)) else ())):
+                return _slice(x, ids, weights, (w_gate, w_up, w_down), biases, act, packing, weigh,
+                              "" if routing is None else routing, experts, first_expert)
+            # The op with a gradient, and that of packed weights, take ids of their own experts.
+            ids = torch.where(ids < first_expert, -1, ids - first_expert)
+    elif not _is_zero(first_expert):
+        raise Error(f"moe-ffn: first_expert is {named(first_expert)} without experts: give how many all ranks have")
     if any(isinstance(w, PackedWeight) for w in (w_gate, w_up, w_down)):
         return _packed(x, ids, weights, (w_gate, w_up, w_down), biases, act, weigh, shared,
                        "" if routing is None else routing)
@@ -182,12 +184,22 @@ def _expect_slice(experts: int, first: int, own: int) -> None:
                     f"{experts - 1}: give experts of all ranks, and the first one here")
 
 
+def _is_zero(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value == 0
+
+
+def _experts_of(w_down: Tensor | PackedWeight, x: Tensor) -> int | None:
+    """How many experts have weights; None where these or x are none."""
+    if not isinstance(x, Tensor) or x.is_nested or not x.dim() or not x.shape[-1]:
+        return None
+    if isinstance(w_down, PackedWeight):
+        return w_down.n // x.shape[-1]
+    return w_down.shape[0] if isinstance(w_down, Tensor) and not w_down.is_nested and w_down.dim() == 3 else None
+
+
 def _slice(x: Tensor, ids: Tensor, weights: Tensor, own: Sequence[Tensor | None],
-           biases: tuple[Tensor, Tensor] | None, act: str, packing: str, weigh: str, shared: int,
+           biases: tuple[Tensor, Tensor] | None, act: str, packing: str, weigh: str,
            routing: str, experts: int, first: int) -> Tensor:
-    if shared:
-        raise Error(_SHARED.format(shared))
-    _expect_slice(experts, first, own[2].shape[0])
     biases = (None, None) if biases is None else several(
         "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
     return call(OPS.moe_ffn_slice, x, ids, first_expert_tensor(first, x.device), weights, *own, *biases,
