@@ -544,7 +544,7 @@ Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts) {
   Drafts space{Draft(shared->form)};
   std::vector<std::int64_t> rows;
   for (int bm = 8; bm <= 256; bm += 8) rows.push_back(bm);
-  space.parameter("bm", "rows of a tile of C", Draft::set<&Tile::bm>, std::move(rows))
+  space.parameter("bm", "rows of a tile of C", Draft::set<&Tile::bm>, rows)
       .parameter("bn", "columns of a tile of C", Draft::set<&Tile::bn>,
                  {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
       .words("schedule",
