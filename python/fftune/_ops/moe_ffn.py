@@ -147,6 +147,7 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     Returns:
         [..., d].
     """
+    routing = "" if routing is None else routing
     if experts is not None:
         count = _experts_of(w_down, x)
         if not _is_zero(shared):
@@ -157,18 +158,17 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             if not isinstance(w_down, PackedWeight) and not isinstance(w_gate, PackedWeight) and not wants_gradient(
                     x, weights, w_gate, w_up, w_down, *(biases if isinstance(biases, (tuple, list)) else ())):
                 return _slice(x, ids, weights, (w_gate, w_up, w_down), biases, act, packing, weigh,
-                              "" if routing is None else routing, experts, first_expert)
+                              routing, experts, first_expert)
             # The op with a gradient, and that of packed weights, take ids of their own experts.
             ids = torch.where(ids < first_expert, -1, ids - first_expert)
     elif not _is_zero(first_expert):
         raise Error(f"moe-ffn: first_expert is {named(first_expert)} without experts: give how many all ranks have")
     if any(isinstance(w, PackedWeight) for w in (w_gate, w_up, w_down)):
         return _packed(x, ids, weights, (w_gate, w_up, w_down), biases, act, weigh, shared,
-                       "" if routing is None else routing)
-    biases = (None, None) if biases is None else several(
-        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
+                       routing)
+    biases = _two_biases(biases)
     arguments = (x, ids, weights, w_gate, w_up, w_down, *biases, act, packing, weigh, shared,
-                 "" if routing is None else routing)
+                 routing)
     if (wants_gradient(x, weights, w_gate, w_up, w_down, *biases)
             and not flag("moe-ffn", "recompute", recompute)):
         return call(OPS.moe_ffn_preact, *arguments)[0]
@@ -182,6 +182,11 @@ def _expect_slice(experts: int, first: int, own: int) -> None:
     if first < 0 or first + own > experts:
         raise Error(f"moe-ffn: experts {first} to {first + own - 1} of the weights are not all of 0 to "
                     f"{experts - 1}: give experts of all ranks, and the first one here")
+
+
+def _two_biases(biases) -> Sequence[Tensor | None]:
+    return (None, None) if biases is None else several(
+        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
 
 
 def _is_zero(value) -> bool:
@@ -200,8 +205,7 @@ def _experts_of(w_down: Tensor | PackedWeight, x: Tensor) -> int | None:
 def _slice(x: Tensor, ids: Tensor, weights: Tensor, own: Sequence[Tensor | None],
            biases: tuple[Tensor, Tensor] | None, act: str, packing: str, weigh: str,
            routing: str, experts: int, first: int) -> Tensor:
-    biases = (None, None) if biases is None else several(
-        "moe-ffn", "biases", biases, 2, "those of gate and up, and of down")
+    biases = _two_biases(biases)
     return call(OPS.moe_ffn_slice, x, ids, first_expert_tensor(first, x.device), weights, *own, *biases,
                 experts, act, packing, weigh, routing)
 
