@@ -55,8 +55,8 @@ constexpr std::size_t token_at = sizeof(persistent_common),
                       layers_at = token_at + sizeof(persistent_token);
 static_assert(sizeof(persistent_params) ==
               layers_at + sizeof(persistent_layer_pointers) * persistent_params::most_layers);
-static_assert(sizeof(persistent_expert_params) ==
-              layers_at + sizeof(persistent_expert_layer) * persistent_params::most_layers);
+static_assert(sizeof(persistent_packed_expert_params) ==
+              layers_at + sizeof(persistent_packed_expert_layer) * persistent_params::most_layers);
 
 /// The feed-forward network of the layers.
 enum class Network {
@@ -190,6 +190,7 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   form.head_groups = config.get("head_groups");
+  form.balanced = config.get("balanced") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
     ++form.stages;
@@ -261,12 +262,13 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .balanced = {}, "
+      ".sinks = {}, "
       ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.sinks, c.out_bias, rare + mixture, token,
+      c.held, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
@@ -340,8 +342,6 @@ class PersistentLayers final : public Family {
                  : fmt::format("the layers have {}", words_of(network));
     if (const Packing packing = packing_of(problem); packing != packing_)
       return fmt::format("the layers have {}", words_of(packing));
-    if (packing_ != Packing::none && packed_format(problem).code == packed_code::mxfp4)
-      return "weights=mxfp4: the kernel reads int4, nvfp4, fp8 and int8";
     if (problem.has("post-norms", "yes") != post_norms_)
       return post_norms_ ? "the layers have no norms behind their parts"
                          : "the layers have norms behind their parts";
@@ -397,8 +397,8 @@ class PersistentLayers final : public Family {
       return configured(form, facts, c);
     };
     const std::vector<std::string> sizes{
-        "warps",      "chunk",    "in_flight",  "attention_in_flight",
-        "least_keys", "input_kb", "head_groups"};
+        "warps",      "chunk",    "in_flight",   "attention_in_flight",
+        "least_keys", "input_kb", "head_groups", "balanced"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -414,6 +414,15 @@ class PersistentLayers final : public Family {
         .parameter("held", "stages of a product that wait in registers for its activations",
                    {0, 2, 4, 6})
         .when_absent(0)
+        .parameter("balanced",
+                   "1: blocks with more tiles of other packed products have fewer of gate and up",
+                   {0, 1})
+        .when_absent(0)
+        .constraint("only packed weights have tiles to balance",
+                    [packs = packing_ != Packing::none](const Config& c) {
+                      return packs || c.at("balanced") == 0;
+                    },
+                    {"balanced"})
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {
@@ -448,7 +457,7 @@ class PersistentLayers final : public Family {
             "each thread has one element of the residual stream at most",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return p.most_rows(p.d, p.residual_unit()) * p.tokens <= p.consumers();
+              return p.most_residual_rows() * p.tokens <= p.consumers();
             },
             sizes)
         .constraint(
@@ -474,9 +483,9 @@ class PersistentLayers final : public Family {
                      : packs || post_norms_                                ? 2
                                                                            : 4;
     return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
-      return std::tuple(c.at("held") != held, packs && c.at("chunk") != 512, c.at("head_groups"),
-                        c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
-                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+      return std::tuple(c.at("held") != held, c.at("balanced"), packs && c.at("chunk") != 512,
+                        c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
+                        c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
                         c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
                         c.at("input_kb") != (many ? 16 : 36));
     });
@@ -500,12 +509,14 @@ class PersistentLayers final : public Family {
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
-  bool serves_tokens() const { return packing_ == Packing::none && !post_norms_; }
+  bool serves_tokens(bool packs_head) const {
+    return network_ != Network::slices && !post_norms_ && !(packs_head && experts_);
+  }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
     if (size_or(problem, "s", 1) > 1) return false;
     const std::int64_t batch = problem.size("batch");
     if (post_norms_) return batch == 1;
-    if (packing_ != Packing::none) return batch <= most_preferred;
+    if (packing_ != Packing::none && !experts_) return batch <= most_preferred;
     if (!experts_)
       return batch <= most_preferred || (batch <= most_preferred_if_short &&
                                          batch * problem.size("d") <= most_preferred_inputs &&
@@ -605,9 +616,10 @@ class PersistentLayers final : public Family {
     const bool experts = layer.router.has_value(), packs = packed_format(one).packed;
     const std::size_t common =
         one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(persistent_common);
-    const std::size_t of_layer = packs     ? sizeof(persistent_packed_layer)
-                                 : experts ? sizeof(persistent_expert_layer)
-                                           : sizeof(persistent_layer_pointers);
+    const std::size_t of_layer = packs && experts ? sizeof(persistent_packed_expert_layer)
+                                 : packs          ? sizeof(persistent_packed_layer)
+                                 : experts        ? sizeof(persistent_expert_layer)
+                                                  : sizeof(persistent_layer_pointers);
     ParameterStruct parameters{
         .bytes = common + sizeof(persistent_token) + persistent_params::most_layers * of_layer,
         .fields = {}};
@@ -695,8 +707,10 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, values), "v_cache");
       if (!packs) continue;
       using Packed = persistent_packed_pointers;
-      constexpr std::size_t packed = offsetof(persistent_packed_layer, packed);
-      constexpr const char* names[] = {"w_qkv", "w_o", "w_gate", "w_up", "w_down"};
+      const std::size_t packed = experts ? offsetof(persistent_packed_expert_layer, packed)
+                                         : offsetof(persistent_packed_layer, packed);
+      constexpr const char* names[] = {"w_qkv",  "w_o",           "w_gate",      "w_up",
+                                       "w_down", "w_shared_gate", "w_shared_up", "w_shared_down"};
       static_assert(std::size(names) == Packed::count);
       for (std::size_t part = 0; part < std::size(names); ++part) {
         const std::string name = names[part];
@@ -740,7 +754,16 @@ const PersistentLayers families[] = {
      Packing::all, true},
     {"persistent_packed_ffn",
      "the same where the weights of the feed-forward network alone are packed", Network::dense,
-     Packing::network}};
+     Packing::network},
+    {"persistent_packed_experts", "all layers in one launch, with packed weights and experts",
+     Network::experts, Packing::all},
+    {"persistent_packed_ffn_experts", "the same where the weights of the experts alone are packed",
+     Network::experts, Packing::network},
+    {"persistent_packed_shared",
+     "all layers in one launch, with packed weights, experts and a network of all tokens",
+     Network::shared, Packing::all},
+    {"persistent_packed_weighted", "the same where a gate weights the network of all tokens",
+     Network::weighted, Packing::all}};
 
 }  // namespace
 
@@ -750,10 +773,10 @@ std::vector<const Family*> persistent_layers() {
   return list;
 }
 
-std::vector<const Family*> layers_of_tokens() {
+std::vector<const Family*> layers_of_tokens(bool packs_head) {
   std::vector<const Family*> list;
   for (const PersistentLayers& family : families)
-    if (family.serves_tokens()) list.push_back(&family);
+    if (family.serves_tokens(packs_head)) list.push_back(&family);
   return list;
 }
 

@@ -32,6 +32,7 @@ struct persistent_config {
   int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
+  bool balanced = false;    // CTAs with more of other packed products have less of gate and up
   bool sinks = false, out_bias = false;
   bool caps_scores = false;
   // Norms behind attention and the feed-forward network. Every CTA has the whole residual stream,
@@ -53,8 +54,10 @@ struct persistent_config {
   bool head_bias = false, rounds_head = false, caps_head = false;
   int ranks = 0;  // of a group, each with its slice of heads and of h; 0: there is none
   // Packed weights: those of q, k, v and the output product, those between mid and y, and the head.
-  bool packs_attention = false, packs_network = false, packs_head = false;
-  packed_form format = {}, head_format = {};
+  bool packs_attention = false, packs_network = false;
+  packed_form format = {};
+  bool packs_head = false;
+  packed_form head_format = {};
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -80,11 +83,14 @@ struct persistent_config {
 
   // Rows of a product, or features between up and down, that are one CTA's: a multiple of these.
   constexpr bool packs() const { return packs_attention || packs_network; }
-  constexpr int qkv_unit() const { return packs_attention ? packed_rows : 1; }
-  constexpr int residual_unit() const { return packs() ? packed_rows : 1; }
+  constexpr int attention_unit() const { return packs_attention ? packed_rows : 1; }
+  constexpr int down_unit() const { return packs_network ? packed_rows : 1; }
   constexpr int hidden_unit() const { return packs_network ? packed_rows : has_experts() ? 8 : 1; }
   constexpr int head_unit() const { return packs_head ? packed_rows : 1; }
   constexpr int most_rows(int rows, int unit) const { return up(up(rows, unit), blocks) * unit; }
+  // Whether a thread has the same element of the residual stream behind both parts of a layer.
+  constexpr bool keeps_residual() const { return attention_unit() == down_unit(); }
+  constexpr int most_residual_rows() const { return most_rows(d, packs() ? packed_rows : 1); }
   constexpr bool has_experts() const { return experts > 0; }
   constexpr bool has_head() const { return vocab > 0; }
   // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
@@ -97,11 +103,51 @@ struct persistent_config {
   // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
   constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
+  // Where the rows of CTA `block` of a product begin.
+  constexpr int first_row(int block, int rows, int unit) const {
+    const int before = static_cast<int>(1ll * up(rows, unit) * block / blocks) * unit;
+    return before < rows ? before : rows;
+  }
+  // Tiles of packed weights are too large to be shared out evenly. With `balanced` a CTA that has
+  // more of the other products has less of gate and up: all streams are as long, and what a CTA
+  // waits for after one product is already there for the next. In half bytes, without scales.
+  constexpr long long other_bytes(int of_qkv, int of_out, int of_down) const {
+    const int attention = packs_attention ? format.parts() : 4;
+    return attention * (1ll * of_qkv * d + 1ll * of_out * q_rows()) +
+           1ll * format.parts() * of_down * h * (has_experts() ? slots() : 1);
+  }
+  constexpr long long other_bytes_before(int block) const {
+    return other_bytes(first_row(block, qkv_rows(), attention_unit()),
+                       first_row(block, d, attention_unit()), first_row(block, d, down_unit()));
+  }
+  constexpr long long hidden_unit_bytes() const { return 2ll * format.parts() * hidden_unit() * d; }
+  constexpr long long all_bytes() const {
+    return other_bytes_before(blocks) + all_hidden() / hidden_unit() * hidden_unit_bytes();
+  }
+  constexpr bool balances() const {
+    return balanced && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), attention_unit()),
+                                                          most_rows(d, attention_unit()),
+                                                          most_rows(d, down_unit()));
+  }
+  constexpr int first_hidden(int block) const {
+    if (!balances()) return first_row(block, all_hidden(), hidden_unit());
+    const long long before = all_bytes() * block / blocks - other_bytes_before(block);
+    return static_cast<int>(before / hidden_unit_bytes()) * hidden_unit();
+  }
+  constexpr int most_hidden() const {
+    if (!balances()) return most_rows(all_hidden(), hidden_unit());
+    const auto least_rows = [this](int rows, int unit) { return rows / unit / blocks * unit; };
+    const long long least =
+        other_bytes(least_rows(qkv_rows(), attention_unit()), least_rows(d, attention_unit()),
+                    least_rows(d, down_unit()));
+    const long long most = all_bytes() / blocks + 1 - least;
+    return static_cast<int>((most + hidden_unit_bytes() - 1) / hidden_unit_bytes() + 1) *
+           hidden_unit();
+  }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
-    const int of[] = {up(most_rows(qkv_rows(), qkv_unit()), 16),
-                      up(most_rows(d, residual_unit()), 16),
-                      up(most_rows(all_hidden(), hidden_unit()), 8)};
+    const int of[] = {up(most_rows(qkv_rows(), attention_unit()), 16), up(most_residual_rows(), 16),
+                      up(most_hidden(), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
@@ -178,6 +224,13 @@ struct persistent_config {
   }
   constexpr packed_stage_shape packed_stage(packed_form of) const {
     return {of, packed_blocks(of)};
+  }
+  // Stages in flight that have as many bytes as `in_flight` full ones, of experts' rows of `k`: the
+  // last stage of each row is partly empty.
+  constexpr int in_flight_of(int k) const {
+    const int k_blocks = up(k, packed_k), stage = packed_blocks(format);
+    const int wanted = up(in_flight * up(k_blocks, stage) * stage, k_blocks);
+    return wanted < stages ? wanted : stages;
   }
 
   // Shared memory, in its order.
@@ -279,12 +332,17 @@ struct persistent_expert_layer {
 
 // Packed weights have their codes where dense ones are.
 struct persistent_packed_pointers {
-  enum : int { qkv, out, gate, up, down, count };
+  enum : int { qkv, out, gate, up, down, own_gate, own_up, own_down, count };
   const void* scales[count];
   const unsigned char* zeros[count];
 };
 struct persistent_packed_layer {
   persistent_layer_pointers layer;
+  persistent_packed_pointers packed;
+};
+struct persistent_packed_expert_layer {
+  persistent_layer_pointers layer;
+  persistent_router_pointers router;
   persistent_packed_pointers packed;
 };
 
@@ -349,7 +407,8 @@ using persistent_expert_params = persistent_params_of<persistent_expert_layer, 4
 using persistent_rank_params =
     persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
 using persistent_packed_params = persistent_params_of<persistent_packed_layer, 48>;
-static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
-              sizeof(persistent_rank_params) <= 16384 && sizeof(persistent_packed_params) <= 16384);
+using persistent_packed_expert_params = persistent_params_of<persistent_packed_expert_layer, 48>;
+static_assert(sizeof(persistent_rank_params) <= 32764 &&
+              sizeof(persistent_packed_expert_params) <= 32764);
 
 }  // namespace fftune

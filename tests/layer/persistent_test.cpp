@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "device/facts.hpp"
+#include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
@@ -29,18 +31,24 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   return layer_problem(DeviceKind::cuda, dtype, std::move(sizes), std::move(options));
 }
 
+std::string packed_family(const Problem& problem) {
+  if (problem.has("post-norms", "yes")) return "persistent_packed_post_norms";
+  const char* attention = problem.has("attn-weights", "dense") ? "_ffn" : "";
+  const char* network = !layer::has_experts(problem)          ? ""
+                        : !problem.sizes.contains("shared-h") ? "_experts"
+                        : problem.has("shared-gate", "yes")   ? "_weighted"
+                                                              : "_shared";
+  return std::string("persistent_packed") + attention + network;
+}
 const Family& family_for(const Problem& problem) {
-  const bool behind = problem.has("post-norms", "yes");
-  if (problem.options.contains("weights"))
-    return family_of(layer_op(), problem.has("attn-weights", "dense") ? "persistent_packed_ffn"
-                                 : behind ? "persistent_packed_post_norms"
-                                          : "persistent_packed");
-  return family_of(layer_op(), problem.sizes.contains("ranks")          ? with_ranks
-                               : behind && !layer::has_experts(problem) ? "persistent_post_norms"
-                               : !layer::has_experts(problem)           ? persistent
-                               : !problem.sizes.contains("shared-h")    ? with_experts
-                               : problem.has("shared-gate", "yes")      ? "persistent_weighted"
-                                                                        : "persistent_shared");
+  if (problem.options.contains("weights")) return family_of(layer_op(), packed_family(problem));
+  return family_of(layer_op(), problem.sizes.contains("ranks") ? with_ranks
+                               : problem.has("post-norms", "yes") && !layer::has_experts(problem)
+                                   ? "persistent_post_norms"
+                               : !layer::has_experts(problem)        ? persistent
+                               : !problem.sizes.contains("shared-h") ? with_experts
+                               : problem.has("shared-gate", "yes")   ? "persistent_weighted"
+                                                                     : "persistent_shared");
 }
 
 std::string refusal_of(const Problem& problem, const char* arch = "sm_90a") {
@@ -169,9 +177,9 @@ std::vector<Use> uses_of_ranks() {
            {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
 }
 
-/// And with packed weights: of 4 bits and of 8.
+/// And with packed weights: of 4 bits, of 8, and of experts.
 std::vector<Use> uses_of_4_bits() {
-  return {{DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}},
+  return {{DType::bf16, {{"d", 1024}, {"h", 4352}}, {{"weights", "int4"}}},
           {DType::fp16,
            {{"h", 1088}, {"batch", 8}, {"cache", 333}},
            {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
@@ -180,7 +188,7 @@ std::vector<Use> uses_of_4_bits() {
            {{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}}},
           {DType::bf16,
            {{"h", 1088}, {"s", 3}, {"cache", 200}, {"dim", 128}, {"kv-heads", 4}},
-           {{"weights", "nvfp4"}, {"qk-norm", "yes"}}},
+           {{"weights", "mxfp4"}, {"qk-norm", "yes"}}},
           {DType::fp16,
            {{"h", 2176}, {"batch", 2}},
            {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}}};
@@ -194,6 +202,46 @@ std::vector<Use> uses_of_8_bits() {
            {{"h", 1088}, {"batch", 3}, {"window", 50}},
            {{"weights", "int8"}, {"group", "64"}, {"sinks", "yes"}}}};
 }
+std::vector<Use> uses_of_packed_experts() {
+  const auto use = [](DType dtype, Sizes sizes, Options options) {
+    sizes.insert({{"h", 192}, {"experts", 20}, {"top-k", 4}});
+    options.insert({"ffn", "moe"});
+    return Use{dtype, std::move(sizes), std::move(options)};
+  };
+  const auto gpt_oss = [&](Sizes sizes, Options options) {
+    options.insert({{"weights", "mxfp4"},
+                    {"attn-weights", "dense"},
+                    {"order", "after"},
+                    {"act", "swiglu-oai"},
+                    {"router-bias", "yes"},
+                    {"sinks", "yes"},
+                    {"qkv-bias", "yes"},
+                    {"out-bias", "yes"},
+                    {"ffn-bias", "yes"}});
+    return use(DType::bf16, std::move(sizes), std::move(options));
+  };
+  return {use(DType::bf16, {{"d", 1024}, {"h", 768}, {"shared", 1}},
+              {{"weights", "int4"}, {"renormalise", "yes"}, {"qk-norm", "yes"}}),
+          use(DType::fp16, {{"batch", 5}, {"cache", 200}, {"page", 16}},
+              {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}),
+          use(DType::bf16, {{"s", 8}, {"h", 320}, {"cache", 70}, {"top-k", 3}, {"kv-heads", 4}},
+              {{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}, {"routing", "zipf:1"}}),
+          gpt_oss({{"d", 576}, {"h", 704}, {"cache", 300}, {"window", 128}, {"page", 16}}, {}),
+          gpt_oss({{"batch", 5}, {"cache", 300}, {"window", 33}}, {{"lengths", "ragged"}}),
+          gpt_oss({{"batch", 2}, {"s", 2}, {"heads", 64}, {"cache", 100}}, {{"lengths", "ragged"}}),
+          use(DType::fp16, {{"batch", 2}, {"shared-h", 384}}, {{"weights", "nvfp4"}}),
+          use(DType::bf16, {{"s", 3}, {"h", 1088}, {"cache", 90}}, {{"weights", "nvfp4"}}),
+          use(DType::bf16, {{"batch", 2}, {"shared-h", 192}},
+              {{"weights", "int8"}, {"group", "64"}, {"shared-gate", "yes"}}),
+          use(DType::bf16, {{"batch", 8}, {"h", 256}, {"shared-h", 768}, {"top-k", 2}},
+              {{"weights", "fp8"}, {"shared-gate", "yes"}, {"lengths", "ragged"}}),
+          use(DType::fp16, {{"batch", 2}},
+              {{"weights", "fp8"}, {"group", "row"}, {"score", "sigmoid"}}),
+          // Two stages of down's rows, and blocks without a tile of it.
+          use(DType::bf16, {{"d", 2048}, {"h", 2176}, {"experts", 8}, {"top-k", 2}},
+              {{"weights", "int4"}})};
+}
+
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;
   sizes["layers"] = layers;
@@ -209,7 +257,7 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
 }
 
 /// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
-/// heads are shared out among blocks.
+/// heads are shared out among blocks, and tiles of packed weights are balanced.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -227,7 +275,11 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    if (family.space(problem, backend->facts()).feasible().size() > 0) shared.set("held", 2);
+    for (const char* name : {"held", "balanced"}) {
+      Config more = shared;
+      more.set(name, name == std::string_view("held") ? 2 : 1);
+      if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
+    }
     verify_layers(*backend, all[i], 2, shared);
   }
 }
@@ -238,8 +290,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
   auto all = uses();
   for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (const auto& more :
-       {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(), uses_of_8_bits()})
+  for (const auto& more : {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(),
+                           uses_of_8_bits(), uses_of_packed_experts()})
     all.insert(all.end(), more.begin(), more.end());
   for (const Use& use : all)
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
@@ -273,7 +325,6 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
   refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
   refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
-  refuses(problem_of(DType::bf16, {{"h", 1088}}, {{"weights", "mxfp4"}}), "mxfp4");
   CHECK(family_of(layer_op(), persistent)
             .refusal(problem_of(DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}),
                      facts_of_architecture("sm_90a"))
@@ -292,6 +343,43 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(mixture({{"experts", 300}}), "experts=300");
   refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
   refuses(mixture({{"h", 96}}), "96 rows");
+}
+
+TEST_CASE("balanced CTAs of packed layers have all features between them, and streams as long") {
+  const packed_form int4{}, mxfp4{.group = 32, .code = packed_code::mxfp4};
+  const persistent_config llama{.d = 4096,
+                                .h = 14336,
+                                .heads = 32,
+                                .kv_heads = 8,
+                                .dim = 128,
+                                .blocks = 132,
+                                .balanced = true,
+                                .packs_attention = true,
+                                .packs_network = true,
+                                .format = int4};
+  persistent_config small = llama, qwen = llama, gpt = llama;
+  small.d = 512, small.h = 1152;
+  qwen.d = 2048, qwen.h = 768, qwen.kv_heads = 4, qwen.experts = 128, qwen.choices = 8;
+  gpt.d = gpt.h = 2880, gpt.heads = 64, gpt.dim = 64, gpt.experts = 32, gpt.choices = 4;
+  gpt.packs_attention = false, gpt.format = mxfp4;
+  persistent_config gpt_of_4 = gpt;
+  gpt_of_4.tokens = 4;
+  CHECK_FALSE(small.balances());
+  for (const persistent_config& c : {llama, small, qwen, gpt, gpt_of_4}) {
+    CAPTURE(c.d, c.tokens);
+    CHECK(c.first_hidden(0) == 0);
+    CHECK(c.first_hidden(c.blocks) == c.all_hidden());
+    long long longest = 0;
+    for (int block = 0; block < c.blocks; ++block) {
+      const int first = c.first_hidden(block), rows = c.first_hidden(block + 1) - first;
+      CHECK(first % packed_rows == 0);
+      CHECK(rows >= 0);
+      CHECK(rows <= c.most_hidden());
+      longest = std::max(longest, c.other_bytes_before(block + 1) - c.other_bytes_before(block) +
+                                      rows / packed_rows * c.hidden_unit_bytes());
+    }
+    if (c.balances()) CHECK(longest <= c.all_bytes() / c.blocks + c.hidden_unit_bytes());
+  }
 }
 
 TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
@@ -469,6 +557,26 @@ TEST_CASE("persistent layers with weights of 4 bits over pages and of several to
 
 TEST_CASE("persistent layers with weights of 8 bits against the reference", "[gpu]") {
   verify_uses(uses_of_8_bits(), 0, uses_of_8_bits().size());
+}
+
+TEST_CASE("persistent layers with experts in int4 against the reference", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 0, 3);
+}
+
+TEST_CASE("persistent layers with experts in mxfp4 behind dense attention", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 3, 6);
+}
+
+TEST_CASE("persistent layers with experts in nvfp4, and a network of all tokens", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 6, 8);
+}
+
+TEST_CASE("persistent layers with experts in 8 bits, and a gated network of all tokens", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 8, 11);
+}
+
+TEST_CASE("persistent layers with experts whose rows have several stages", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 11, uses_of_packed_experts().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
