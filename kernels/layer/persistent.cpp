@@ -416,13 +416,9 @@ class PersistentLayers final : public Family {
         .when_absent(0)
         .parameter("balanced",
                    "1: blocks with more tiles of other packed products have fewer of gate and up",
-                   {0, 1})
+                   packing_ == Packing::none ? std::vector<std::int64_t>{0}
+                                             : std::vector<std::int64_t>{0, 1})
         .when_absent(0)
-        .constraint("only packed weights have tiles to balance",
-                    [packs = packing_ != Packing::none](const Config& c) {
-                      return packs || c.at("balanced") == 0;
-                    },
-                    {"balanced"})
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
             [of](const Config& c) {

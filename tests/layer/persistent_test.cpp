@@ -1,8 +1,12 @@
 // The persistent family: what it refuses, and on a GPU layers of few tokens against the float64
 // reference.
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <random>
+#include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core/dtype.hpp"
@@ -12,6 +16,7 @@
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
+#include "support/op_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
@@ -284,16 +289,56 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
   }
 }
 
+std::vector<Use> all_uses() {
+  std::vector<Use> all;
+  for (const auto& more : {uses(), uses_of_experts(), uses_of_ranks(), uses_of_norms_behind(),
+                           uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// Each expert's down is NaN in turn: tokens that chose it are NaN, and others keep their bits.
+void verify_nan_experts(Backend& backend, const Problem& problem, const Recipe& recipe) {
+  CAPTURE(problem.text(), recipe_text(recipe));
+  OpRun run(backend, layer_op(), problem);
+  const auto executables = run.compile(layer_op(), problem, recipe);
+  run.run(executables);
+  const std::vector<float> expected = run.values("y");
+  REQUIRE(std::none_of(expected.begin(), expected.end(), [](float v) { return std::isnan(v); }));
+  const char* const down = problem.options.contains("weights") ? "w_down_scale" : "w_down";
+  const auto weights = run.bytes(down);
+  const auto experts = static_cast<std::size_t>(problem.size("experts")),
+             d = static_cast<std::size_t>(problem.size("d")), share = weights.size() / experts;
+  std::size_t choices = 0;
+  for (std::size_t expert = 0; expert < experts; ++expert) {
+    auto changed = weights;
+    std::fill_n(changed.begin() + static_cast<std::ptrdiff_t>(expert * share), share,
+                std::byte{0xff});
+    run.write(down, changed);
+    run.run(executables);
+    const std::vector<float> y = run.values("y");
+    for (std::size_t token = 0; token < y.size(); token += d) {
+      const auto own = y.begin() + static_cast<std::ptrdiff_t>(token);
+      const auto end = own + static_cast<std::ptrdiff_t>(d);
+      if (std::all_of(own, end, [](float value) { return std::isnan(value); }))
+        ++choices;
+      else
+        CHECK(std::equal(own, end, expected.begin() + static_cast<std::ptrdiff_t>(token)));
+    }
+  }
+  CHECK(choices == expected.size() / d * static_cast<std::size_t>(problem.size("top-k")));
+}
+
+/// Experts of several tokens, dense and packed.
+std::vector<Use> uses_of_nan_experts() {
+  return {uses_of_experts()[4], uses_of_packed_experts()[1], uses_of_packed_experts()[4]};
+}
+
 }  // namespace
 
 TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
-  auto all = uses();
-  for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (const auto& more : {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(),
-                           uses_of_8_bits(), uses_of_packed_experts()})
-    all.insert(all.end(), more.begin(), more.end());
-  for (const Use& use : all)
+  for (const Use& use : all_uses())
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
 
   const auto refuses = [](const Problem& problem, const char* reason, const char* arch = "sm_90a") {
@@ -343,6 +388,59 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(mixture({{"experts", 300}}), "experts=300");
   refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
   refuses(mixture({{"h", 96}}), "96 rows");
+}
+
+TEST_CASE("the one launch has every buffer of every layer among its parameters") {
+  const auto facts = facts_of_architecture("sm_90a");
+  std::set<std::string_view> families;
+  for (const Use& use : all_uses()) {
+    Sizes sizes = use.sizes;
+    sizes["layers"] = 49;
+    const Problem problem = problem_of(use.dtype, sizes, use.options);
+    const Family& family = family_for(problem);
+    if (!families.insert(family.name()).second) continue;
+    CAPTURE(problem.text());
+    const Program program = family.program(problem, facts, family.default_config(problem, facts));
+    std::set<std::size_t> used;
+    for (const Step& step : program.steps) {
+      const ParameterStruct& parameters = *std::get<KernelLaunch>(step).parameters;
+      CHECK(parameters.bytes <= 32764);  // CUDA's limit
+      std::set<std::size_t> offsets;
+      for (const auto& [offset, value] : parameters.fields) {
+        CHECK(offsets.insert(offset).second);
+        CHECK(offset + argument_bytes(value) <= parameters.bytes);
+        if (const auto* tensor = std::get_if<TensorArgument>(&value)) used.insert(tensor->tensor);
+      }
+    }
+    const auto tensors = layer_op().tensors(problem);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      CAPTURE(tensors[i].name);
+      if (tensors[i].role != Role::intermediate) CHECK(used.contains(i));
+    }
+  }
+}
+
+TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone, on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const Use& use : uses_of_nan_experts()) {
+    const Problem cuda = problem_of(DType::bf16, use.sizes, use.options);
+    const Problem problem = layer_problem(DeviceKind::cpu, cuda.dtype, cuda.sizes, cuda.options);
+    verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
+  }
+}
+
+TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Use& use : uses_of_nan_experts()) {
+    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Family& family = family_for(problem);
+    verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
+    if (family.refusal(problem, backend->facts())) continue;
+    verify_nan_experts(
+        *backend, problem,
+        {{std::string(family.name()), family.default_config(problem, backend->facts())}});
+  }
 }
 
 TEST_CASE("balanced CTAs of packed layers have all features between them, and streams as long") {
