@@ -190,6 +190,7 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   form.head_groups = config.get("head_groups");
+  form.straight = config.get("straight") != 0;
   form.balanced = config.get("balanced") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
   while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
@@ -262,13 +263,14 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .balanced = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .straight = {}, "
+      ".balanced = {}, "
       ".sinks = {}, "
       ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
+      c.held, c.straight, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
@@ -386,7 +388,8 @@ class PersistentLayers final : public Family {
       return fmt::format(
           "s={}: {} heads of new tokens share one of k: at most {}, for a thread's registers", s,
           s * heads.heads / heads.kv_heads, form.most_query_features / form.dim * 8);
-    if (space(problem, facts).feasible().empty())
+    const Space all = space(problem, facts);
+    if (!all.violations(usual_config(problem)).empty() && all.feasible().empty())
       return "no stages of weights fit in shared memory beside the activations, or attention's "
              "outputs in registers";
     return std::nullopt;
@@ -399,6 +402,9 @@ class PersistentLayers final : public Family {
     const std::vector<std::string> sizes{
         "warps",      "chunk",    "in_flight",   "attention_in_flight",
         "least_keys", "input_kb", "head_groups", "balanced"};
+    const auto of_packed = [packs = packing_ != Packing::none](std::vector<std::int64_t> values) {
+      return packs ? std::move(values) : std::vector<std::int64_t>{0};
+    };
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
@@ -414,10 +420,13 @@ class PersistentLayers final : public Family {
         .parameter("held", "stages of a product that wait in registers for its activations",
                    {0, 2, 4, 6})
         .when_absent(0)
+        .parameter("straight",
+                   "1: a warp's blocks of a stage of packed weights have no branches between them",
+                   of_packed({0, 1}))
+        .when_absent(0)
         .parameter("balanced",
                    "1: blocks with more tiles of other packed products have fewer of gate and up",
-                   packing_ == Packing::none ? std::vector<std::int64_t>{0}
-                                             : std::vector<std::int64_t>{0, 1})
+                   of_packed({0, 1}))
         .when_absent(0)
         .constraint(
             "every head of k of a group has a warp, and as many as every other",
@@ -465,25 +474,19 @@ class PersistentLayers final : public Family {
             sizes);
   }
 
-  // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
-    // with 36 (8 layers of Llama-3.2-1B on an H100).
-    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
-    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
-    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
-    // spill. 32 layers of Llama-3.1-8B in int4 take 1,761 us with none, and 1,865 with two.
-    const PackedFormat format = packed_format(problem);
-    const bool packs = format.packed, of_4_bits = packs && packed_bits(format.code) == 4;
-    const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
-                     : packs || post_norms_                                ? 2
-                                                                           : 4;
-    return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
-      return std::tuple(c.at("held") != held, c.at("balanced"), packs && c.at("chunk") != 512,
-                        c.at("head_groups"), c.at("warps") != 8, c.at("chunk") != 512,
-                        c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
-                        c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != (many ? 16 : 36));
+    const Space all = space(problem, facts);
+    const Config usual = usual_config(problem);
+    if (all.violations(usual).empty()) return usual;
+    return least_cost(all, name(), [&](const Config& c) {
+      const auto is_other = [&](const char* parameter) {
+        return c.at(parameter) != usual.at(parameter);
+      };
+      return std::tuple(
+          is_other("held"), is_other("straight"), is_other("balanced"),
+          packing_ != Packing::none && is_other("chunk"), c.at("head_groups"), is_other("warps"),
+          is_other("chunk"), c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+          is_other("attention_in_flight"), is_other("least_keys"), is_other("input_kb"));
     });
   }
 
@@ -585,6 +588,34 @@ class PersistentLayers final : public Family {
   }
 
  private:
+  /// The default where it is feasible. A row's 1 KB is long enough for a copy, and 64 KB at a time
+  /// for the memory's latency.
+  Config usual_config(const Problem& problem) const {
+    const std::int64_t s = size_or(problem, "s", 1);
+    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
+    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
+    // spill. 32 layers of Llama-3.1-8B in int4 take 1,761 us with none, and 1,865 with two.
+    const PackedFormat format = packed_format(problem);
+    const bool of_4_bits = format.packed && packed_bits(format.code) == 4;
+    const int held = experts_ || of_4_bits || s > 1 ? 0 : format.packed || post_norms_ ? 2 : 4;
+    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
+    // with 36 (8 layers of Llama-3.2-1B on an H100).
+    const int input_kb = problem.size("batch") * s > 1 ? 16 : 36;
+    Config config;
+    for (const auto& [parameter, value] : {std::pair{"warps", 8},
+                                           {"chunk", 512},
+                                           {"in_flight", 4},
+                                           {"attention_in_flight", 1},
+                                           {"least_keys", 16},
+                                           {"input_kb", input_kb},
+                                           {"head_groups", 1},
+                                           {"held", held},
+                                           {"straight", 0},
+                                           {"balanced", 0}})
+      config.set(parameter, value);
+    return config;
+  }
+
   static void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
                         const std::vector<std::size_t>& places, std::size_t layers,
                         const std::string& expression) {

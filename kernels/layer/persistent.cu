@@ -791,7 +791,7 @@ struct persistent_layers {
   };
   template <packed_form format>
   struct packed_weights {
-    using product = packed_stage_product<T, c.packed_stage(format), c.warps>;
+    using product = packed_stage_product<T, c.packed_stage(format), c.warps, c.straight>;
     using accumulators = typename product::accumulators;
     using fragment = typename product::fragment;
     static constexpr int stage_k = product::stage_k;

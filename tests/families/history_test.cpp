@@ -241,5 +241,5 @@ TEST_CASE("a parameter that was added later is completed, any other that is miss
   CHECK(added == std::set<std::string>{"a_reuse", "balanced", "cluster", "gather_warps", "group",
                                        "head_groups", "held", "keep", "l2_prefetch",
                                        "l2_prefetch_rows", "pack_heads", "pre_permute",
-                                       "split_keys", "vector"});
+                                       "split_keys", "straight", "vector"});
 }

@@ -262,7 +262,7 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
 }
 
 /// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
-/// heads are shared out among blocks, and tiles of packed weights are balanced.
+/// heads are shared out among blocks, with the other parameters of packed weights.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -280,7 +280,7 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    for (const char* name : {"held", "balanced"}) {
+    for (const char* name : {"held", "straight", "balanced"}) {
       Config more = shared;
       more.set(name, name == std::string_view("held") ? 2 : 1);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;

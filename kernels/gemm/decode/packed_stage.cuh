@@ -60,8 +60,9 @@ __device__ __forceinline__ void load_packed_stage(Pipeline& pipeline, const pack
 }
 
 // A warp's MMAs of its blocks of a stage: every `warps`-th. The interface is stage_product's, but
-// for tokens, which ldmatrix reads.
-template <class T, packed_stage_shape shape, int warps>
+// for tokens, which ldmatrix reads. With `straight` there are no branches between blocks, so that
+// one's loads and MMAs overlap another's.
+template <class T, packed_stage_shape shape, int warps, bool straight>
 struct packed_stage_product {
   static constexpr packed_form format = shape.format;
   static constexpr int stage_k = shape.k();
@@ -111,11 +112,37 @@ struct packed_stage_product {
   // elements of k from there on.
   static __device__ __forceinline__ void run(accumulators& sum, const fragment& of, u32 tokens,
                                              int left) {
+    if constexpr (straight) {
+      const int warp = threadIdx.x / 32, there = smaller(ceil_div(left, packed_k), shape.blocks);
+      run_own<steps>(sum, of, tokens, left, (there - warp + warps - 1) / warps);
+    } else {
+      run_steps<0>(sum, of, tokens, left);
+    }
+  }
+
+ private:
+  // A warp that has `own` blocks, `count` of them at most. A loop for each number of blocks would
+  // be too much code for many.
+  template <int count>
+  static __device__ __forceinline__ void run_own(accumulators& sum, const fragment& of, u32 tokens,
+                                                 int left, int own) {
+    if (own >= count)
+      run_steps<count>(sum, of, tokens, left);
+    else if constexpr (steps > 4)
+      run_steps<0>(sum, of, tokens, left);
+    else if constexpr (count > 1)
+      run_own<count - 1>(sum, of, tokens, left, own);
+  }
+
+  // `count`: the warp's blocks; 0: those of them that there are.
+  template <int count>
+  static __device__ __forceinline__ void run_steps(accumulators& sum, const fragment& of,
+                                                   u32 tokens, int left) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < (count > 0 ? count : steps); ++i) {
       const int block = warp + i * warps;
-      if (block * packed_k >= left) continue;
+      if (count == 0 && block * packed_k >= left) continue;
       float part[1][4] = {};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
