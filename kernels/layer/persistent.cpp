@@ -190,6 +190,7 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   form.head_groups = config.get("head_groups");
+  form.ahead = config.get("ahead_kb") * 1024;
   form.straight = config.get("straight") != 0;
   form.balanced = config.get("balanced") != 0;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
@@ -263,14 +264,15 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .straight = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .ahead = {}, "
+      ".straight = {}, "
       ".balanced = {}, "
       ".sinks = {}, "
       ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.straight, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
+      c.held, c.ahead, c.straight, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
@@ -420,6 +422,10 @@ class PersistentLayers final : public Family {
         .parameter("held", "stages of a product that wait in registers for its activations",
                    {0, 2, 4, 6})
         .when_absent(0)
+        .parameter("ahead_kb",
+                   "KB of the next layer that a block asks for in L2 while experts are chosen",
+                   experts_ ? std::vector<std::int64_t>{0, 64, 128} : std::vector<std::int64_t>{0})
+        .when_absent(0)
         .parameter("straight",
                    "1: a warp's blocks of a stage of packed weights have no branches between them",
                    of_packed({0, 1}))
@@ -483,7 +489,7 @@ class PersistentLayers final : public Family {
         return c.at(parameter) != usual.at(parameter);
       };
       return std::tuple(
-          is_other("held"), is_other("straight"), is_other("balanced"),
+          is_other("held"), is_other("ahead_kb"), is_other("straight"), is_other("balanced"),
           packing_ != Packing::none && is_other("chunk"), c.at("head_groups"), is_other("warps"),
           is_other("chunk"), c.at("chunk"), c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
           is_other("attention_in_flight"), is_other("least_keys"), is_other("input_kb"));
@@ -610,6 +616,7 @@ class PersistentLayers final : public Family {
                                            {"input_kb", input_kb},
                                            {"head_groups", 1},
                                            {"held", held},
+                                           {"ahead_kb", 0},
                                            {"straight", 0},
                                            {"balanced", 0}})
       config.set(parameter, value);

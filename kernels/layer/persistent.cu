@@ -333,6 +333,7 @@ struct persistent_layers {
           return run{row_at(router.weights, first_logit, c.d), router.own_weight, of_experts,
                      rows - of_experts};
         });
+        if (c.ahead > 0 && layer + 1 < p.layers) prefetch_qkv(layer + 1, qkv, qkv_rows);
         route(static_cast<const float*>(router.choice_bias), layer);
         if constexpr (c.packs_network) {
           load_packed_experts(of, layer, router);
@@ -411,6 +412,30 @@ struct persistent_layers {
     load_packed<c.format>(of.k, rows / 16, [&](int tile) {
       return packed_run{of, first / 16 + tile};
     });
+  }
+
+  // Memory has nothing to do while the experts are being chosen: L2 takes what the next layer
+  // begins with, of this CTA.
+  __device__ __forceinline__ void prefetch_qkv(int layer, int first, int rows) const {
+    const persistent_layer_pointers& of = layer_of(layer);
+    const u8* from;
+    int bytes;
+    if constexpr (c.packs_attention) {
+      constexpr int row_bytes = static_cast<int>(packed_k_blocks(c.d)) *
+                                c.packed_stage(c.format).block_bytes() / packed_rows;
+      from = static_cast<const u8*>(of.qkv[0]) + packed_part_bytes +
+             static_cast<i64>(first) * row_bytes;
+      bytes = rows * row_bytes;
+    } else {
+      const int part = c.packed_qkv ? 0 : part_of(first);
+      const int end = c.packed_qkv ? c.qkv_rows() : first_of(part + 1);
+      from = static_cast<const u8*>(row_at(of.qkv[part], first - first_of(part), c.d));
+      bytes = smaller(rows, end - first) * c.weight_bytes(c.d);
+    }
+    bytes = smaller(bytes, c.ahead);
+    if (is_elected())
+      for (int at = 0; at < bytes; at += 16 * 1024)
+        prefetch_l2(from + at, smaller(bytes - at, 16 * 1024));
   }
 
   // Tiles of gate and up in turn, then those of down of each slot.
@@ -765,6 +790,7 @@ struct persistent_layers {
     using typename product::accumulators;
     using typename product::fragment;
     static constexpr int stage_k = c.chunk;
+    static constexpr bool normalises = true;  // whether one of the products has a norm in front
     static __device__ __forceinline__ u32 lane_at(u32 stride) {
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       return lane / 4 * stride + warp * 64 + lane % 4 * 16;
@@ -795,6 +821,7 @@ struct persistent_layers {
     using accumulators = typename product::accumulators;
     using fragment = typename product::fragment;
     static constexpr int stage_k = product::stage_k;
+    static constexpr bool normalises = !c.has_experts() || c.packs_attention;
     static __device__ __forceinline__ u32 lane_at(u32 stride) {
       const int lane = threadIdx.x % 32;
       return smaller(lane % 8, c.tokens - 1) * stride + lane / 8 * 16;
@@ -846,7 +873,7 @@ struct persistent_layers {
         pipeline.release();
       }
       if (!(c.has_experts() || c.has_head()) || loads)
-        load_input(from, k, begin, end, normalises, plain);
+        load_input(from, k, begin, end, Weights::normalises && normalises, plain);
       else
         sync_consumers();
       u32 to = shared + c.sums_at() + warp * c.sums_stride();

@@ -32,6 +32,7 @@ struct persistent_config {
   int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
+  int ahead = 0;            // bytes of the next layer that L2 gets while experts are chosen
   bool straight = false;    // full stages of packed weights have no branches between blocks
   bool balanced = false;    // CTAs with more of other packed products have less of gate and up
   bool sinks = false, out_bias = false;

@@ -280,9 +280,10 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    for (const char* name : {"held", "straight", "balanced"}) {
+    for (const auto& [name, value] :
+         {std::pair{"held", 2}, {"ahead_kb", 64}, {"straight", 1}, {"balanced", 1}}) {
       Config more = shared;
-      more.set(name, name == std::string_view("held") ? 2 : 1);
+      more.set(name, value);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
     verify_layers(*backend, all[i], 2, shared);
