@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,12 @@ class TypedSpace {
   using Set = void (*)(Point&, std::int64_t);
   using Holds = std::function<bool(const Point&)>;
   using Names = std::vector<std::string_view>;
+
+  /// A parameter that is a field of the point.
+  template <auto field>
+  static void to(Point& point, std::int64_t value) {
+    point.*field = static_cast<std::remove_reference_t<decltype(point.*field)>>(value);
+  }
 
   /// `point` has what all configurations share.
   explicit TypedSpace(Point point) : point_(std::move(point)) {}
@@ -88,6 +95,26 @@ class TypedSpace {
   /// Space::feasible(), and with a function that makes its Config.
   template <class Visit>
   void for_each_feasible(const Visit& visit) const {
+    visit_feasible([&](const Point& point, const auto& config) {
+      visit(point, config);
+      return true;
+    });
+  }
+
+  bool is_empty() const {
+    return visit_feasible([](const Point&, const auto&) { return false; });
+  }
+
+  /// Whether a point whose parameters have values of the space is feasible.
+  bool holds(const Point& point) const {
+    return std::all_of(constraints_.begin(), constraints_.end(),
+                       [&](const Constraint& constraint) { return constraint.holds(point); });
+  }
+
+ private:
+  /// Whether `visit` returned true for all of them, the first false being the end.
+  template <class Visit>
+  bool visit_feasible(const Visit& visit) const {
     const auto& parameters = *parameters_;
     // As in Space::feasible(): the constraints that can be judged once the first i parameters have
     // their values.
@@ -101,7 +128,7 @@ class TypedSpace {
     Point point = point_;
     std::vector<std::int64_t> values;
     for (const Parameter& parameter : parameters) {
-      values.push_back(parameter.values.front());
+      values.push_back(parameter.values.empty() ? 0 : parameter.values.front());
       parameter.set(point, values.back());
     }
     const auto config = [&] {
@@ -110,22 +137,19 @@ class TypedSpace {
         made.set(parameters[i].name, parameters[i].value(values[i]));
       return made;
     };
-    const auto descend = [&](const auto& self, std::size_t place) -> void {
+    const auto descend = [&](const auto& self, std::size_t place) -> bool {
       for (const Holds* holds : decided[place])
-        if (!(*holds)(point)) return;
-      if (place == parameters.size()) {
-        visit(static_cast<const Point&>(point), config);
-        return;
-      }
+        if (!(*holds)(point)) return true;
+      if (place == parameters.size()) return visit(static_cast<const Point&>(point), config);
       for (const std::int64_t value : parameters[place].values) {
         parameters[place].set(point, values[place] = value);
-        self(self, place + 1);
+        if (!self(self, place + 1)) return false;
       }
+      return true;
     };
-    descend(descend, 0);
+    return descend(descend, 0);
   }
 
- private:
   struct Parameter {
     std::string_view name, help;  // literals
     Set set = nullptr;
