@@ -48,9 +48,12 @@ class TypedSpace {
     parameters_->push_back({name, help, set, std::move(words), std::move(values)});
     return *this;
   }
-  /// As Space::when_absent().
+  /// As those of Space.
   TypedSpace& when_absent(std::int64_t value) {
-    parameters_->back().absent = {value};
+    return when_absent_by([value] { return value; });
+  }
+  TypedSpace& when_absent_by(std::function<std::int64_t()> value) {
+    parameters_->back().absent = std::move(value);
     return *this;
   }
   /// `reads` as Constraint::reads. Its parameters were declared before.
@@ -69,7 +72,7 @@ class TypedSpace {
       fftune::Parameter parameter{std::string(own.name), std::string(own.help), {}};
       for (const std::int64_t value : own.values) parameter.values.push_back(own.value(value));
       space.parameter(std::move(parameter));
-      for (const std::int64_t value : own.absent) space.when_absent(own.value(value));
+      if (own.absent) space.when_absent_by([own] { return own.value(own.absent()); });
     }
     for (const Constraint& own : constraints_) {
       std::vector<std::string> reads;
@@ -153,9 +156,9 @@ class TypedSpace {
   struct Parameter {
     std::string_view name, help;  // literals
     Set set = nullptr;
-    std::vector<std::string_view> words;    // empty: the values are numbers
-    std::vector<std::int64_t> values;       // or the indices of the words
-    std::vector<std::int64_t> absent = {};  // one value at most
+    std::vector<std::string_view> words;  // empty: the values are numbers
+    std::vector<std::int64_t> values;     // or the indices of the words
+    std::function<std::int64_t()> absent = {};
 
     ParameterValue value(std::int64_t value) const {
       return words.empty() ? ParameterValue(value)
