@@ -115,44 +115,6 @@ class TypedSpace {
   }
 
  private:
-  /// Whether `visit` returned true for all of them, the first false being the end.
-  template <class Visit>
-  bool visit_feasible(const Visit& visit) const {
-    const auto& parameters = *parameters_;
-    // As in Space::feasible(): the constraints that can be judged once the first i parameters have
-    // their values.
-    std::vector<std::vector<const Holds*>> decided(parameters.size() + 1);
-    for (const Constraint& constraint : constraints_) {
-      std::size_t needed = constraint.reads == 0 ? parameters.size() : 0;
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        if (constraint.reads >> i & 1) needed = i + 1;
-      decided[needed].push_back(&constraint.holds);
-    }
-    Point point = point_;
-    std::vector<std::int64_t> values;
-    for (const Parameter& parameter : parameters) {
-      values.push_back(parameter.values.empty() ? 0 : parameter.values.front());
-      parameter.set(point, values.back());
-    }
-    const auto config = [&] {
-      Config made;
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        made.set(parameters[i].name, parameters[i].value(values[i]));
-      return made;
-    };
-    const auto descend = [&](const auto& self, std::size_t place) -> bool {
-      for (const Holds* holds : decided[place])
-        if (!(*holds)(point)) return true;
-      if (place == parameters.size()) return visit(static_cast<const Point&>(point), config);
-      for (const std::int64_t value : parameters[place].values) {
-        parameters[place].set(point, values[place] = value);
-        if (!self(self, place + 1)) return false;
-      }
-      return true;
-    };
-    return descend(descend, 0);
-  }
-
   struct Parameter {
     std::string_view name, help;  // literals
     Set set = nullptr;
@@ -174,6 +136,49 @@ class TypedSpace {
     Holds holds;
     std::uint32_t reads = 0;  // a bit for each parameter
   };
+
+  /// Whether `visit` returned true for all of them, the first false being the end.
+  template <class Visit>
+  bool visit_feasible(const Visit& visit) const {
+    // As in Space::feasible(): the constraints that can be judged once the parameters of the levels
+    // before have their values. The last level has no parameter.
+    struct Level {
+      const Parameter* parameter = nullptr;
+      std::int64_t value = 0;
+      std::vector<const Holds*> decided = {};
+    };
+    std::vector<Level> levels(parameters_->size() + 1);
+    Point point = point_;
+    for (std::size_t i = 0; i < parameters_->size(); ++i) {
+      const Parameter& parameter = (*parameters_)[i];
+      levels[i].parameter = &parameter;
+      if (!parameter.values.empty()) parameter.set(point, parameter.values.front());
+    }
+    for (const Constraint& constraint : constraints_) {
+      std::size_t needed = constraint.reads == 0 ? parameters_->size() : 0;
+      for (std::size_t i = 0; i < parameters_->size(); ++i)
+        if (constraint.reads >> i & 1) needed = i + 1;
+      levels[needed].decided.push_back(&constraint.holds);
+    }
+    const auto config = [&] {
+      Config made;
+      for (const Level& level : levels)
+        if (level.parameter) made.set(level.parameter->name, level.parameter->value(level.value));
+      return made;
+    };
+    const auto descend = [&](const auto& self, Level* level) -> bool {
+      for (const Holds* holds : level->decided)
+        if (!(*holds)(point)) return true;
+      const Parameter* const parameter = level->parameter;
+      if (parameter == nullptr) return visit(static_cast<const Point&>(point), config);
+      for (const std::int64_t value : parameter->values) {
+        parameter->set(point, level->value = value);
+        if (!self(self, level + 1)) return false;
+      }
+      return true;
+    };
+    return descend(descend, levels.data());
+  }
 
   Point point_;
   std::shared_ptr<std::vector<Parameter>> parameters_ =
