@@ -37,8 +37,8 @@ class Lockstep {
   /// Nothing: a rank cannot make it.
   std::optional<Plan> plan(const Recipe& recipe);
 
-  /// Passed: on all ranks, with the same bits. The error is the largest.
-  Verification verify(const Plan& plan);
+  /// Verifies those of a plan. Passed: on all ranks, with the same bits. The error is the largest.
+  Verification verify(const Executables& executables);
 
   /// Computes what stages behind others read, for timing stages by themselves.
   void compute_intermediates(const Plan& plan);

@@ -38,7 +38,7 @@ std::vector<Contender> contenders_of(Lockstep& ranks, const std::vector<Recipe>&
     if (known || !ranks.all_have(recipe_text(recipe))) continue;
     auto plan = ranks.plan(recipe);
     if (!plan) continue;
-    auto verified = ranks.verify(*plan);
+    auto verified = ranks.verify(plan->executables());
     if (verified.passed) all.push_back({std::move(*plan), std::move(verified)});
   }
   std::vector<Executables> executables;

@@ -91,7 +91,7 @@ class RankSearcher {
     result_.recipe = std::move(start);
     const auto plan = ranks_.plan(result_.recipe);
     if (!plan) refuse("a rank cannot run it");
-    if (const auto wrong = ranks_.verify(*plan); !wrong.passed) refuse(wrong.failure);
+    if (const auto wrong = ranks_.verify(plan->executables()); !wrong.passed) refuse(wrong.failure);
     ranks_.compute_intermediates(*plan);
     result_.before = result_.after = seconds(*plan, std::numeric_limits<double>::infinity());
     result_.complete = search_covers() && search_variants();
@@ -124,7 +124,7 @@ class RankSearcher {
     const auto plan = ranks_.plan(candidate);
     const double time = plan ? seconds(*plan, result_.after) : 0;
     if (plan && time >= least_gain * result_.after) return false;
-    if (!plan || !ranks_.verify(*plan).passed) {
+    if (!plan || !ranks_.verify(plan->executables()).passed) {
       ++result_.failed;
       return false;
     }
