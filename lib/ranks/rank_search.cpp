@@ -175,11 +175,15 @@ class RankSearcher {
   std::vector<StageCounts> counts_;
 };
 
+/// For another process's lock; the peers wait for rank 0 meanwhile.
+const LockWait lock_wait{.most_seconds = 20};
+
 /// Before the search: rank 0 finds what would stop the write behind it.
 void require_writable(const Lockstep& ranks, const std::filesystem::path& presets) {
   ranks.on_all("write its presets", [&] {
     if (ranks.group().rank() == 0)
-      require_mergeable(presets, preset_device(ranks.facts()), std::string(ranks.op().name()));
+      require_mergeable(presets, preset_device(ranks.facts()), std::string(ranks.op().name()),
+                        lock_wait);
   });
 }
 
@@ -187,8 +191,8 @@ void write(const Lockstep& ranks, const std::filesystem::path& presets,
            const PresetRecord& record) {
   ranks.on_all("write its presets", [&] {
     if (ranks.group().rank() == 0)
-      merge_preset_records(presets, preset_device(ranks.facts()), record.problem.op, {record}, {},
-                           comparison_of(ranks.op()));
+      merge_preset_records(presets, preset_device(ranks.facts()), record.problem.op, {record},
+                           lock_wait, comparison_of(ranks.op()));
   });
 }
 

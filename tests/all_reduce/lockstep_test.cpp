@@ -1,4 +1,4 @@
-// Verification on all ranks of a group: threads of this process, one of which has other results.
+// Verification on all ranks of a group, where one rank has other results. Ranks are threads.
 #include "ranks/lockstep.hpp"
 
 #include <fmt/format.h>
@@ -20,8 +20,8 @@ using namespace fftune::test;
 
 namespace {
 
-/// What each of three ranks finds wrong, where rank 1 changes the first element of y behind the
-/// sum; and that the group serves afterwards.
+/// The failure that each of three ranks finds. Rank 1 changes the first element of y behind the
+/// sum. The group serves afterwards.
 std::vector<std::string> failures(const std::function<float(float)>& change) {
   static int groups = 0;
   const std::string name = fmt::format("lockstep-{}-{}", ::getpid(), groups++);

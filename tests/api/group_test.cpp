@@ -25,7 +25,7 @@ std::string problem_of(int ranks, const std::string& link = "peers") {
       ranks, link);
 }
 
-/// What each rank's call of `work` threw, or returned.
+/// The text that each rank's call of `work` returned, or that of its exception.
 template <typename Work>
 std::vector<std::string> on_ranks(int ranks, const Work& work) {
   static int groups = 0;
