@@ -29,7 +29,7 @@ def _tensors(ranks: int, dtype, *shape):
 
 
 def _add_and_norm(rank: int, ranks: int, name: str) -> None:
-    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=20) as group:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=60) as group:
         for dtype in (torch.float32, torch.bfloat16):
             xs, residual, w = _tensors(ranks, dtype, 3, 5, 48)
             total = sum((x.float() for x in xs[1:]), xs[0].float())
@@ -68,7 +68,7 @@ def test_ranks_have_the_sum_and_its_norm(ranks):
 def _launched(rank: int, ranks: int, name: str) -> None:
     os.environ.update({"OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "PMIX_NAMESPACE": name,
                        "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)})
-    with distributed.Group("sums", max_bytes=1 << 10, timeout=20) as group:
+    with distributed.Group("sums", max_bytes=1 << 10, timeout=60) as group:
         assert (group.rank, group.ranks) == (rank, ranks)
         total = ops.all_reduce(torch.full((4,), 1.0 + rank), group=group)
         assert torch.equal(total, torch.full((4,), ranks * (ranks + 1) / 2))
@@ -325,7 +325,7 @@ def test_a_search_of_slices_on_all_ranks_is_a_preset(tmp_path):
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=ranks)
-    group = distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
+    group = distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
     assert (group.rank, group.ranks) == (rank, ranks)
     x = torch.full((2, 8), float(rank + 1))
     assert torch.equal(ops.all_reduce(x, group=group), torch.full((2, 8), 3.0))
@@ -333,7 +333,7 @@ def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     host = distributed.host()
     distributed.host = lambda: host if rank == 0 else "another"
     with pytest.raises(fftune.Error, match="rank 1 is on another host than rank 0"):
-        distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
+        distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
     torch.distributed.destroy_process_group()
 
 
@@ -342,7 +342,7 @@ def test_a_group_from_a_process_group(tmp_path):
 
 
 def _die(rank: int, ranks: int, name: str) -> None:
-    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=20)
+    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=60)
     x = torch.ones(1, 8)
     ops.all_reduce(x, group=group)
     if rank == 1:
@@ -361,7 +361,7 @@ def test_a_rank_that_dies_is_an_error():
 
 
 def _other_options(rank: int, ranks: int, name: str) -> None:
-    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=20)
+    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=60)
     with pytest.raises(fftune.Error, match="another problem|has left"):
         ops.all_reduce_norm(torch.ones(1, 8), torch.ones(8), group=group, eps=1e-5 * (rank + 1))
 
