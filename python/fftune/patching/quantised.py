@@ -23,8 +23,8 @@ from .. import ops
 from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
-from .fp8_linear import is_fp8_linear, patch_fp8_linear
-from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
+from .fp8_linear import drop_merged_fp8, is_fp8_linear, patch_fp8_linear
+from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
 
 # The place in a word of the j-th of eight outputs, and which output a place holds.
@@ -100,16 +100,13 @@ class _Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Quantised:
-    """Sizes of a replaced layer, and how its codes were saved."""
+class Quantised(CodedLayer):
+    """A layer with a packed weight, and how its codes were saved."""
 
     format: str
     name: str
-    n: int
-    k: int
     group: int
     code: str
-    dtype: torch.dtype  # of the model
     activations: object = None  # compressed-tensors' arguments by which x is rounded
 
 
@@ -435,7 +432,7 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     if is_fp8_linear(module):
-        return patch_fp8_linear(module)
+        return patch_fp8_linear(module, dtype)
     layer = _recognised(module)
     if layer is None:
         return None
@@ -465,7 +462,7 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
         module.register_buffer(name, tensor, persistent=False)
     activations = getattr(kept.get(_SCHEME[0]), "input_activations", None)
     replace_forward(module, quantised_forward if activations is None else rounded_forward, (
-        Quantised(layer.format, layer.name, layer.n, layer.k, group, layer.code, dtype, activations),))
+        Quantised(layer.n, layer.k, dtype, layer.format, layer.name, group, layer.code, activations),))
     for name, method in zip(_METHODS, (_save, _load)):
         module.__dict__[name] = types.MethodType(method, module)
     groups = f"groups of {group}" if group else "a group a row"
@@ -604,6 +601,7 @@ def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeig
 
 def restore_merged(owner: nn.Module) -> None:
     """Takes back what merge() gave, after the layers were restored."""
+    drop_merged_fp8(owner)
     for name in _MERGED:
         if name in owner._buffers:
             del owner._buffers[name]
