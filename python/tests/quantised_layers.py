@@ -1,5 +1,6 @@
 """Layers with weights of 4 and 8 bits that have the tensors and attributes of GPTQModel's, AutoAWQ's,
 compressed-tensors' and transformers' to the bit, and compute by PyTorch."""
+import copy
 import json
 import types
 from pathlib import Path
@@ -191,6 +192,25 @@ def quantise_to_fp8(model, block=128, skip=("lm_head",)):
             setattr(model.get_submodule(parent), own, fp8_linear(
                 *rounded_to_fp8(child.weight, block), child.bias, block_size=(block, block)))
     return model
+
+
+def fp8_experts(experts, block=128, scheme="dynamic"):
+    """transformers' FP8Experts, as it loads them, of experts with dense weights; run by their loop."""
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+    from transformers.integrations.moe import use_experts_implementation
+
+    config = copy.deepcopy(experts.config)
+    config._experts_implementation = "eager"
+    # The decorator changes the class, and transformers gives it the same one for each layer.
+    kind = FP8Experts if hasattr(FP8Experts.forward, "__wrapped__") else use_experts_implementation(
+        experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
+    with torch.device("meta"):
+        other = kind(config, block_size=block and (block, block), activation_scheme=scheme)
+    for name in ("gate_up_proj", "down_proj"):
+        codes, scales = map(torch.stack, zip(*(rounded_to_fp8(w, block) for w in getattr(experts, name))))
+        setattr(other, name, nn.Parameter(codes, requires_grad=False))
+        setattr(other, f"{name}_scale_inv", nn.Parameter(scales, requires_grad=False))
+    return other
 
 
 def of_file(name, bias=None):

@@ -14,7 +14,7 @@ from torch import nn
 import fftune
 from fftune.patching.decoding import head_of
 from fftune.patching.quantised import packed_of
-from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_linear, gptq_of, of_file,
+from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_experts, fp8_linear, gptq_of, of_file,
                               packed, product_of_fp8, quantise_by_gptq, quantise_to_fp8, rounded_to_fp8,
                               with_expert_modules)
 
@@ -666,11 +666,72 @@ def test_experts_with_quantised_layers_of_their_own():
     assert torch.equal(model(ids).logits, before) and bits_of(model) == saved
 
 
-def test_experts_of_fp8_are_left_alone_with_the_reason():
-    finegrained = pytest.importorskip("transformers.integrations.finegrained_fp8")
-    config = types.SimpleNamespace(hidden_size=128, num_experts=2, moe_intermediate_size=128, hidden_act="silu")
-    assert left(finegrained.FP8Experts(config, (128, 128))) == (
-        "FP8Experts has codes in a layout for which there is no kernel")
+def fp8_mixture(dtype=torch.float32, **changes):
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(**{**SIZES, **dict(hidden_size=192, head_dim=32, num_experts=4,
+                                                            num_experts_per_tok=2, moe_intermediate_size=128), **changes})
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    for layer in model.model.layers:
+        layer.mlp.experts = fp8_experts(layer.mlp.experts)
+    return model
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@torch.no_grad()
+def test_experts_of_fp8(dtype, fp8_kernels):
+    model = fp8_mixture(dtype)
+    experts = model.model.layers[0].mlp.experts
+    saved, own = bits_of(model), copy.deepcopy(experts)
+    report = str(fftune.patch(model))
+    assert "FP8Experts by moe-ffn of fp8, with activations rounded by blocks of 128 (silu)" in report, report
+    assert "Qwen3MoeTopKRouter by moe-route" in report, report
+    for rows in (0, 1, 17):
+        x = torch.randn(rows, 192, dtype=dtype)
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(rows)]) if rows else torch.empty(0, 2).long()
+        shares = torch.rand(rows, 2).to(dtype)
+        ours = experts(x, ids, shares)
+        assert ours.shape == x.shape and ours.dtype == dtype
+        if rows:
+            # Some numbers of hidden round to the next fp8 number: a difference of an eighth in one of 128.
+            assert error(ours, own(x, ids, shares).double()) < (2e-3 if dtype == torch.float32 else 2e-2)
+    with torch.enable_grad():
+        wanted = torch.randn(3, 192, dtype=dtype, requires_grad=True)
+        assert experts(wanted, ids[:3], shares[:3]).requires_grad
+    ids = torch.randint(3, 96, (2, 9))
+    assert counts_of(lambda: model(ids))["moe_ffn_fp8_block"] == 2
+    assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)
+    assert bits_of(model) == saved
+    fftune.unpatch(model)
+    assert bits_of(model) == saved and "forward" not in experts.__dict__
+
+
+def test_experts_of_fp8_that_round_otherwise_are_left_alone_with_the_reason():
+    experts = fp8_mixture(num_hidden_layers=1).model.layers[0].mlp.experts
+
+    def changed(**attributes):
+        own = copy.deepcopy(experts)
+        for name, value in attributes.items():
+            setattr(own, name, value)
+        return own
+
+    wide = experts.down_proj_scale_inv.clone()
+    wide[0] = float("inf")
+    for attributes, reason in (
+            (dict(activation_scheme="static"), "its activations are rounded by static scales, for which"),
+            (dict(block_size=None), "its tokens are rounded as a whole, for which there is no kernel"),
+            (dict(block_size=(64, 64)), "its blocks are 64 by 64"),
+            (dict(limit=5.0), "FP8Experts computes an activation for which there is no kernel"),
+            (dict(has_gate=False), "FP8Experts has no gate"),
+            (dict(forward=lambda *_: None), "its forward was replaced already"),
+            (dict(down_proj_scale_inv=nn.Parameter(wide)), "its scales are not finite"),
+            (dict(down_proj_scale_inv=nn.Parameter(wide[:, :1])), "down_proj_scale_inv is [4, 1, 1], not [4, 2, 1]"),
+            (dict(down_proj=nn.Parameter(experts.down_proj.view(torch.int8), requires_grad=False)),
+             "its weights are not float8_e4m3fn")):
+        assert reason in left(changed(**attributes)), attributes
+    assert "a block of 128 rows has rows of gate and of up, which have 96" in left(
+        fp8_mixture(num_hidden_layers=1, moe_intermediate_size=96).model.layers[0].mlp.experts)
 
 
 def test_whole_layers_need_packed_weights_of_one_format():

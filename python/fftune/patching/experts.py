@@ -245,7 +245,7 @@ class RouterFound:
 def patch_router(module: nn.Module, known: dict, options: Options) -> str | None:
     """Patches the router of a block whose experts are patched."""
     children = dict(module.named_children())
-    if not is_patched(children.get("experts"), experts_forward):
+    if not hasattr(getattr(children.get("experts"), "__dict__", {}).get("forward"), "_fftune"):
         return None
     routers = [child for name, child in children.items() if _looks_like_router(child)]
     if len(routers) != 1:

@@ -34,7 +34,7 @@ def is_fp8_linear(module: nn.Module) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _has_fp8_products(device: torch.device) -> bool:
+def has_fp8_products(device: torch.device) -> bool:
     """Whether linear_fp8 is fast: by wgmma. The CPU, which transformers has no kernels for, has plain loops."""
     return device.type == "cpu" or device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
@@ -66,7 +66,7 @@ def patch_fp8_linear(module: nn.Module, dtype: torch.dtype | None) -> str | None
     if scale.numel() not in (1, n if name == "weight_scale" else 1) if by_token else tuple(scale.shape) != shape:
         raise Unfit(f"{name} is {[*scale.shape]}, not " + (
             "one scale, or one for each row" if by_token else f"{[*shape]}, of blocks of 128 by 128"))
-    if not _has_fp8_products(weight.device):
+    if not has_fp8_products(weight.device):
         raise Unfit("its activations are rounded to fp8, for which kernels are fast on compute capability 9.0 "
                     "alone")
     if not bool(scale.float().isfinite().all()):
@@ -90,7 +90,7 @@ def rounds_alike(*layers: nn.Module) -> bool:
 def serves(layer: nn.Module, x: Tensor) -> bool:
     """Whether the op computes the layer without its bias. All this may have changed since patch(): .to(dtype)
     takes the codes for numbers."""
-    return (layer.weight.dtype == torch.float8_e4m3fn and has_kernels(x) and _has_fp8_products(x.device)
+    return (layer.weight.dtype == torch.float8_e4m3fn and has_kernels(x) and has_fp8_products(x.device)
             and not (torch.is_grad_enabled() and x.requires_grad))
 
 

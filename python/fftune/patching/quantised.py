@@ -23,6 +23,7 @@ from .. import ops
 from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
+from .fp8_experts import is_fp8_experts, patch_fp8_experts
 from .fp8_linear import drop_merged_fp8, is_fp8_linear, patch_fp8_linear
 from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
@@ -433,6 +434,8 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
 def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     if is_fp8_linear(module):
         return patch_fp8_linear(module, dtype)
+    if is_fp8_experts(module):
+        return patch_fp8_experts(module)
     layer = _recognised(module)
     if layer is None:
         return None
