@@ -20,22 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
+from .._codes import (AWQ_OUTPUTS, AWQ_PLACES, ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, turned,
+                      words_of_codes)
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
 from .fp8_experts import is_fp8_experts, patch_fp8_experts
 from .fp8_linear import drop_merged_fp8, is_fp8_linear, patch_fp8_linear
 from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
-
-# The place in a word of the j-th of eight outputs, and which output a place holds.
-_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-_AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
-
-
-def _turned(codes: Tensor, order: list[int]) -> Tensor:
-    return codes.unflatten(1, (-1, 8))[..., order].flatten(1)
-
 
 # The codes of a layer [n, k], from the words that it has and back. (A word has eight, so the last one
 # may be padded.)
@@ -48,11 +40,11 @@ def _gptq_words(codes: Tensor) -> Tensor:
 
 
 def _awq_codes(words: Tensor, n: int, k: int) -> Tensor:
-    return _turned(codes_of_words(words, n, 1), _AWQ_PLACES).t()
+    return turned(codes_of_words(words, n, 1), AWQ_PLACES).t()
 
 
 def _awq_words(codes: Tensor) -> Tensor:
-    return words_of_codes(_turned(codes.t(), _AWQ_OUTPUTS), 1)
+    return words_of_codes(turned(codes.t(), AWQ_OUTPUTS), 1)
 
 
 def _row_codes(words: Tensor, n: int, k: int) -> Tensor:
@@ -213,7 +205,7 @@ def _candidates(module: nn.Module) -> list[_Layer]:
     layers = []
     if shape == (k, n // 8) and n % 8 == 0:
         _expect_shape(module, "qzeros", (count, n // 8))
-        zero = _turned(codes_of_words(module.qzeros, n, 1), _AWQ_PLACES).t()
+        zero = turned(codes_of_words(module.qzeros, n, 1), AWQ_PLACES).t()
         layers.append(("AWQ", zero, None))
     if shape == (-(-k // 8), n):
         _expect_shape(module, "qzeros", (count, -(-n // 8)))
