@@ -152,12 +152,11 @@ def with_expert_modules(model):
 def product_of_fp8(x, weight, scale, block_size, dtype, activation_scale=None):
     """C = A B^T as Triton's kernels of transformers' FP8Linear compute it, summed up in float64. Each token,
     or each block of its elements, has a scale, by which it is rounded to e4m3."""
-    assert activation_scale is None
     (n, k), x = weight.shape, x.float()
     rows, size = (n, k) if block_size is None else block_size
     parts = nn.functional.pad(x, (0, -k % size)).unflatten(-1, (-1, size))
-    own = parts.abs().amax(-1, keepdim=True) / 448
-    rounded = (parts / own.clamp_min(1e-12)).to(torch.float8_e4m3fn).double() * own
+    own = parts.abs().amax(-1, keepdim=True) / 448 if activation_scale is None else activation_scale
+    rounded = (parts / own.clamp_min(1e-12)).clamp(-448, 448).to(torch.float8_e4m3fn).double() * own
     wide = scale.double().reshape(-(-n // rows), -1).repeat_interleave(rows, 0).repeat_interleave(size, 1)
     return (rounded.flatten(-2)[..., :k] @ (weight.double() * wide[:n, :k]).T).to(dtype)
 

@@ -336,6 +336,37 @@ def test_fp8_linear_rounds_activations_as_the_layer_itself(kind, device, dtype, 
     assert bits_of(layer) == before and "forward" not in layer.__dict__
 
 
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("block, bias", ((None, True), (128, False)))
+def test_fp8_linear_with_a_static_scale(block, bias, device, dtype, fp8_kernels):
+    layer = fp8_of(200, 384, block, block_size=block and (block, block), scheme="static",
+                   bias=nn.Parameter(torch.randn(200)) if bias else None)
+    layer.activation_scale = nn.Parameter(torch.tensor(0.004))
+    model = model_of(layer, dtype).to(device)
+    if bias:
+        layer.bias.data = layer.bias.data.to(dtype)
+    x = torch.randn(3, 5, 384, dtype=dtype, device=device)
+    x[0, 0, 3], x[0, 1, 3], x[0, 2, 3] = float("nan"), float("inf"), 1e4
+    before, theirs = bits_of(layer), layer(x)
+    ((_, words),) = fftune.patch(model).replaced
+    assert words.startswith("FP8Linear by linear with a packed weight") and words.endswith("rounded activations)")
+    ours = model(x)
+    finite = theirs.isfinite()
+    assert torch.equal(ours.isnan(), theirs.isnan()) and ours.dtype == dtype and finite.sum() > ours.numel() * 0.8
+    assert error(ours[finite], theirs[finite].double()) <= 2 * torch.finfo(dtype).eps + 4e-7
+    assert model(x[:0]).shape == (0, 5, 200) and bits_of(layer) == before
+    gradients = []
+    for module in (layer, None):
+        wanted = torch.randn(4, 384, dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(1))
+        wanted.requires_grad_()
+        if module is None:
+            fftune.unpatch(model)
+            assert bits_of(layer) == before and "forward" not in layer.__dict__
+        layer(wanted).float().square().sum().backward()
+        gradients.append(wanted.grad)
+    assert error(gradients[0], gradients[1].double()) <= 16 * torch.finfo(dtype).eps
+
+
 def test_fp8_layers_that_round_otherwise_are_left_alone_with_the_reason():
     layer, _ = of_file("fp8_block_deepseek_v3")
     layer.weight_scale_inv.data = layer.weight_scale_inv.data[:, :1]
@@ -351,7 +382,9 @@ def test_fp8_layers_that_round_otherwise_are_left_alone_with_the_reason():
     layer.weight_scale.data = layer.weight_scale.data[:, :1]
     assert "not of blocks of 128 by 128" in left(layer)
     assert "its blocks are 64 by 64" in left(fp8_of(128, 128, 64, block_size=(64, 64)))
-    assert "rounded by a static scale" in left(fp8_of(128, 256, scheme="static"))
+    no_number = fp8_of(128, 256, scheme="static")
+    no_number.activation_scale = nn.Parameter(torch.tensor(0.0))
+    assert left(no_number) == "its activation_scale is no positive number"
     of_one_scale = fp8_of(96, 272, None, block_size=None)
     of_one_scale.weight_scale_inv.data = torch.ones(2)
     assert left(of_one_scale) == "weight_scale_inv is [2], not one scale, or one for each row"

@@ -33,6 +33,11 @@ def is_fp8_linear(module: nn.Module) -> bool:
     return kind.__name__ in _SCALES and kind.__module__.startswith("transformers.")
 
 
+def is_static_fp8_linear(module: nn.Module) -> bool:
+    """Whether it divides x by a scale that it was given: a layer with a packed weight takes its place."""
+    return is_fp8_linear(module) and getattr(module, "activation_scheme", "dynamic") != "dynamic"
+
+
 @torch.compiler.assume_constant_result
 def has_fp8_products(device: torch.device) -> bool:
     """Whether linear_fp8 is fast: by wgmma. The CPU, which transformers has no kernels for, has plain loops."""
@@ -43,9 +48,6 @@ def _rounds_tokens(module: nn.Module) -> bool:
     """Whether whole tokens have a scale, and not blocks of 128 elements. Unfit for other roundings."""
     if type(module).__name__ != "FP8Linear":
         return True
-    if module.activation_scheme != "dynamic":
-        raise Unfit(f"its activations are rounded by a {module.activation_scheme} scale, for which there is no "
-                    "kernel")
     block = None if module.block_size is None else tuple(module.block_size)
     if block is None or block == tuple(module.weight.shape):
         return True

@@ -25,7 +25,7 @@ from .._codes import (AWQ_OUTPUTS, AWQ_PLACES, ONLY_GROUP, codes_of_pairs, codes
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
 from .fp8_experts import is_fp8_experts, patch_fp8_experts
-from .fp8_linear import drop_merged_fp8, is_fp8_linear, patch_fp8_linear
+from .fp8_linear import drop_merged_fp8, is_fp8_linear, is_static_fp8_linear, patch_fp8_linear
 from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
 
@@ -73,7 +73,8 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
             "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
             "compressed-tensors of e2m1": (lambda pairs, n, k: codes_of_pairs(pairs, k), pairs_of_codes),
             "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
-            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
+            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn)),
+            "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
 
 class _Layer(NamedTuple):
@@ -269,19 +270,39 @@ def _compressed_e2m1(module: nn.Module) -> _Layer:
 
 
 def _compressed_fp8(module: nn.Module) -> _Layer:
+    args = module.quantization_scheme.weights
+    block = getattr(args, "block_structure", None)
+    return _fp8(module, "weight_scale", block if _word(args.strategy) == "block" else None)
+
+
+def _fp8(module: nn.Module, name: str, block) -> _Layer:
     """Scales of the tensor, of rows or of blocks."""
-    weight, scale, args = module.weight, module.weight_scale.float(), module.quantization_scheme.weights
+    weight, scale = module.weight, getattr(module, name).float()
     if weight.dtype != torch.float8_e4m3fn:
         raise Unfit(f"its weight is {str(weight.dtype)[6:]}, not float8_e4m3fn")
-    (n, k), block = weight.shape, getattr(args, "block_structure", None)
-    rows, size = block if _word(args.strategy) == "block" and block else (1 if scale.numel() == n else n, k)
+    n, k = weight.shape
+    rows, size = block or (1 if scale.numel() == n else n, k)
     if scale.numel() != -(-n // rows) * -(-k // size):
-        raise Unfit(f"weight_scale is {[*scale.shape]}, not of blocks of {rows} by {size}")
+        raise Unfit(f"{name} is {[*scale.shape]}, not of blocks of {rows} by {size}")
     scale = scale.reshape(-(-n // rows), -1).repeat_interleave(rows, 0)[:n]
     if bool(weight.float().isnan().any()):
         raise Unfit("its weight has NaN")
     return _Layer("compressed-tensors of fp8", "weight", n, k, _plain_bytes(weight, n, k), scale, None,
                   _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
+
+
+def _static_fp8(module: nn.Module) -> _Layer | None:
+    """transformers' FP8Linear whose activations are divided by a scale that it was given. The scales of the
+    weight become those of the products."""
+    if module.weight.dtype != torch.float8_e4m3fn:
+        return None
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+    by = module.activation_scale
+    if by is None or by.numel() != 1 or not bool(by.float().isfinite() & (by > 0)):
+        raise Unfit("its activation_scale is no positive number")
+    layer = _fp8(module, "weight_scale_inv", module.block_size and tuple(module.block_size))
+    return layer._replace(format="FP8Linear", scale=layer.scale * by.float())
 
 
 def _compressed(module: nn.Module) -> _Layer:
@@ -424,11 +445,12 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
-    if is_fp8_linear(module):
+    static = is_static_fp8_linear(module)
+    if is_fp8_linear(module) and not static:
         return patch_fp8_linear(module, dtype)
     if is_fp8_experts(module):
         return patch_fp8_experts(module)
-    layer = _recognised(module)
+    layer = _static_fp8(module) if static else _recognised(module)
     if layer is None:
         return None
     if not bool(layer.scale.float().isfinite().all()):
@@ -456,22 +478,24 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     for name, tensor in zip(_OWN, (*packed[:3], order)):
         module.register_buffer(name, tensor, persistent=False)
     activations = getattr(kept.get(_SCHEME[0]), "input_activations", None)
-    replace_forward(module, quantised_forward if activations is None else rounded_forward, (
+    replace_forward(module, static_forward if static else quantised_forward if activations is None else
+                    rounded_forward, (
         Quantised(layer.n, layer.k, dtype, layer.format, layer.name, group, layer.code, activations),))
     for name, method in zip(_METHODS, (_save, _load)):
         module.__dict__[name] = types.MethodType(method, module)
     groups = f"groups of {group}" if group else "a group a row"
     return (f"{type(module).__name__} by linear with a packed weight ({layer.format}, {groups}"
             f"{', in the order of its groups' if order is not None else ''}"
-            f"{', rounded activations' if activations is not None else ''})")
+            f"{', rounded activations' if static or activations is not None else ''})")
 
 
 def patch_quantised(model: nn.Module, report: PatchReport) -> None:
     """All layers of a model, in whose type their scales are kept."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dim() and
                   p.dtype in (torch.float32, torch.bfloat16, torch.float16)), None)
-    for name, module in model.named_modules():
-        try_to(report, name, lambda: _patch(module, dtype))
+    with torch.no_grad():  # scales may be parameters
+        for name, module in model.named_modules():
+            try_to(report, name, lambda: _patch(module, dtype))
     _keep_from_becoming_dense(model, report)
 
 
@@ -636,6 +660,26 @@ def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = Non
 @undoable
 def quantised_forward(self, x: Tensor, *_, **__) -> Tensor:
     return quantised_linear(self, x)
+
+
+class _Rounded(torch.autograd.Function):
+    """x over a scale as numbers of e4m3. The gradient is that of the layer's own backward pass, as if nothing
+    was rounded."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        scale, = ctx.saved_tensors
+        return (dy / scale).to(dy.dtype), None
+
+
+@undoable
+def static_forward(self, input: Tensor) -> Tensor:
+    return quantised_linear(self, _Rounded.apply(input, self.activation_scale.detach().float()))
 
 
 @undoable
