@@ -14,7 +14,7 @@ from torch import nn
 import fftune
 from fftune.patching.decoding import head_of
 from fftune.patching.quantised import packed_of
-from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_experts, fp8_linear, gptq_of, of_file,
+from quantised_layers import (Experts, TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_experts, fp8_linear, gptq_of, of_file,
                               packed, product_of_fp8, quantise_by_gptq, quantise_to_fp8, rounded_to_fp8,
                               with_expert_modules)
 
@@ -681,22 +681,79 @@ def own_state(model, layer, name):
     return getattr(model.model.layers[layer.self_attn.layer_idx].self_attn, name).state_dict()
 
 
-@torch.no_grad()
-def test_experts_with_quantised_layers_of_their_own():
+def gptq_mixture(**options):
     import transformers
 
     config = transformers.Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2,
                                          moe_intermediate_size=64)
     torch.manual_seed(1)
     model = with_expert_modules(transformers.AutoModelForCausalLM.from_config(config).eval())
-    quantise_by_gptq(model, group=32)
+    return quantise_by_gptq(model, group=32, **options)
+
+
+@torch.no_grad()
+def test_experts_with_quantised_layers_of_their_own():
+    model = gptq_mixture()
     ids, saved = torch.randint(3, 96, (2, 9)), bits_of(model)
     before = model(ids).logits
+    size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     report = str(fftune.patch(model))
     assert "mlp.experts.0 and 7 more: Expert by ffn with packed weights (silu)" in report, report
+    assert "mlp.experts and 1 more: 4 experts of Experts by moe-ffn with packed weights (silu)" in report, report
+    assert "Qwen3MoeTopKRouter by moe-route" in report, report
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+                for t in (*model.parameters(), *model.buffers())}
+    assert sum(storages.values()) < 1.4 * size  # in memory once, beside a header of each layer
+    for tokens in (ids, ids[:1, :1], ids[:0]):
+        if tokens.numel():
+            assert counts_of(lambda: model(tokens))["moe_ffn_packed"] == 2
     assert error(model(ids).logits, before.double()) < 1e-5 and bits_of(model) == saved
+    copied = copy.deepcopy(model)
+    experts = model.model.layers[0].mlp.experts
+    x, chosen, shares = torch.randn(5, 64), torch.tensor([[0, 3]] * 5), torch.rand(5, 2)
+    right = experts(x, chosen, shares)
+    assert experts(x[:0], chosen[:0], shares[:0]).shape == (0, 64)
+    with torch.enable_grad():
+        wanted = x.clone().requires_grad_()
+        assert error(experts(wanted, chosen, shares), right.double()) < 1e-5
+    assert error(experts[1](x), fftune.unpatch(copy.deepcopy(experts[1]))(x).double()) < 1e-5
+    experts[0].up_proj.load_state_dict(experts[1].up_proj.state_dict())  # ends its replacement
+    assert error(experts(x, chosen, shares), right.double()) > 0.01
     fftune.unpatch(model)
-    assert torch.equal(model(ids).logits, before) and bits_of(model) == saved
+    assert torch.equal(copied(ids).logits, copied(ids).logits) and bits_of(copied) == saved
+    fftune.unpatch(copied)
+    assert torch.equal(copied(ids).logits, before) and bits_of(copied) == saved
+    assert not [name for name, _ in copied.named_buffers() if "_fftune" in name]
+
+
+class WeighedBefore(Experts):
+    def forward(self, x, ids, shares):
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self):
+            token, place = torch.where(ids == number)
+            y = y.index_add(0, token, expert(x[token] * shares[token, place, None]))
+        return y
+
+
+class Squared(Experts):
+    def forward(self, x, ids, shares):
+        return super().forward(x, ids, shares.square())
+
+
+@torch.no_grad()
+def test_modules_around_experts_are_known_by_what_they_compute():
+    x, ids, shares = torch.randn(7, 64), torch.randint(0, 2, (7, 1)), torch.rand(7, 1) + 0.5
+    for kind, words in ((WeighedBefore, "by moe-ffn"), (Squared, "Squared computes nothing that is known")):
+        model = gptq_mixture()
+        experts = model.model.layers[0].mlp.experts
+        experts.__class__ = kind
+        right = experts(x, ids, shares)
+        report = str(fftune.patch(model))
+        assert words in report and error(experts(x, ids, shares), right.double()) < 1e-5, report
+    model = gptq_mixture(desc_act=True)
+    right = model(ids.T).logits
+    report = str(fftune.patch(model))
+    assert "by moe-ffn" not in report and error(model(ids.T).logits, right.double()) < 1e-5
 
 
 def fp8_mixture(dtype=torch.float32, **changes):

@@ -23,6 +23,7 @@ from .memory import MODES
 from .mlps import patch_coded_mlp, patch_gated_mlp, patch_plain_mlp
 from .mxfp4 import patch_mxfp4_experts, restore_mxfp4_experts
 from .norms import patch_norm
+from .packed_experts import patch_packed_experts
 from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
@@ -83,7 +84,7 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
     for recognise in (patch_norm, patch_gated_mlp, patch_coded_mlp, patch_plain_mlp, patch_experts,
-                      patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp):
+                      patch_packed_experts, patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
             if not has_codes(module):
                 try_to(report, name, lambda: recognise(module, known, options))

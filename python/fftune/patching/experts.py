@@ -73,8 +73,10 @@ _FULL_SIZE = 1 << 22  # elements of a module up to which its stand-in has all of
 def _smaller(module: nn.Module, transposed: bool) -> dict[int, int]:
     """Sizes of a stand-in for experts that are large."""
     experts, d, h = module.down_proj.shape
-    if transposed:
-        d, h = h, d
+    return smaller_sizes(experts, *((h, d) if transposed else (d, h)))
+
+
+def smaller_sizes(experts: int, d: int, h: int) -> dict[int, int]:
     if experts * d * h <= _FULL_SIZE:
         return {}
     small_h = 32

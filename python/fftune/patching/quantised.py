@@ -11,6 +11,7 @@ activations to integers, but for outliers, so it is left alone.
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
 dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
 """
+import itertools
 import types
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -121,9 +122,9 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
     w, scale, zero = (getattr(module, name) for name in _OWN[:3])
     scale = _as_packed(scale, layer.code)
     if "_fftune_shared" in module.__dict__:
-        owner, rows = module.__dict__["_fftune_shared"]
+        owner, rows, name = module.__dict__["_fftune_shared"]
         blocks = -(-layer.k // 64) * (2 if layer.code in WIDE_SCALES else 1)
-        w = torch.cat((w, owner._fftune_qkv_w[1 + rows[0] // 16 * blocks:1 + rows[1] // 16 * blocks]))
+        w = torch.cat((w, owner._buffers[name][1 + rows[0] // 16 * blocks:1 + rows[1] // 16 * blocks]))
     return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group, layer.code)
 
 
@@ -569,50 +570,58 @@ def restore_quantised(module: nn.Module) -> None:
     module.__dict__.update(module.__dict__.pop("_fftune_kept"))
 
 
-# q, k and v in one
+# several layers in one: q, k and v, or a layer of each expert
 
-_MERGED = ("_fftune_qkv_w", "_fftune_qkv_scale", "_fftune_qkv_zero", "_fftune_qkv_bias")
+_PARTS = ("qkv", "gate", "up", "down")
 
 
-def merge(owner: nn.Module, layers: list[nn.Module]) -> None:
+def _merged_names(part: str) -> list[str]:
+    return [f"_fftune_{part}_{tensor}" for tensor in ("w", "scale", "zero", "bias")]
+
+
+def merge(owner: nn.Module, layers: list[nn.Module], part: str = "qkv") -> None:
     """Gives the module one packed weight of all rows of these layers, and one bias. They keep their
     headers, and have their blocks in there. Unfit where they do not go together."""
-    if _MERGED[0] in owner._buffers:
+    names = _merged_names(part)
+    if names[0] in owner._buffers:
         return
+    what = "q, k and v" if part == "qkv" else f"the experts' {part}"
     weights, biases = list(map(packed_of, layers)), [layer.bias for layer in layers]
     first, order = weights[0], layers[0]._fftune_order
     if any(w.n % 16 or (w.k, *format_of(w), w.scale.dtype) != (first.k, *format_of(first), first.scale.dtype)
            for w in weights):
-        raise Unfit("q, k and v have packed weights of different formats")
+        raise Unfit(f"{what} have packed weights of different formats")
     if any((layer._fftune_order is None) != (order is None) or order is not None
            and not torch.equal(layer._fftune_order, order) for layer in layers):
-        raise Unfit("the groups of q, k and v have different orders")
+        raise Unfit(f"the groups of {what} have different orders")
     if len({bias is None for bias in biases}) > 1:
-        raise Unfit("some of q, k and v have a bias, and some have none")
+        raise Unfit(f"some of {what} have a bias, and some have none")
     header = first.w[:1].clone()
     header.view(torch.int32)[0, 2] = sum(w.n for w in weights)
     merged = [torch.cat((header, *(w.w[1:] for w in weights))), torch.cat([w.scale for w in weights]),
               None if first.zero is None else torch.cat([w.zero for w in weights]),
               None if biases[0] is None else torch.cat([
                   b.to(first.scale.dtype) if first.format == "int4" else b for b in biases])]
-    for name, tensor in zip(_MERGED, merged):
+    for name, tensor in zip(names, merged):
         owner.register_buffer(name, None if tensor is None else tensor.detach(), persistent=False)
     start = 0
     for layer, w in zip(layers, weights):
         layer._buffers[_OWN[0]] = w.w[:1].clone()
         for name, tensor in zip(_OWN[1:3], merged[1:3]):
             layer._buffers[name] = None if tensor is None else tensor[start // 16:(start + w.n) // 16]
-        layer.__dict__["_fftune_shared"] = owner, (start, start + w.n)
+        layer.__dict__["_fftune_shared"] = owner, (start, start + w.n), names[0]
         start += w.n
 
 
-def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeight, Tensor | None] | None:
-    """The weight and bias of q, k and v together; None where they are not, or no longer, together."""
-    if owner._buffers.get(_MERGED[0]) is None or not all(
+def merged_of(owner: nn.Module, layers: list[nn.Module], part: str = "qkv"
+              ) -> tuple[ops.PackedWeight, Tensor | None] | None:
+    """The weight and bias of the layers together; None where they are not, or no longer, together."""
+    names = _merged_names(part)
+    if owner._buffers.get(names[0]) is None or not all(
             is_quantised(layer) and layer.__dict__.get("_fftune_shared", (None,))[0] is owner
             for layer in layers):
         return None
-    w, scale, zero, bias = (owner._buffers[name] for name in _MERGED)
+    w, scale, zero, bias = (owner._buffers[name] for name in names)
     format = layers[0]._fftune[0]
     n = sum(layer._fftune[0].n for layer in layers)
     return ops.PackedWeight(w, _as_packed(scale, format.code), zero, n, format.k, format.group, format.code), bias
@@ -621,7 +630,7 @@ def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeig
 def restore_merged(owner: nn.Module) -> None:
     """Takes back what merge() gave, after the layers were restored."""
     drop_merged_fp8(owner)
-    for name in _MERGED:
+    for name in itertools.chain(*map(_merged_names, _PARTS)):
         if name in owner._buffers:
             del owner._buffers[name]
             owner._non_persistent_buffers_set.discard(name)
