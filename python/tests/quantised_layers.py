@@ -103,6 +103,23 @@ def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4,
     return layer
 
 
+def quantise_by_compressed_tensors(model, skip=("lm_head",), group=32):
+    """All linear layers of a model but those of a name, in int4; the layers' dense weights beside them."""
+    dense = copy.deepcopy(model)
+    for name, child in list(model.named_modules()):
+        parent, _, own = name.rpartition(".")
+        if type(child) is nn.Linear and own not in skip:
+            w = child.weight.detach().float().unflatten(1, (-1, group))
+            scale = (w.abs().amax(-1, keepdim=True) / 7).to(child.weight.dtype)
+            q = (w / scale.float() + 8).round().clamp(0, 15)
+            layer = compressed({"weight_packed": packed(q.flatten(1), 1), "weight_scale": scale.squeeze(-1),
+                                "weight_shape": torch.tensor(child.weight.shape)}, symmetric=True, group_size=group)
+            layer.bias = child.bias
+            setattr(model.get_submodule(parent), own, layer)
+            dense.get_submodule(name).weight.data = ((q - 8) * scale.float()).flatten(1).to(child.weight.dtype)
+    return model, dense
+
+
 def forward_quantize(module, value, base_name, args):
     """compressed-tensors': values rounded to a type of 8 bits by a scale of each token, of groups of a
     token, or one that the module has."""

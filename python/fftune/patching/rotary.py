@@ -303,6 +303,8 @@ def patch_projections(module: nn.Module, options: Options, known: dict) -> str |
         if not _has_codes(layer):
             if type(layer) is not nn.Linear:
                 raise Unfit(f"projections: {name} is no Linear")
+            if hasattr(layer.__dict__.get("forward"), "_fftune"):
+                raise Unfit(f"projections: {name} rounds its activations by compressed-tensors")
             expect_plain(layer)
         expect_no_hooks(layer)
     expect_no_hooks(module)
@@ -397,8 +399,9 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
             or not are_angles(options.get("position_embeddings")):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
-                or _has_codes(layer) for layer in layers) and not watched(attention, *layers)
+    # A layer of compressed-tensors is a Linear without a weight.
+    return (all(_has_codes(layer) or type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
+                for layer in layers) and not watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
