@@ -1,5 +1,6 @@
 """Groups of processes on the CPU, and their collectives."""
 import os
+import subprocess
 import time
 
 import pytest
@@ -8,6 +9,8 @@ import torch.multiprocessing as mp
 
 import fftune
 from fftune import distributed, ops
+from fftune.__main__ import tool_environment
+from fftune._library import tool_path
 from test_layers import FORMS, make_layers
 
 
@@ -264,8 +267,9 @@ def test_a_search_on_all_ranks():
     _start(_tuned, 2)
 
 
-def _tuned_layers(rank: int, ranks: int, name: str) -> None:
-    """The search of a layer's slices also divides what one family covers among several."""
+def _tuned_layers(rank: int, ranks: int, name: str, presets: str) -> None:
+    """The search of a layer's slices also divides what one family covers among several. Rank 0 writes
+    its record, which a context that is made afterwards loads on every rank."""
     with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
         torch.manual_seed(7)
         (x, weights, caches, lengths, heads, kv_heads), options = make_layers()
@@ -278,15 +282,44 @@ def _tuned_layers(rank: int, ranks: int, name: str) -> None:
             return ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks, group=group,
                              **options)
 
-        problems = group.tune(call, budget=2)
+        problems = group.tune(call, budget=2, presets=presets)
         assert [problem["op"] for problem in problems] == ["layer"]
-        assert fftune.explain(problems[0], "cpu")["reason"] == "a search on the ranks of a group"
+        found = fftune.explain(problems[0], "cpu")
+        assert found["reason"] == "a search on the ranks of a group"
+        torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
+        group.check()
+
+        os.environ["FFTUNE_PRESETS"] = presets
+        fftune.tuning.forget_plans()
+        loaded = fftune.explain(problems[0], "cpu")
+        assert loaded["preset"]["path"] == f"{presets}/{os.listdir(presets)[0]}/layer.json"
+        assert loaded["preset"]["exact_shape"] and not loaded["preset"]["stale"]
+        assert loaded["variants"] == found["variants"]
         torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
         group.check()
 
 
-def test_a_search_of_slices_on_all_ranks():
-    _start(_tuned_layers, 2)
+def _tool(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([str(tool_path()), *words], env=tool_environment(), text=True,
+                          capture_output=True)
+
+
+def test_a_search_of_slices_on_all_ranks_is_a_preset(tmp_path):
+    presets = str(tmp_path)
+    _start(_tuned_layers, 2, presets)
+    assert _tool("presets", "validate", presets).stdout.endswith(" 1 readable record, 0 faults, 0 notes\n")
+    assert "link=peers" in _tool("presets", "show", presets).stdout
+    # One rank plays all.
+    checked = _tool("check", "--device", "cpu", "--presets", presets, "--seeds", "1", "--json")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "checked by one rank that plays all" in checked.stdout
+    # The tool has no ranks to search with, and leaves the record as it is.
+    before = _tool("presets", "show", presets).stdout
+    refreshed = _tool("refresh", "--device", "cpu", "--out", presets, "--all")
+    assert refreshed.returncode == 1 and "peers needs the ranks of a group" in refreshed.stdout
+    again = _tool("tune-presets", presets, "--device", "cpu", "--again", "--out", presets)
+    assert "peers needs the ranks of a group" in again.stderr
+    assert _tool("presets", "show", presets).stdout == before
 
 
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
