@@ -307,10 +307,7 @@ std::string text_of(const persistent_config& c) {
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
       ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .ahead = {}, "
-      ".straight = {}, "
-      ".balanced = {}, "
-      ".sinks = {}, "
-      ".out_bias = {}{}{}{}{}}}",
+      ".straight = {}, .balanced = {}, .sinks = {}, .out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
