@@ -131,7 +131,8 @@ def print_plans() -> None:
             times = [plan_milliseconds(device, {**problem, size: count + more})
                      for more in range(20)]
             found.append(statistics.median(times))
-        print(f"{problem['op']:12}" + "".join(f"{value:9.2f}" for value in found))
+        name = " ".join([problem["op"], problem.get("weights", "")])
+        print(f"{name:12}" + "".join(f"{value:9.2f}" for value in found))
 
 
 def main() -> None:
