@@ -183,14 +183,13 @@ def _layout_of(rotary: nn.Module) -> str:
 
 
 def _has_axes(rotary: nn.Module) -> bool:
-    """Whether it takes positions [axes, rows, tokens], those of pictures and films say."""
+    """Whether it takes features of a token from positions [axes, rows, tokens], those of pictures and
+    films say. Others keep the axes."""
     try:
         with torch.no_grad():
-            cosines = rotary(torch.zeros(1), torch.arange(21).view(3, 1, 7))[0]
+            return rotary(torch.zeros(1), torch.arange(21).view(3, 1, 7))[0].dim() == 3
     except Exception:
         return False
-    # Others may broadcast them to something that has no row for each token.
-    return cosines.shape[-2] == 7
 
 
 def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
