@@ -95,8 +95,7 @@ def several_axes(kind: str):
 def test_positions_of_several_axes(kind, options):
     model, axes = several_axes(kind)
     ours, report = patched(model, **options)
-    # PaddleOCR's keeps the axes: it is known by each call's positions.
-    assert kind == "PaddleOCRText" or "positions of several axes" in words_of(report.left)
+    assert "positions of several axes" in words_of(report.left)
     for position_ids in (None, axes[0], axes[1:], axes):
         def states(m):
             cache = transformers.StaticCache(config=m.config, max_cache_len=32)
