@@ -53,6 +53,7 @@ struct Stale {
 
 /// A file may be older than the op's fields, or written by hand.
 std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
+  if (needs_group(problem)) return std::string("link=") + needs_group_words;
   try {
     if (canonical(op, problem, kind) == problem) return "";
     return "its problem lacks fields of its op: search anew";
