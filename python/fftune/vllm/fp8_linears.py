@@ -1,9 +1,10 @@
 """Linear layers of fp8 inside vLLM by linear_fp8, which rounds activations as vLLM's kernels do.
 
 Fp8LinearMethod and compressed-tensors' W8A8 keep the weight as it was stored, as [n, k] or as its
-transpose, and have a kernel that rounds activations: each 128 elements of a token by a scale, for weights
-with blocks of 128 x 128, or each token. The op reads vLLM's weight where it is. vLLM's scales have a least
-value, 1 / (448 * 512) for tokens; those of the op have none, so tiny activations are rounded more finely.
+transpose. Their kernel rounds activations. Each 128 elements of a token have a scale if the weight has
+blocks of 128 x 128; else each token has one. The op reads vLLM's weight where it is. vLLM's scales have a
+least value, 1 / (448 * 512) for tokens; those of the op have none, so tiny activations are rounded more
+finely.
 """
 import functools
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .imports import wrap_methods
 from .products import adopt, give_back, log_layer
 from .trial import Unfit, reason_of
 
@@ -19,18 +21,10 @@ _BLOCK = (128, 128)
 
 
 def patch_methods(module) -> None:
-    """Wraps the method of the classes of a module, once."""
-    for name in CLASSES:
-        cls = getattr(module, name, None)
-        if cls is not None and cls.__module__ == module.__name__ and not hasattr(
-                cls.process_weights_after_loading, "_fftune_original"):
-            _patch(cls)
+    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
 
 
-def _patch(cls: type) -> None:
-    process = cls.process_weights_after_loading
-
-    @functools.wraps(process)
+def _loading(cls: type, process):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         kernel = self.fp8_linear
         give_back(kernel)
@@ -45,8 +39,7 @@ def _patch(cls: type) -> None:
             reason = reason_of(error)
         log_layer(type(kernel).__name__, reason, f"with activations rounded by {words}")
 
-    process_weights_after_loading._fftune_original = process
-    cls.process_weights_after_loading = process_weights_after_loading
+    return process_weights_after_loading
 
 
 def weight_of(kernel, layer: nn.Module) -> tuple[Tensor, Tensor, str]:

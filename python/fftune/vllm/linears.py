@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._codes import codes_of_words, pairs_of_codes
+from .imports import wrap_methods
 from .products import adopt, free, give_back, log_layer
 from .trial import Unfit, reason_of
 
@@ -20,18 +21,12 @@ _CODES = {(4, 8, False): "int4", (4, 0, True): "int4", (8, 128, False): "int8"}
 
 
 def patch_kernels(module) -> None:
-    """Wraps the method of the classes of a module, once."""
-    for name in CLASSES:
-        cls = getattr(module, name, None)
-        if cls is not None and cls.__module__ == module.__name__ and not hasattr(
-                cls.process_weights_after_loading, "_fftune_original"):
-            _patch(cls)
+    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
 
 
-def _patch(cls: type) -> None:
-    process, apply = cls.process_weights_after_loading, cls.apply_weights
+def _loading(cls: type, process):
+    apply = cls.apply_weights
 
-    @functools.wraps(process)
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         give_back(self)
         packed, reason = None, ""
@@ -47,8 +42,7 @@ def _patch(cls: type) -> None:
                 free(layer, [getattr(self, name, None) for name in ("w_q_name", "w_s_name", "w_zp_name", "w_gidx_name")])
         log_layer(cls.__name__, reason, f"with packed weights ({packed.format})" if packed else "")
 
-    process_weights_after_loading._fftune_original = process
-    cls.process_weights_after_loading = process_weights_after_loading
+    return process_weights_after_loading
 
 
 # what a layer has

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import ops
 from .._codes import AWQ_PLACES, codes_of_words, pairs_of_codes, turned
 from .experts import ACTIVATIONS, local_ids
+from .imports import wrap_methods
 from .logs import log_once, one_line
 from .products import free
 from .trial import Unfit, difference, reason_of
@@ -24,18 +25,10 @@ _PARTS = ("w13", "w2")
 
 
 def patch_methods(module) -> None:
-    """Wraps the method of the classes of a module, once."""
-    for name in CLASSES:
-        cls = getattr(module, name, None)
-        if cls is not None and cls.__module__ == module.__name__ and not hasattr(
-                cls.process_weights_after_loading, "_fftune_original"):
-            _patch(cls)
+    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
 
 
-def _patch(cls: type) -> None:
-    process = cls.process_weights_after_loading
-
-    @functools.wraps(process)
+def _loading(cls: type, process):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         for name in ("apply", "apply_monolithic"):
             self.__dict__.pop(name, None)
@@ -51,8 +44,7 @@ def _patch(cls: type) -> None:
         log_once(f"{what} stay vLLM's: {reason}" if reason else
                  f"{what} run by moe-ffn with packed weights ({experts.weights[0].format})")
 
-    process_weights_after_loading._fftune_original = process
-    cls.process_weights_after_loading = process_weights_after_loading
+    return process_weights_after_loading
 
 
 # what a layer has
@@ -217,7 +209,7 @@ class Experts:
 
 def _pack_integers(dtype: torch.dtype, bits: int, codes: Tensor, scale: Tensor, zero: Tensor | None, k: int
                    ) -> ops.PackedWeight:
-    """Of all experts, [experts, rows, k] and scales [experts, rows, groups]."""
+    """Codes of all experts, [experts, rows, k], and their scales, [experts, rows, groups]."""
     groups = scale.shape[2]
     group = 0 if groups == 1 and k not in (32, 64, 128) else k // groups
     if group not in (0, 32, 64, 128) or k % groups:
