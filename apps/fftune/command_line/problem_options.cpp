@@ -221,6 +221,16 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
   return problems;
 }
 
+std::string fault_of_recorded(const Op& op, const Problem& problem, DeviceKind kind) {
+  try {
+    return canonical(op, problem, kind) == problem
+               ? ""
+               : "its problem lacks fields of its op: search anew";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 bool needs_group(const Problem& problem) {
   return problem.has("link", "peers");
 }

@@ -33,6 +33,10 @@ void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOpt
 std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Sizes sizes,
                                  DeviceKind kind);
 
+/// Why no plan is made for a record's problem, one line: a file may be of another version of the
+/// op, or written by hand. Empty: it is as plans have it.
+std::string fault_of_recorded(const Op& op, const Problem& problem, DeviceKind kind);
+
 /// Whether plans of the problem take the memory of a group (link=peers), which the tool has not.
 bool needs_group(const Problem& problem);
 /// Where such a problem is searched, behind "link=" or "--link ".

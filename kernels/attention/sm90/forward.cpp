@@ -65,9 +65,10 @@ struct Tile : attention_sm90_config {
     packed_heads = packs_heads ? static_cast<int>(heads_of_keys) : 1;
   }
   bool stays() const { return scheduler == Scheduler::stays || scheduler == Scheduler::dynamic; }
-  /// Queries of a work tile.
+  /// Queries of a work tile. More heads than its rows are no variant, but its constraints are
+  /// judged.
   std::int64_t queries() const {
-    return std::int64_t{64 / packed_heads} * (split_keys ? 1 : mma_warpgroups);
+    return std::int64_t{std::max(64 / packed_heads, 1)} * (split_keys ? 1 : mma_warpgroups);
   }
 };
 
