@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "measure/roofline.hpp"
 #include "tuning/log.hpp"
 #include "tuning/search/session.hpp"
 

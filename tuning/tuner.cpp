@@ -109,7 +109,7 @@ class Tuning {
     const std::size_t begin = groups_.size();
     for (auto& spec : specs) {
       variants_ += spec.variants.size();
-      groups_.push_back(std::make_unique<Group>(session_, std::move(spec)));
+      groups_.push_back(std::make_unique<VariantGroup>(session_, std::move(spec)));
       searched_.push_back({groups_.back().get(), {}});
     }
     session_.expect(variants_);
@@ -133,7 +133,7 @@ class Tuning {
 
  private:
   /// The warm starts, then those that the cost model predicts to be fastest.
-  std::vector<std::size_t> first_of(const Group& group) const {
+  std::vector<std::size_t> first_of(const VariantGroup& group) const {
     std::vector<std::size_t> order(group.variants().size());
     std::vector<double> estimates;
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -149,14 +149,14 @@ class Tuning {
 
   void compile_first(std::size_t begin) {
     if (session_.cancelled() || begin == groups_.size()) return;
-    std::vector<std::pair<Group*, std::vector<std::size_t>>> first;
+    std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>> first;
     for (std::size_t i = begin; i < groups_.size(); ++i)
       first.emplace_back(groups_[i].get(), first_of(*groups_[i]));
     groups_[begin]->enter(Phase::compile, groups_[begin]->variants().size());
-    Group::compile_together(first);
+    VariantGroup::compile_together(first);
   }
 
-  void try_first(Group& group) {
+  void try_first(VariantGroup& group) {
     if (session_.cancelled()) return;
     group.enter(Phase::compile, group.variants().size());
     const auto first = first_of(group);
@@ -171,7 +171,7 @@ class Tuning {
     }
   }
 
-  bool have_one(const Group& group) const { return !group.timed().empty(); }
+  bool have_one(const VariantGroup& group) const { return !group.timed().empty(); }
 
   void cut_rest(std::size_t begin) {
     for (std::size_t i = begin; i < groups_.size(); ++i) groups_[i]->cut_short();
@@ -192,7 +192,7 @@ class Tuning {
 
   Session& session_;
   const Strategy& strategy_;
-  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::unique_ptr<VariantGroup>> groups_;
   std::vector<Searched> searched_;
   std::size_t variants_ = 0;
   std::size_t promising_ = least_of_group;  // of each group

@@ -109,6 +109,7 @@ def plan_milliseconds(device: int, problem: dict) -> float:
 HEADS = {"heads": 32, "kv-heads": 4, "dim": 128}
 PROBLEMS = [
     {"op": "moe-ffn", "d": 2048, "h": 768, "experts": 128, "top-k": 8},
+    {"op": "moe-ffn", "d": 2048, "h": 768, "experts": 128, "top-k": 8, "weights": "int4"},
     {"op": "qkv", "d": 2048, **HEADS},
     {"op": "attention", "b": 16, **HEADS, "kv": 4096, "page": 16, "layout": "thd",
      "mask": "causal", "lengths": "yes"},
@@ -130,7 +131,8 @@ def print_plans() -> None:
             times = [plan_milliseconds(device, {**problem, size: count + more})
                      for more in range(20)]
             found.append(statistics.median(times))
-        print(f"{problem['op']:12}" + "".join(f"{value:9.2f}" for value in found))
+        name = " ".join([problem["op"], problem.get("weights", "")])
+        print(f"{name:12}" + "".join(f"{value:9.2f}" for value in found))
 
 
 def main() -> None:

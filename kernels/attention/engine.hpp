@@ -36,9 +36,6 @@ struct Engine {
   EngineSources sources = {};
 };
 
-/// The configuration of an engine where there is no preset; empty where it has no parameters.
-Config default_config(const Engine& engine, const Layer& layer, const DeviceFacts& facts);
-
 /// decode/: mma.sync, a few queries of each sequence against its long cache.
 extern const Engine decode_engine;
 /// sm90/: TMA and wgmma, compute capability 9.0.

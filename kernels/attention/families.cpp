@@ -1,7 +1,6 @@
 // The families of both passes: an engine each.
 #include "kernels/attention/cpu/host_attention.hpp"
 #include "kernels/attention/engine.hpp"
-#include "kernels/common/least_cost.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/engine.hpp"
@@ -38,14 +37,14 @@ class EngineFamily final : public StageFamily {
                                            : engine_.search.space(layer_of(problem), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return attention::default_config(engine_, layer_of(problem), facts);
+    return engine_.search.default_config == nullptr
+               ? Config()
+               : engine_.search.default_config(layer_of(problem), facts);
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    const auto& search = engine_.search;
-    if (search.estimate != nullptr) return search.estimate(layer_of(problem), facts, config);
-    if (search.cycles == nullptr || facts.clock_hz <= 0) return std::nullopt;
-    return search.cycles(layer_of(problem), facts, config) / facts.clock_hz;
+    if (engine_.search.estimate == nullptr) return std::nullopt;
+    return engine_.search.estimate(layer_of(problem), facts, config);
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -57,14 +56,6 @@ class EngineFamily final : public StageFamily {
 };
 
 }  // namespace
-
-Config default_config(const Engine& engine, const Layer& layer, const DeviceFacts& facts) {
-  const auto& search = engine.search;
-  if (search.default_config != nullptr) return search.default_config(layer, facts);
-  if (search.cycles == nullptr) return {};
-  return least_cost(search.space(layer, facts), engine.name,
-                    [&](const Config& config) { return search.cycles(layer, facts, config); });
-}
 
 std::vector<const Family*> families() {
   // The fastest first.

@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/space.hpp"
+#include "kernels/common/typed_space.hpp"
 
 namespace fftune {
 
@@ -22,6 +23,19 @@ Config least_cost(const Space& space, std::string_view name, const Cost& cost) {
     Value value = cost(config);
     if (!least || value < least->first) least.emplace(std::move(value), config);
   }
+  if (!least) throw Error(ErrorKind::internal, "the space of " + std::string(name) + " is empty");
+  return std::move(least->second);
+}
+
+/// The same of a space of points.
+template <class Point, typename Cost>
+Config least_cost(const TypedSpace<Point>& space, std::string_view name, const Cost& cost) {
+  using Value = decltype(cost(std::declval<const Point&>()));
+  std::optional<std::pair<Value, Config>> least;
+  space.for_each_feasible([&](const Point& point, const auto& config) {
+    Value value = cost(point);
+    if (!least || value < least->first) least.emplace(std::move(value), config());
+  });
   if (!least) throw Error(ErrorKind::internal, "the space of " + std::string(name) + " is empty");
   return std::move(least->second);
 }

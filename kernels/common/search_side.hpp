@@ -19,8 +19,6 @@ struct SearchSide {
   Config (*default_config)(const Work&, const DeviceFacts&) = nullptr;
   /// Seconds by the cost model, to rank; null: there is no model.
   std::optional<double> (*estimate)(const Work&, const DeviceFacts&, const Config&) = nullptr;
-  /// Instead of both: clock cycles by the cost model. The default configuration takes the fewest.
-  double (*cycles)(const Work&, const DeviceFacts&, const Config&) = nullptr;
 };
 
 /// Names of embedded sources; null from the end of them on.

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,12 @@ class TypedSpace {
   using Set = void (*)(Point&, std::int64_t);
   using Holds = std::function<bool(const Point&)>;
   using Names = std::vector<std::string_view>;
+
+  /// A parameter that is a field of the point.
+  template <auto field>
+  static void to(Point& point, std::int64_t value) {
+    point.*field = static_cast<std::remove_reference_t<decltype(point.*field)>>(value);
+  }
 
   /// `point` has what all configurations share.
   explicit TypedSpace(Point point) : point_(std::move(point)) {}
@@ -41,9 +48,12 @@ class TypedSpace {
     parameters_->push_back({name, help, set, std::move(words), std::move(values)});
     return *this;
   }
-  /// As Space::when_absent().
+  /// As those of Space.
   TypedSpace& when_absent(std::int64_t value) {
-    parameters_->back().absent = {value};
+    return when_absent_by([value] { return value; });
+  }
+  TypedSpace& when_absent_by(std::function<std::int64_t()> value) {
+    parameters_->back().absent = std::move(value);
     return *this;
   }
   /// `reads` as Constraint::reads. Its parameters were declared before.
@@ -62,7 +72,7 @@ class TypedSpace {
       fftune::Parameter parameter{std::string(own.name), std::string(own.help), {}};
       for (const std::int64_t value : own.values) parameter.values.push_back(own.value(value));
       space.parameter(std::move(parameter));
-      for (const std::int64_t value : own.absent) space.when_absent(own.value(value));
+      if (own.absent) space.when_absent_by([own] { return own.value(own.absent()); });
     }
     for (const Constraint& own : constraints_) {
       std::vector<std::string> reads;
@@ -88,50 +98,29 @@ class TypedSpace {
   /// Space::feasible(), and with a function that makes its Config.
   template <class Visit>
   void for_each_feasible(const Visit& visit) const {
-    const auto& parameters = *parameters_;
-    // As in Space::feasible(): the constraints that can be judged once the first i parameters have
-    // their values.
-    std::vector<std::vector<const Holds*>> decided(parameters.size() + 1);
-    for (const Constraint& constraint : constraints_) {
-      std::size_t needed = constraint.reads == 0 ? parameters.size() : 0;
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        if (constraint.reads >> i & 1) needed = i + 1;
-      decided[needed].push_back(&constraint.holds);
-    }
-    Point point = point_;
-    std::vector<std::int64_t> values;
-    for (const Parameter& parameter : parameters) {
-      values.push_back(parameter.values.front());
-      parameter.set(point, values.back());
-    }
-    const auto config = [&] {
-      Config made;
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        made.set(parameters[i].name, parameters[i].value(values[i]));
-      return made;
-    };
-    const auto descend = [&](const auto& self, std::size_t place) -> void {
-      for (const Holds* holds : decided[place])
-        if (!(*holds)(point)) return;
-      if (place == parameters.size()) {
-        visit(static_cast<const Point&>(point), config);
-        return;
-      }
-      for (const std::int64_t value : parameters[place].values) {
-        parameters[place].set(point, values[place] = value);
-        self(self, place + 1);
-      }
-    };
-    descend(descend, 0);
+    visit_feasible([&](const Point& point, const auto& config) {
+      visit(point, config);
+      return true;
+    });
+  }
+
+  bool is_empty() const {
+    return visit_feasible([](const Point&, const auto&) { return false; });
+  }
+
+  /// Whether a point whose parameters have values of the space is feasible.
+  bool holds(const Point& point) const {
+    return std::all_of(constraints_.begin(), constraints_.end(),
+                       [&](const Constraint& constraint) { return constraint.holds(point); });
   }
 
  private:
   struct Parameter {
     std::string_view name, help;  // literals
     Set set = nullptr;
-    std::vector<std::string_view> words;    // empty: the values are numbers
-    std::vector<std::int64_t> values;       // or the indices of the words
-    std::vector<std::int64_t> absent = {};  // one value at most
+    std::vector<std::string_view> words;  // empty: the values are numbers
+    std::vector<std::int64_t> values;     // or the indices of the words
+    std::function<std::int64_t()> absent = {};
 
     ParameterValue value(std::int64_t value) const {
       return words.empty() ? ParameterValue(value)
@@ -147,6 +136,49 @@ class TypedSpace {
     Holds holds;
     std::uint32_t reads = 0;  // a bit for each parameter
   };
+
+  /// Whether `visit` returned true for all of them, the first false being the end.
+  template <class Visit>
+  bool visit_feasible(const Visit& visit) const {
+    // As in Space::feasible(): the constraints that can be judged once the parameters of the levels
+    // before have their values. The last level has no parameter.
+    struct Level {
+      const Parameter* parameter = nullptr;
+      std::int64_t value = 0;
+      std::vector<const Holds*> decided = {};
+    };
+    std::vector<Level> levels(parameters_->size() + 1);
+    Point point = point_;
+    for (std::size_t i = 0; i < parameters_->size(); ++i) {
+      const Parameter& parameter = (*parameters_)[i];
+      levels[i].parameter = &parameter;
+      if (!parameter.values.empty()) parameter.set(point, parameter.values.front());
+    }
+    for (const Constraint& constraint : constraints_) {
+      std::size_t needed = constraint.reads == 0 ? parameters_->size() : 0;
+      for (std::size_t i = 0; i < parameters_->size(); ++i)
+        if (constraint.reads >> i & 1) needed = i + 1;
+      levels[needed].decided.push_back(&constraint.holds);
+    }
+    const auto config = [&] {
+      Config made;
+      for (const Level& level : levels)
+        if (level.parameter) made.set(level.parameter->name, level.parameter->value(level.value));
+      return made;
+    };
+    const auto descend = [&](const auto& self, Level* level) -> bool {
+      for (const Holds* holds : level->decided)
+        if (!(*holds)(point)) return true;
+      const Parameter* const parameter = level->parameter;
+      if (parameter == nullptr) return visit(static_cast<const Point&>(point), config);
+      for (const std::int64_t value : parameter->values) {
+        parameter->set(point, level->value = value);
+        if (!self(self, level + 1)) return false;
+      }
+      return true;
+    };
+    return descend(descend, levels.data());
+  }
 
   Point point_;
   std::shared_ptr<std::vector<Parameter>> parameters_ =

@@ -20,30 +20,61 @@ namespace {
 
 constexpr const char* kernel_file = "head/choose_decode.cu";
 
-struct Stream {
-  stream_shape shape;
-  int warps, blocks;  // of a block; of an SM
+struct Stream : stream_shape {
+  int warps = 4, blocks = 1;  // of a block; of an SM
+  std::int64_t m, d, vocab;
+  int of_token;  // registers for the best id of each token
 
-  Stream(const Problem& problem, const Config& config)
-      : shape{.operands = 1,
-              .tokens = stream_tokens(problem.size("m")),
-              .rows = config.get("rows"),
-              .unroll = config.get("unroll")},
-        warps(config.get("warps")),
-        blocks(config.get("blocks")) {}
-
-  /// Registers of a thread: the stream's, addresses and loops, and the best id of each token.
-  int registers(const Problem& problem) const {
-    const int of_token =
-        3 + (problem.has("logprobs", "yes") ? 2 : 0) + (problem.has("choose", "sample") ? 4 : 0);
-    return shape.registers() + 32 + of_token * shape.halves();
+  /// What all configurations of a problem share.
+  explicit Stream(const Problem& problem)
+      : stream_shape{.operands = 1, .tokens = stream_tokens(problem.size("m"))},
+        m(problem.size("m")),
+        d(problem.size("d")),
+        vocab(problem.size("vocab")),
+        of_token(3 + (problem.has("logprobs", "yes") ? 2 : 0) +
+                 (problem.has("choose", "sample") ? 4 : 0)) {}
+  Stream(const Problem& problem, const Config& config) : Stream(problem) {
+    rows = config.get("rows");
+    warps = config.get("warps");
+    unroll = config.get("unroll");
+    blocks = config.get("blocks");
   }
-  std::int64_t grid(const Problem& problem, const DeviceFacts& facts) const {
-    return std::clamp<std::int64_t>(
-        quotient_up(quotient_up(problem.size("vocab"), shape.rows), warps), 1,
-        std::int64_t{blocks} * std::max(facts.multiprocessors, 1));
+
+  /// Registers of a thread: the stream's, addresses and loops, and the best ids.
+  int thread_registers() const { return registers() + 32 + of_token * halves(); }
+  std::int64_t grid(const DeviceFacts& facts) const {
+    return std::clamp<std::int64_t>(quotient_up(quotient_up(vocab, rows), warps), 1,
+                                    std::int64_t{blocks} * std::max(facts.multiprocessors, 1));
   }
 };
+
+TypedSpace<Stream> streams_of(const Problem& problem) {
+  using Streams = TypedSpace<Stream>;
+  Streams space{Stream(problem)};
+  space
+      .parameter("rows", "rows of w that a warp takes at once", Streams::to<&Stream::rows>,
+                 {8, 16, 32})
+      .parameter("warps", "warps of a block", Streams::to<&Stream::warps>, {4, 8, 16})
+      .parameter("unroll", "16-byte loads of a row that a thread issues at once",
+                 Streams::to<&Stream::unroll>, {1, 2, 4, 8})
+      .parameter("blocks", "blocks of an SM", Streams::to<&Stream::blocks>, {1, 2, 3, 4, 6});
+  limit_stream(space, {"rows", "warps", "unroll"}, [](const Stream& stream) {
+    return StreamNeeds{.loads = stream.loads(),
+                       .registers = stream.thread_registers(),
+                       .threads = stream.warps * 32,
+                       .is_short = stream.d <= 64};
+  });
+  space.constraint("an SM's blocks share 65,536 registers and 2048 threads",
+                   {"rows", "warps", "unroll", "blocks"}, [](const Stream& stream) {
+                     const int threads = stream.blocks * stream.warps * 32;
+                     return threads <= 1024 + 512 &&
+                            stream.thread_registers() <= most_registers(threads);
+                   });
+  space.constraint("no more loads at a time than a row has", {"unroll"}, [](const Stream& stream) {
+    return stream.unroll == 1 || 32 * stream.unroll <= stream.d;
+  });
+  return space;
+}
 
 class ChooseDecode final : public Family {
  public:
@@ -74,42 +105,18 @@ class ChooseDecode final : public Family {
     return std::nullopt;
   }
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    Space space;
-    space.parameter("rows", "rows of w that a warp takes at once", {8, 16, 32})
-        .parameter("warps", "warps of a block", {4, 8, 16})
-        .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
-        .parameter("blocks", "blocks of an SM", {1, 2, 3, 4, 6});
-    limit_stream(space, [problem](const Config& config) {
-      const Stream stream(problem, config);
-      return StreamNeeds{.loads = stream.shape.loads(),
-                         .registers = stream.registers(problem),
-                         .threads = stream.warps * 32,
-                         .is_short = problem.size("d") <= 64};
-    });
-    space
-        .constraint("an SM's blocks share 65,536 registers and 2048 threads",
-                    [problem, facts](const Config& config) {
-                      const Stream stream(problem, config);
-                      const int threads = stream.blocks * stream.warps * 32;
-                      return threads <= 1024 + 512 &&
-                             stream.registers(problem) <= most_registers(threads);
-                    })
-        .constraint("no more loads at a time than a row has", [problem](const Config& config) {
-          return config.at("unroll") == 1 || 32 * config.at("unroll") <= problem.size("d");
-        });
-    return space;
+  Space space(const Problem& problem, const DeviceFacts&) const override {
+    return streams_of(problem).space();
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return least_cost(space(problem, facts), name(), [&](const Config& config) {
-      return microseconds(Stream(problem, config), problem, facts);
-    });
+    return least_cost(streams_of(problem), name(),
+                      [&](const Stream& stream) { return microseconds(stream, facts); });
   }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
-    return 1e-6 * microseconds(Stream(problem, config), problem, facts);
+    return 1e-6 * microseconds(Stream(problem, config), facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -119,15 +126,15 @@ class ChooseDecode final : public Family {
     const TensorPlaces places(head_op().tensors(problem));
     const bool normalises = !problem.has("norm", "none");
     const std::int64_t m = problem.size("m"), vocab = problem.size("vocab"),
-                       grid = stream.grid(problem, facts), parts = grid * stream.warps;
+                       grid = stream.grid(facts), parts = grid * stream.warps;
     Program program;
     program.scratch.push_back({static_cast<std::size_t>(m * parts * sample::partial_bytes), false});
     const std::string expression = fmt::format(
         "choose_decode<{}, fftune::choice_form{{{}, {}}}, fftune::head_config{{{}, {}, {}, {}, {}, "
         "{}, {}, {}}}>",
-        element_type(problem.dtype), form.draws, form.logprobs, stream.shape.tokens,
-        stream.shape.rows, stream.warps, stream.shape.unroll, stream.blocks,
-        problem.has("bias", "yes"), !problem.has("logits", "f32"), form.softcap > 0);
+        element_type(problem.dtype), form.draws, form.logprobs, stream.tokens, stream.rows,
+        stream.warps, stream.unroll, stream.blocks, problem.has("bias", "yes"),
+        !problem.has("logits", "f32"), form.softcap > 0);
     KernelLaunch& launch = append_kernel(
         program, kernel_file, expression, {static_cast<std::uint32_t>(grid)},
         static_cast<std::uint32_t>(stream.warps * 32),
@@ -148,24 +155,22 @@ class ChooseDecode final : public Family {
 
   /// Memory delivers at full speed once each SM has latency * bandwidth in flight; the last tiles
   /// leave some warps idle.
-  static double microseconds(const Stream& stream, const Problem& problem,
-                             const DeviceFacts& facts) {
+  static double microseconds(const Stream& stream, const DeviceFacts& facts) {
     const double processors = std::max(facts.multiprocessors, 1);
     const double bytes_per_us =
         0.9e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
-    const double vocab = static_cast<double>(problem.size("vocab"));
-    const double bytes = 2 * vocab * static_cast<double>(problem.size("d"));
+    const double vocab = static_cast<double>(stream.vocab);
+    const double bytes = 2 * vocab * static_cast<double>(stream.d);
     constexpr double latency_us = 1.73;
-    const double in_flight = stream.blocks * stream.warps * 512.0 * stream.shape.loads();
+    const double in_flight = stream.blocks * stream.warps * 512.0 * stream.loads();
     const double starved =
         std::pow(std::max(1.0, latency_us * bytes_per_us / processors / in_flight), 0.21);
-    const double tiles = std::ceil(vocab / stream.shape.rows);
-    const double warps = static_cast<double>(stream.grid(problem, facts)) * stream.warps;
+    const double tiles = std::ceil(vocab / stream.rows);
+    const double warps = static_cast<double>(stream.grid(facts)) * stream.warps;
     const double imbalance = std::ceil(tiles / warps) * warps / tiles;
-    const double tokens_read =
-        1 + 0.028 * static_cast<double>(problem.size("m")) / stream.shape.rows;
+    const double tokens_read = 1 + 0.028 * static_cast<double>(stream.m) / stream.rows;
     return bytes / bytes_per_us * std::pow(imbalance, 0.28) * tokens_read * starved *
-               (1 + 0.085 / stream.shape.loads()) +
+               (1 + 0.085 / stream.loads()) +
            0.0002 * warps;
   }
 };

@@ -180,21 +180,60 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
   return form;
 }
 
-/// With as many stages as fit.
-persistent_config configured(persistent_config form, const DeviceFacts& facts,
-                             const Config& config) {
-  form.warps = config.get("warps");
-  form.chunk = config.get("chunk");
-  form.in_flight = config.get("in_flight");
-  form.attention_in_flight = config.get("attention_in_flight");
-  form.least_keys = config.get("least_keys");
-  form.input_limit = config.get("input_kb") * 1024;
-  form.head_groups = config.get("head_groups");
-  const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
-  while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
-    ++form.stages;
-  return form;
-}
+/// A configuration of a form, whose stages are counted where they are asked for: as many as fit.
+class Draft {
+ public:
+  Draft(const persistent_config& form, const DeviceFacts& facts)
+      : config_(form), limit_(facts.shared_bytes_per_block - reserved_shared_bytes) {}
+  Draft(const persistent_config& form, const DeviceFacts& facts, const Config& config)
+      : Draft(form, facts) {
+    config_.warps = config.get("warps");
+    config_.chunk = config.get("chunk");
+    config_.in_flight = config.get("in_flight");
+    config_.attention_in_flight = config.get("attention_in_flight");
+    config_.least_keys = config.get("least_keys");
+    set_input_kb(*this, config.at("input_kb"));
+    config_.head_groups = config.get("head_groups");
+    config_.held = config.get("held");
+  }
+
+  /// But for the stages.
+  const persistent_config& sizes() const { return config_; }
+  const persistent_config& whole() const {
+    if (!std::exchange(counted_, true)) count_stages();
+    return config_;
+  }
+
+  /// A field that shared memory does not depend on.
+  template <auto field>
+  static void set_apart(Draft& draft, std::int64_t value) {
+    draft.config_.*field = static_cast<int>(value);
+  }
+  template <auto field>
+  static void set(Draft& draft, std::int64_t value) {
+    set_apart<field>(draft, value);
+    draft.counted_ = false;
+  }
+  static void set_input_kb(Draft& draft, std::int64_t value) {
+    set<&persistent_config::input_limit>(draft, value * 1024);
+  }
+
+ private:
+  void count_stages() const {
+    constexpr std::int64_t alignment = 128;
+    config_.stages = 0;
+    const std::int64_t each = config_.stage_bytes();
+    const auto fits = [&] { return config_.shared_bytes() + each + alignment <= limit_; };
+    // With 16 bytes of barriers each, and two alignments, so many fit for sure.
+    const std::int64_t sure = (limit_ - config_.shared_bytes() - 2 * alignment) / (each + 16);
+    config_.stages = static_cast<int>(std::clamp<std::int64_t>(sure, 0, most_stages));
+    while (config_.stages < most_stages && fits()) ++config_.stages;
+  }
+
+  mutable persistent_config config_;
+  std::int64_t limit_;
+  mutable bool counted_ = false;
+};
 
 /// Experts of a token, and parts of a network of all tokens, which are as large.
 std::int64_t experts_of_token(const Problem& problem) {
@@ -268,6 +307,61 @@ std::string text_of(const persistent_config& c) {
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
       c.held, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
+}
+
+TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& facts) {
+  using C = persistent_config;
+  TypedSpace<Draft> space{Draft(form, facts)};
+  space.parameter("warps", "warps that multiply", Draft::set<&C::warps>, {8, 16})
+      .parameter("chunk", "elements of k of a stage of 16 rows of weights", Draft::set<&C::chunk>,
+                 {256, 512, 768, 1024})
+      .parameter("in_flight",
+                 "stages that are copied at a time: polling loads of other blocks queue behind "
+                 "them",
+                 Draft::set_apart<&C::in_flight>, {2, 3, 4, 6, 8})
+      .parameter("attention_in_flight", "the same, while attention goes on",
+                 Draft::set_apart<&C::attention_in_flight>, {1, 2, 4})
+      .parameter("least_keys", "keys at least that a block has of a sequence",
+                 Draft::set_apart<&C::least_keys>, {16, 32, 64})
+      .parameter("input_kb", "KB of activations in shared memory, about", Draft::set_input_kb,
+                 {16, 24, 36, 72})
+      .parameter("head_groups", "parts of the heads, which blocks share in attention",
+                 Draft::set<&C::head_groups>, {1, 2, 4})
+      .when_absent(1)
+      .parameter("held", "stages of a product that wait in registers for its activations",
+                 Draft::set_apart<&C::held>, {0, 2, 4, 6})
+      .when_absent(0);
+  const auto limit = [&](std::string reason, const TypedSpace<Draft>::Names& reads, auto holds) {
+    space.constraint(std::move(reason), reads,
+                     [holds](const Draft& draft) { return holds(draft.sizes()); });
+  };
+  limit("every head of k of a group has a warp, and as many as every other",
+        {"warps", "head_groups"}, [](const C& c) {
+          return c.kv_heads % c.head_groups == 0 && c.warps % c.own_kv_heads() == 0;
+        });
+  limit("each warp has a part of every stage's k", {"warps", "chunk"},
+        [](const C& c) { return c.chunk % (32 * c.warps) == 0; });
+  limit("16 keys, of a group of heads, fit in a stage", {"chunk", "head_groups"},
+        [](const C& c) { return c.own_kv_rows() <= c.chunk; });
+  space.constraint("at least 4 stages fit in shared memory beside the activations",
+                   {"warps", "chunk", "input_kb", "head_groups"},
+                   [](const Draft& draft) { return draft.whole().stages >= 4; });
+  limit("the outputs of a warp's queries fit in registers", {"warps"},
+        [](const C& c) { return c.fits_queries(); });
+  limit("no more stages are copied while attention goes on than else",
+        {"attention_in_flight", "in_flight"},
+        [](const C& c) { return c.attention_in_flight <= c.in_flight; });
+  space.constraint("no more stages are copied at a time than there are",
+                   {"warps", "chunk", "in_flight", "input_kb", "head_groups"},
+                   [](const Draft& draft) {
+                     const C& c = draft.whole();
+                     return c.in_flight <= c.stages;
+                   });
+  limit("each thread has one element of the residual stream at most", {"warps"},
+        [](const C& c) { return c.most_rows(c.d, c.residual_unit()) * c.tokens <= c.consumers(); });
+  limit("each thread has a unit of attention to combine at most", {"warps"},
+        [](const C& c) { return c.unit_threads() <= c.consumers(); });
+  return space;
 }
 
 /// Layers with one kind of feed-forward network and of weights.
@@ -386,78 +480,14 @@ class PersistentLayers final : public Family {
       return fmt::format(
           "s={}: {} heads of new tokens share one of k: at most {}, for a thread's registers", s,
           s * heads.heads / heads.kv_heads, form.most_query_features / form.dim * 8);
-    if (space(problem, facts).feasible().empty())
+    if (drafts_of(form, facts).is_empty())
       return "no stages of weights fit in shared memory beside the activations, or attention's "
              "outputs in registers";
     return std::nullopt;
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto of = [form = form_of(problem, Layer(problem), facts), facts](const Config& c) {
-      return configured(form, facts, c);
-    };
-    const std::vector<std::string> sizes{
-        "warps",      "chunk",    "in_flight",  "attention_in_flight",
-        "least_keys", "input_kb", "head_groups"};
-    return Space()
-        .parameter("warps", "warps that multiply", {8, 16})
-        .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 768, 1024})
-        .parameter(
-            "in_flight",
-            "stages that are copied at a time: polling loads of other blocks queue behind them",
-            {2, 3, 4, 6, 8})
-        .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
-        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 32, 64})
-        .parameter("input_kb", "KB of activations in shared memory, about", {16, 24, 36, 72})
-        .parameter("head_groups", "parts of the heads, which blocks share in attention", {1, 2, 4})
-        .when_absent(1)
-        .parameter("held", "stages of a product that wait in registers for its activations",
-                   {0, 2, 4, 6})
-        .when_absent(0)
-        .constraint(
-            "every head of k of a group has a warp, and as many as every other",
-            [of](const Config& c) {
-              const persistent_config p = of(c);
-              return p.kv_heads % p.head_groups == 0 && p.warps % p.own_kv_heads() == 0;
-            },
-            sizes)
-        .constraint("each warp has a part of every stage's k",
-                    [](const Config& c) { return c.at("chunk") % (32 * c.at("warps")) == 0; },
-                    {"warps", "chunk"})
-        .constraint(
-            "16 keys, of a group of heads, fit in a stage",
-            [of](const Config& c) {
-              const persistent_config p = of(c);
-              return p.own_kv_rows() <= p.chunk;
-            },
-            sizes)
-        .constraint(
-            "at least 4 stages fit in shared memory beside the activations",
-            [of](const Config& c) { return of(c).stages >= 4; }, sizes)
-        .constraint(
-            "the outputs of a warp's queries fit in registers",
-            [of](const Config& c) { return of(c).fits_queries(); }, sizes)
-        .constraint(
-            "no more stages are copied while attention goes on than else",
-            [](const Config& c) { return c.at("attention_in_flight") <= c.at("in_flight"); },
-            {"attention_in_flight", "in_flight"})
-        .constraint(
-            "no more stages are copied at a time than there are",
-            [of](const Config& c) { return c.at("in_flight") <= of(c).stages; }, sizes)
-        .constraint(
-            "each thread has one element of the residual stream at most",
-            [of](const Config& c) {
-              const persistent_config p = of(c);
-              return p.most_rows(p.d, p.residual_unit()) * p.tokens <= p.consumers();
-            },
-            sizes)
-        .constraint(
-            "each thread has a unit of attention to combine at most",
-            [of](const Config& c) {
-              const persistent_config p = of(c);
-              return p.unit_threads() <= p.consumers();
-            },
-            sizes);
+    return drafts_of(form_of(problem, Layer(problem), facts), facts).space();
   }
 
   // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
@@ -473,12 +503,13 @@ class PersistentLayers final : public Family {
     const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
                      : packs || post_norms_                                ? 2
                                                                            : 4;
-    return least_cost(space(problem, facts), name(), [many, packs, held](const Config& c) {
-      return std::tuple(c.at("held") != held, packs && c.at("chunk") != 512, c.at("head_groups"),
-                        c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
-                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
-                        c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
-                        c.at("input_kb") != (many ? 16 : 36));
+    const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts);
+    return least_cost(drafts, name(), [many, packs, held](const Draft& draft) {
+      const persistent_config& c = draft.sizes();
+      return std::tuple(c.held != held, packs && c.chunk != 512, c.head_groups, c.warps != 8,
+                        c.chunk != 512, c.chunk, c.in_flight != (c.chunk > 512 ? 2 : 4),
+                        c.attention_in_flight != 1, c.least_keys != 16,
+                        c.input_limit != (many ? 16 : 36) * 1024);
     });
   }
 
@@ -528,8 +559,7 @@ class PersistentLayers final : public Family {
                             const WholeToken* token, const DeviceFacts& facts,
                             const Config& config) {
     const Layer layer(one);
-    persistent_config persistent = configured(form_of(one, layer, facts), facts, config);
-    persistent.held = config.get("held");
+    persistent_config persistent = Draft(form_of(one, layer, facts), facts, config).whole();
     if (token != nullptr) token->set_form(persistent);
     Program program;
     const std::string expression = fmt::format(

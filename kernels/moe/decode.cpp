@@ -39,16 +39,20 @@ bool finds_scales(const Problem& problem) {
 struct Block : chosen_config {
   std::int64_t k_step;  // elements of a row that four threads load at once
 
-  Block(const Problem& problem, const Config& config)
+  /// What all configurations of a problem share.
+  explicit Block(const Problem& problem)
       : chosen_config{.tokens = stream_tokens(problem.size("m")),
-                      .rows = config.get("rows"),
-                      .warps = config.get("warps"),
-                      .unroll = config.get("unroll"),
-                      .k_parts = config.contains("k_parts") ? config.get("k_parts") : 1,
-                      .l2_prefetch = config.contains("l2_prefetch") ? config.get("l2_prefetch") : 0,
                       .packed = static_cast<weights_of_both>(packing_of(problem)),
                       .scaled = static_cast<chosen_scales>(scales_of(problem))},
         k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))) {}
+  Block(const Problem& problem, const Config& config) : Block(problem) {
+    ConfigReader reader(config);
+    rows = reader.get("rows");
+    warps = reader.get("warps");
+    unroll = reader.get("unroll");
+    k_parts = reader.get_or("k_parts", 1);
+    l2_prefetch = reader.get_or("l2_prefetch", 0);
+  }
 
   std::string template_argument() const {
     constexpr const char* packings[] = {"separate", "halves", "interleaved"};
@@ -59,13 +63,13 @@ struct Block : chosen_config {
         tokens, rows, warps, unroll, k_parts, l2_prefetch,
         packings[static_cast<std::size_t>(packed)], scales[static_cast<std::size_t>(scaled)]);
   }
+  bool is_fp8() const { return k_step == 64; }
   /// As compiled by ptxas. In fp8, the fp16 expansion and partial sums come on top, and with two
   /// operands the compiler delays some loads.
   int registers(int operands) const {
-    const bool is_fp8 = k_step != 32;
-    if (is_fp8 && operands == 2)
+    if (is_fp8() && operands == 2)
       return std::min(128, 46 + rows * (1 + unroll)) + 8 * (tokens / 8 - 1);
-    const int of_fp8 = is_fp8 ? 24 + rows / 2 : 0;
+    const int of_fp8 = is_fp8() ? 24 + rows / 2 : 0;
     return shape(operands).registers() + 48 + of_fp8;
   }
 };
@@ -124,25 +128,29 @@ class Decode : public Family {
         return true;
     return false;
   }
+  Space space(const Problem& problem, const DeviceFacts& facts) const final {
+    return blocks(problem, facts).space();
+  }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const final {
-    return least_cost(space(problem, facts), name(),
-                      [&](const Config& c) { return seconds(problem, facts, c); });
+    const Weights weights = this->weights(problem);
+    return least_cost(blocks(problem, facts), name(),
+                      [&](const Block& block) { return seconds(weights, facts, block); });
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const final {
-    return seconds(problem, facts, config);
+    return seconds(weights(problem), facts, Block(problem, config));
   }
 
  protected:
-  static void limit_registers(Space& space, const Problem& problem, int operands) {
-    limit_stream(space,
-                 [=](const Config& c) {
-                   const Block block(problem, c);
-                   return StreamNeeds{.loads = block.shape(operands).loads(),
-                                      .registers = block.registers(operands),
-                                      .threads = block.threads()};
-                 },
-                 {"rows", "warps", "unroll"});
+  using Blocks = TypedSpace<Block>;
+  virtual Blocks blocks(const Problem& problem, const DeviceFacts& facts) const = 0;
+
+  static void limit_registers(Blocks& space, int operands) {
+    limit_stream(space, {"rows", "warps", "unroll"}, [operands](const Block& block) {
+      return StreamNeeds{.loads = block.shape(operands).loads(),
+                         .registers = block.registers(operands),
+                         .threads = block.threads()};
+    });
   }
 
   /// Bytes that are read: `rows` rows of `k` elements of each of `operands` weights.
@@ -150,20 +158,18 @@ class Decode : public Family {
     int operands;
     double rows;
     std::int64_t k;
+    std::int64_t hidden;    // features of an expert
+    bool clusters = false;  // blocks of the columns that share a scale
   };
   virtual Weights weights(const Problem& problem) const = 0;
   /// How much longer it takes than the bytes in flight explain.
-  virtual double longer(const Problem&, const Block&) const { return 1; }
-  /// Blocks of a cluster.
-  virtual std::int64_t cluster(const Problem&, const Block&) const { return 1; }
+  virtual double longer(const Block&) const = 0;
 
   /// The time of reading them with the bytes that a configuration has in flight, by blocks that may
   /// fill the device unevenly.
-  double seconds(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
+  double seconds(const Weights& weights, const DeviceFacts& facts, const Block& block) const {
     constexpr double wanted_bytes = 40 * 1024;  // of each SM: what memory delivers in its latency
     constexpr double start_seconds = 3e-6;
-    const Block block(problem, config);
-    const Weights weights = this->weights(problem);
     const double processors = std::max(facts.multiprocessors, 1);
     const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
     const double threads = static_cast<double>(block.threads());
@@ -172,8 +178,7 @@ class Decode : public Family {
     const double at_once = std::max(std::floor(std::min(2048 / threads, 65536 / registers)), 1.0);
     const double resident = std::min(at_once, std::ceil(blocks / processors));
     // Expanding fp8 takes about as long as reading it where a scheduler has a single warp.
-    const bool few_warps =
-        problem.dtype == DType::fp8 && resident * static_cast<double>(block.warps) < 8;
+    const bool few_warps = block.is_fp8() && resident * static_cast<double>(block.warps) < 8;
     // A warp that has no k has nothing in flight.
     const double busy =
         std::min(1.0, static_cast<double>(weights.k) /
@@ -182,23 +187,19 @@ class Decode : public Family {
         resident * busy * threads * 16 * static_cast<double>(block.shape(weights.operands).loads());
     const double waves = std::ceil(blocks / processors) * processors / blocks;
     // Clusters do not fill every GPC, and one that does not fit waits for all of the others.
-    const auto of_cluster = static_cast<double>(cluster(problem, block));
+    const auto of_cluster = weights.clusters ? scale_block / block.rows : 1.0;
     const double slots =
         std::max(std::floor(0.91 * at_once * processors / of_cluster), 1.0) * of_cluster;
-    const double with_order =
-        blocks + static_cast<double>(quotient_up(shape_of(problem).h, block.rows));
+    const double with_order = blocks + static_cast<double>(quotient_up(weights.hidden, block.rows));
     const bool waits = of_cluster > 1 && with_order > slots;
     const double rounds = waits ? std::ceil(with_order / slots) * slots / with_order : 1;
-    const double bytes = static_cast<double>(dtype_bytes(problem.dtype)) *
-                         static_cast<double>(weights.operands) * weights.rows *
-                         static_cast<double>(weights.k);
+    const double bytes = (block.is_fp8() ? 1.0 : 2.0) * static_cast<double>(weights.operands) *
+                         weights.rows * static_cast<double>(weights.k);
     // Blocks of this launch begin to read their weights before they could have asked for them in
     // L2.
-    const bool prefetches = config.contains("l2_prefetch") && config.at("l2_prefetch") != 0;
-    return start_seconds + (prefetches ? 1.1 : 1) * bytes / (0.9 * bandwidth) *
-                               std::max(1.0, wanted_bytes / in_flight) * rounds *
-                               longer(problem, block) * (few_warps ? 1.15 : 1) *
-                               (0.5 + 0.5 * waves);
+    return start_seconds + (block.l2_prefetch != 0 ? 1.1 : 1) * bytes / (0.9 * bandwidth) *
+                               std::max(1.0, wanted_bytes / in_flight) * rounds * longer(block) *
+                               (few_warps ? 1.15 : 1) * (0.5 + 0.5 * waves);
   }
 
   static std::vector<Argument> sizes(const Shape& shape, bool with_tokens) {
@@ -224,28 +225,6 @@ class ChosenGateUp final : public Decode {
     if (auto reason = Decode::refusal(problem, facts)) return reason;
     if (stores_gates(problem)) return "it keeps gate and up in registers";
     return std::nullopt;
-  }
-  Space space(const Problem& problem, const DeviceFacts&) const override {
-    Space space;
-    space.parameter("rows", "rows of gate, and of up, of a block", {8, 16, 32})
-        .parameter("warps", "warps of a block, which share k", {4, 8, 16})
-        .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4})
-        .constraint("the warps' accumulators must fit in 48 KB of shared memory",
-                    [=](const Config& c) {
-                      const Block block(problem, c);
-                      return block.shape(2).reduction_bytes(block.warps) +
-                                 block.warps * block.tokens * 4 + block.tokens * block.rows / 2 +
-                                 4096 + 128 <=
-                             most_static_bytes;
-                    },
-                    {"rows", "warps"})
-        .constraint("blocks with the 128 columns of a scale of hidden are a cluster: up to 8",
-                    [finds = finds_scales(problem)](const Config& c) {
-                      return !finds || c.at("rows") >= 16;
-                    },
-                    {"rows"});
-    limit_registers(space, problem, 2);
-    return space;
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -287,22 +266,45 @@ class ChosenGateUp final : public Decode {
   }
 
  private:
+  Blocks blocks(const Problem& problem, const DeviceFacts&) const override {
+    Blocks space{Block(problem)};
+    space
+        .parameter("rows", "rows of gate, and of up, of a block", Blocks::to<&Block::rows>,
+                   {8, 16, 32})
+        .parameter("warps", "warps of a block, which share k", Blocks::to<&Block::warps>,
+                   {4, 8, 16})
+        .parameter("unroll", "16-byte loads of a row that a thread issues at once",
+                   Blocks::to<&Block::unroll>, {1, 2, 4});
+    space.constraint("the warps' accumulators must fit in 48 KB of shared memory",
+                     {"rows", "warps"}, [](const Block& block) {
+                       return block.shape(2).reduction_bytes(block.warps) +
+                                  block.warps * block.tokens * 4 + block.tokens * block.rows / 2 +
+                                  4096 + 128 <=
+                              most_static_bytes;
+                     });
+    space.constraint(
+        "blocks with the 128 columns of a scale of hidden are a cluster: up to 8", {"rows"},
+        [finds = finds_scales(problem)](const Block& block) { return !finds || block.rows >= 16; });
+    limit_registers(space, 2);
+    return space;
+  }
   // Measured on an H200. ptxas does not keep many loads in flight, and many rows ask for more
   // lines; of few rows each block reads ids and tokens for less.
-  double longer(const Problem& problem, const Block& block) const override {
+  double longer(const Block& block) const override {
     const double few_rows = 1 + 0.8 / static_cast<double>(block.rows);
     const bool many_rows = block.rows == 32;
-    if (problem.dtype == DType::fp8)
+    if (block.is_fp8())
       return few_rows * (block.unroll == 4 || (block.tokens == 16 && many_rows) ? 1.1 : 1);
     const double fewer_loads = block.unroll == 1 && block.warps >= 8 ? 0.97 : 1;
     return few_rows * (block.unroll == 4 ? 1.35 : many_rows ? 1.3 : fewer_loads);
   }
-  std::int64_t cluster(const Problem& problem, const Block& block) const override {
-    return finds_scales(problem) ? scale_block / block.rows : 1;
-  }
   Weights weights(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
-    return {2, usually_chosen(problem) * static_cast<double>(shape.h), shape.d};
+    return {.operands = 2,
+            .rows = usually_chosen(problem) * static_cast<double>(shape.h),
+            .k = shape.d,
+            .hidden = shape.h,
+            .clusters = finds_scales(problem)};
   }
 };
 
@@ -315,43 +317,6 @@ class ChosenDown final : public Decode {
   }
   std::vector<std::string> stages() const override { return {ffn::stage_down, stage_combine}; }
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    Space space;
-    space.parameter("rows", "features of y of a block", {8, 16, 32})
-        .parameter("warps", "warps of a block, which share the experts", {4, 8, 16})
-        .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
-        .parameter("k_parts", "warps that share an expert's k", {1, 2, 4})
-        .parameter("l2_prefetch",
-                   "1: all weights are asked for in L2 while the launch before still runs", {0, 1})
-        .when_absent(0)
-        .constraint("the bulk prefetch needs compute capability 9.0",
-                    [capability = facts.compute_capability](const Config& c) {
-                      return c.at("l2_prefetch") == 0 || capability >= 90;
-                    },
-                    {"l2_prefetch"})
-        .constraint(fmt::format("each choice's products must fit in the {} bytes of shared memory "
-                                "that a block can have",
-                                facts.shared_bytes_per_block),
-                    [=, most = facts.shared_bytes_per_block](const Config& c) {
-                      const Block block(problem, c);
-                      return products_bytes(problem, block) + 8192 <= most;
-                    },
-                    {"rows", "k_parts"})
-        .constraint(
-            "a part of k is a round of loads or more",
-            [k = problem.size("h"),
-             k_step = 64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))](const Config& c) {
-              return c.at("k_parts") == 1 || k >= k_step * c.at("unroll") * c.at("k_parts");
-            },
-            {"unroll", "k_parts"})
-        .constraint("experts that are fewer than warps share these",
-                    [=, experts = most_chosen(shape_of(problem))](const Config& c) {
-                      return c.at("k_parts") == 1 || experts * c.at("k_parts") <= 4 * c.at("warps");
-                    },
-                    {"warps", "k_parts"});
-    limit_registers(space, problem, 1);
-    return space;
-  }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Shape shape = shape_of(problem);
@@ -377,26 +342,65 @@ class ChosenDown final : public Decode {
         fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
         {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
         static_cast<std::uint32_t>(block.threads()), std::move(arguments));
-    launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(problem, block));
+    launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(shape, block));
     launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 
  private:
+  Blocks blocks(const Problem& problem, const DeviceFacts& facts) const override {
+    Blocks space{Block(problem)};
+    const Shape shape = shape_of(problem);
+    space.parameter("rows", "features of y of a block", Blocks::to<&Block::rows>, {8, 16, 32})
+        .parameter("warps", "warps of a block, which share the experts", Blocks::to<&Block::warps>,
+                   {4, 8, 16})
+        .parameter("unroll", "16-byte loads of a row that a thread issues at once",
+                   Blocks::to<&Block::unroll>, {1, 2, 4, 8})
+        .parameter("k_parts", "warps that share an expert's k", Blocks::to<&Block::k_parts>,
+                   {1, 2, 4})
+        .parameter("l2_prefetch",
+                   "1: all weights are asked for in L2 while the launch before still runs",
+                   Blocks::to<&Block::l2_prefetch>, {0, 1})
+        .when_absent(0);
+    space.constraint("the bulk prefetch needs compute capability 9.0", {"l2_prefetch"},
+                     [capability = facts.compute_capability](const Block& block) {
+                       return block.l2_prefetch == 0 || capability >= 90;
+                     });
+    space.constraint(fmt::format("each choice's products must fit in the {} bytes of shared memory "
+                                 "that a block can have",
+                                 facts.shared_bytes_per_block),
+                     {"rows", "k_parts"},
+                     [shape, most = facts.shared_bytes_per_block](const Block& block) {
+                       return products_bytes(shape, block) + 8192 <= most;
+                     });
+    space.constraint("a part of k is a round of loads or more", {"unroll", "k_parts"},
+                     [k = shape.h](const Block& block) {
+                       return block.k_parts == 1 ||
+                              k >= block.k_step * block.unroll * block.k_parts;
+                     });
+    space.constraint("experts that are fewer than warps share these", {"warps", "k_parts"},
+                     [experts = most_chosen(shape)](const Block& block) {
+                       return block.k_parts == 1 || experts * block.k_parts <= 4 * block.warps;
+                     });
+    limit_registers(space, 1);
+    return space;
+  }
   // Measured on an H100: of eight loads of a row at once, which is all of k or more than of many
   // warps memory delivers, the first ones wait for the last.
-  double longer(const Problem& problem, const Block& block) const override {
-    const bool too_many = problem.dtype == DType::fp8 || block.warps == 16;
+  double longer(const Block& block) const override {
+    const bool too_many = block.is_fp8() || block.warps == 16;
     return block.unroll == 8 && too_many ? 1.25 : 1;
   }
   // A warp has an expert, or a part of one: the k of a block is that of all of them.
   Weights weights(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
-    return {1, static_cast<double>(shape.d),
-            static_cast<std::int64_t>(usually_chosen(problem) * static_cast<double>(shape.h))};
+    return {.operands = 1,
+            .rows = static_cast<double>(shape.d),
+            .k = static_cast<std::int64_t>(usually_chosen(problem) * static_cast<double>(shape.h)),
+            .hidden = shape.h};
   }
-  static std::int64_t products_bytes(const Problem& problem, const Block& block) {
-    return 4 * block.k_parts * shape_of(problem).rows() * block.rows;
+  static std::int64_t products_bytes(const Shape& shape, const Block& block) {
+    return 4 * block.k_parts * shape.rows() * block.rows;
   }
 };
 

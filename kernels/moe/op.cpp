@@ -16,6 +16,7 @@
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
+#include "registry/last_problems.hpp"
 
 namespace fftune::moe {
 namespace {
@@ -509,11 +510,22 @@ class MoeFfn final : public DescribedOp {
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return problem.pass == "bwd" ? backward_tensors(problem) : forward_tensors(problem);
+    return *tensors_.of(problem, [&] {
+      return problem.pass == "bwd" ? backward_tensors(problem) : forward_tensors(problem);
+    });
+  }
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    return *stages_.of(problem, [&] { return stages_of(problem); });
   }
 
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const auto tensors = this->tensors(problem);
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    moe::reference(problem, stage_names(problem).at(stage), tensors, parallel);
+  }
+
+ private:
+  static std::vector<StageSpec> stages_of(const Problem& problem) {
+    const auto tensors = moe_ffn_op().tensors(problem);
     std::vector<StageSpec> stages;
     for (const std::string& name : stage_names(problem)) {
       if (name == ffn::stage_expand_gate_up || name == ffn::stage_expand_down) {
@@ -538,10 +550,8 @@ class MoeFfn final : public DescribedOp {
     return stages;
   }
 
-  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    moe::reference(problem, stage_names(problem).at(stage), tensors, parallel);
-  }
+  mutable OfLastProblems<std::vector<TensorSpec>> tensors_;
+  mutable OfLastProblems<std::vector<StageSpec>> stages_;
 };
 
 }  // namespace

@@ -41,9 +41,10 @@ std::int64_t sine_bytes(const Layer& layer) {
          (layer.dtype == DType::f32 ? std::int64_t{sizeof(double)} : std::int64_t{sizeof(float)});
 }
 
-/// Threads that share a row, as rope_row has it.
+/// Threads that share a row, as rope_row has it. An access of less than an element is no variant,
+/// but its constraints are judged.
 std::int64_t row_lanes(const Layer& layer, std::int64_t vector) {
-  const std::int64_t count = vector / element_bytes(layer);
+  const std::int64_t count = std::max<std::int64_t>(vector / element_bytes(layer), 1);
   return layer.rotary / 2 / count + ((layer.dim - layer.rotary) / count + 1) / 2;
 }
 

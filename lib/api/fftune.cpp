@@ -17,11 +17,11 @@
 #include "api/edge.hpp"
 #include "api/handles.hpp"
 #include "core/fork.hpp"
+#include "ranks/rank_search.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/device_sources.hpp"
 #include "runtime/devices.hpp"
 #include "runtime/launcher.hpp"
-#include "runtime/rank_search.hpp"
 
 using namespace fftune;
 
@@ -481,11 +481,21 @@ fftune_status fftune_group_check(const fftune_group* group) {
 
 fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
                                 int64_t budget_milliseconds) {
-  if (!group) return fail(FFTUNE_INVALID_INPUT, "fftune_group_tune: group is NULL");
-  if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "fftune_group_tune: problem_json is NULL");
-  used(group, "fftune_group_tune");
-  if (group->library->lost_by_fork()) return fail_after_fork("fftune_group_tune");
-  return guarded("fftune_group_tune", [&] {
+  const fftune_group_tune_options options{sizeof options, budget_milliseconds, nullptr};
+  return fftune_group_tune_with(group, problem_json, &options);
+}
+
+fftune_status fftune_group_tune_with(fftune_group* group, const char* problem_json,
+                                     const fftune_group_tune_options* options) {
+  constexpr const char* function = "fftune_group_tune";
+  if (!group) return fail(FFTUNE_INVALID_INPUT, "{}: group is NULL", function);
+  if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "{}: problem_json is NULL", function);
+  if (!options) return fail(FFTUNE_INVALID_INPUT, "{}: options is NULL", function);
+  used(group, function);
+  if (group->library->lost_by_fork()) return fail_after_fork(function);
+  return guarded(function, [&] {
+    const auto own = read_struct(*options, "fftune_group_tune_options",
+                                 offsetof(fftune_group_tune_options, preset_path));
     const Library& library = *group->library;
     Backend& backend = *library.backend;
     ParsedProblem parsed = problem_from_json(problem_json, library.catalog);
@@ -495,11 +505,20 @@ fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
         unrepeated(op, canonical(op, std::move(parsed.problem), backend.facts().kind));
     if (!problem.has("link", "peers") || parsed.any_tokens)
       return fail(FFTUNE_INVALID_INPUT,
-                  "fftune_group_tune: {} is no problem of a group: give link=peers and all sizes",
+                  "{}: {} is no problem of a group: give link=peers and all sizes", function,
                   problem.text());
+    if (problem.size("ranks") != group->group->ranks())
+      return fail(FFTUNE_INVALID_INPUT,
+                  "{}: {} has ranks={}, and the group has {}: give the problem of this group",
+                  function, problem.text(), problem.size("ranks"), group->group->ranks());
+    if (own.preset_path && !*own.preset_path)
+      return fail(FFTUNE_INVALID_INPUT, "{}: preset_path is empty: give a folder, or NULL",
+                  function);
     auto start = choose(library.catalog, op, problem, backend.facts(), library.presets).recipe;
-    const auto found = search_on_ranks(backend, *group->group, op, problem, std::move(start),
-                                       {.budget = std::chrono::milliseconds(budget_milliseconds)});
+    const auto found =
+        search_on_ranks(backend, *group->group, library.catalog, op, problem, std::move(start),
+                        {.budget = std::chrono::milliseconds(own.budget_milliseconds),
+                         .presets = own.preset_path ? own.preset_path : ""});
     const std::lock_guard lock(library.recipes_mutex);
     library.recipes_of_ranks[problem.text()] = found.recipe;
     return FFTUNE_OK;

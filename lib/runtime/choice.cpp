@@ -211,21 +211,23 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   Choice choice;
   const auto comparison = comparison_of(op);
   choice.preset = presets.find(problem, facts, illegal, comparison);
-  if (!choice.preset) {
-    const std::string absence = presets.absence(problem, facts, illegal, comparison);
+  // Records of the parts serve where none of the whole does, or else the default.
+  const auto choose_without = [&](Recipe by_default, const std::string& why) {
+    choice.preset.reset();
     ChoiceOfParts of_parts = choice_of_parts(catalog, op, problem, facts, presets);
-    choice.recipe = default_recipe(op, problem, facts);
+    choice.recipe = std::move(by_default);
     // A family of the whole should be faster than the best of the parts.
     const bool whole = choice.recipe.size() == 1 && is_repeated_by_family(op, choice.recipe);
-    if (!of_parts.recorded.empty() && !whole) {
-      choice.recipe = std::move(of_parts.recipe);
-      choice.stale = of_parts.stale;
-      choice.reason = fmt::format("{}: records of {}", absence, fmt::join(of_parts.recorded, ", "));
-      return choice;
-    }
-    choice.reason = absence + ": default of the op";
+    choice.reason = why + ": default of the op";
+    if (of_parts.recorded.empty() || whole) return choice;
+    choice.recipe = std::move(of_parts.recipe);
+    choice.stale = of_parts.stale;
+    choice.reason = fmt::format("{}: records of {}", why, fmt::join(of_parts.recorded, ", "));
     return choice;
-  }
+  };
+  if (!choice.preset)
+    return choose_without(default_recipe(op, problem, facts),
+                          presets.absence(problem, facts, illegal, comparison));
   const auto& record = *choice.preset->record;
   Recipe recorded = completed(op, problem, facts, record.recipe());
   const std::string far = far_words(op, problem, record.problem);
@@ -234,17 +236,14 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
       choice.preset->device == DeviceMatch::exact || choice.preset->device == DeviceMatch::alias;
   // Finding the default enumerates the whole space; this device's record of the shape needs none.
   if (!choice.preset->exact_shape || !of_this_device) {
-    const Recipe by_default = default_recipe(op, problem, facts);
+    Recipe by_default = default_recipe(op, problem, facts);
     const std::string why =
         of_this_device || stale.empty()
             ? reason_for_default(op, problem, facts, recorded, by_default, !far.empty())
             : fmt::format("made with other sources of {}", fmt::join(stale, " and "));
-    if (!why.empty()) {
-      choice.recipe = by_default;
-      choice.reason = fmt::format("{}, {}: default of the op", choice.preset->reason, why);
-      choice.preset.reset();
-      return choice;
-    }
+    if (!why.empty())
+      return choose_without(std::move(by_default),
+                            fmt::format("{}, {}", choice.preset->reason, why));
   }
   choice.recipe = std::move(recorded);
   choice.reason = choice.preset->reason;

@@ -20,11 +20,12 @@ struct Choice {
   std::string reason;  // which rule chose it and why, one line
 };
 
-/// The record that serves the problem, or the op's default. The default serves where there is no
-/// record, and where a record of another device was made with other kernel sources. It also serves
-/// where a record of another shape or device should be slower: by the cost model, or because the
-/// default is one launch of the whole. `problem` must be canonical. Throws Error(unavailable) only
-/// if no family at all can serve it.
+/// The record that serves the problem, or the op's default. A record of the whole op comes before
+/// those of its parts, which serve where none of the whole does. The default serves where there is
+/// no record, and where a record of another device was made with other kernel sources. It also
+/// serves where a record of another shape or device should be slower: by the cost model, or because
+/// the default is one launch of the whole. `problem` must be canonical. Throws Error(unavailable)
+/// only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
 

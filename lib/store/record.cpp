@@ -1,5 +1,6 @@
 #include "store/record.hpp"
 
+#include "core/utc.hpp"
 #include "registry/catalog.hpp"
 
 namespace fftune {
@@ -8,6 +9,16 @@ Recipe PresetRecord::recipe() const {
   Recipe recipe;
   for (const auto& stage : stages) recipe.push_back(stage.variant);
   return recipe;
+}
+
+Provenance provenance_now(const DeviceFacts& facts, std::uint64_t seed) {
+  return {.fftune = FFTUNE_VERSION,
+          .device = facts.name,
+          .driver = facts.driver,
+          .toolkit = facts.toolkit,
+          .clock_mhz = facts.clock_hz / 1e6,
+          .date = utc_now(),
+          .seed = seed};
 }
 
 PresetDevice preset_device(const DeviceFacts& facts) {

@@ -28,9 +28,9 @@ struct StageRecord {
   Variant variant;
   std::string source_hash;  // SourceSet::hash(family.sources())
   double median_us = 0;
-  std::string bits;               // hash of what it writes on the sweep's input; empty if unknown
-  std::vector<Timed> ties;        // not told from the best, the winner left out
-  std::vector<Timed> runners_up;  // the next best, at most three
+  std::string bits{};               // hash of what it writes on the sweep's input; empty if unknown
+  std::vector<Timed> ties{};        // not told from the best, the winner left out
+  std::vector<Timed> runners_up{};  // the next best, at most three
   int feasible = 0;
   int measured = 0;
   int failed = 0;
@@ -61,10 +61,13 @@ struct Provenance {
   std::uint64_t seed = 0;
 };
 
+/// Provenance of a record that is made now, on this device.
+Provenance provenance_now(const DeviceFacts& facts, std::uint64_t seed);
+
 struct PresetRecord {
   Problem problem;
   std::vector<StageRecord> stages;
-  Verdict verdict;
+  Verdict verdict{};
   double error = 0;  // relative, against the float64 reference
   double tolerance = 0;
   Provenance provenance;

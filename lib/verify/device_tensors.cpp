@@ -38,11 +38,13 @@ void GuardedBuffer::resize(std::size_t bytes) {
 }
 
 void GuardedBuffer::arm() {
+  if (!allocated()) return;
   backend_->write(data() - guard_bytes, guard_pattern().data(), guard_bytes);
   backend_->write(data() + bytes_, guard_pattern().data(), guard_bytes);
 }
 
 std::string GuardedBuffer::damage() const {
+  if (!allocated()) return "";
   Guard found;
   const auto* const expected = reinterpret_cast<const std::byte*>(guard_pattern().data());
   const auto* const bytes = reinterpret_cast<const std::byte*>(found.data());
@@ -86,6 +88,10 @@ void DeviceTensors::fit() {
     // Tensors that depend on marks move with every number of tokens, and drawn values, such as
     // lengths, may change.
     if (truth_->sources(i) != nullptr || tensors[i].draw) provided_[i] = false;
+    if (void* const memory = truth_->data().in_place(i)) {
+      addresses_[i] = memory;
+      continue;
+    }
     if (buffers_[i].allocated() && buffers_[i].bytes() == tensors[i].bytes()) continue;
     buffers_[i].resize(tensors[i].bytes());
     addresses_[i] = buffers_[i].data();
@@ -94,7 +100,7 @@ void DeviceTensors::fit() {
 }
 
 void DeviceTensors::provide(std::size_t tensor, std::size_t first_stage) {
-  if (provided_[tensor]) return;
+  if (provided_[tensor] || truth_->data().in_place(tensor)) return;
   upload(tensor, first_stage);
   provided_[tensor] = true;
 }
@@ -165,6 +171,7 @@ std::string DeviceTensors::damage() const {
 }
 
 std::string DeviceTensors::change(std::size_t tensor, std::size_t first_stage) {
+  if (truth_->data().in_place(tensor)) return "";
   const auto& rows = truth_->encoded(tensor, first_stage);
   const auto& buffer = buffers_[tensor];
   const bool whole = buffer.bytes() <= windows * window_bytes;

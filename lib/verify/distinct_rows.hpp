@@ -34,6 +34,11 @@ class DistinctRows {
   const Op& op() const { return *op_; }
   const Problem& problem() const { return problem_; }
   std::uint64_t seed() const { return data_.seed; }
+  /// InputData::in_place of a tensor; null: it is not there.
+  void* in_place(std::size_t tensor) const {
+    const auto found = data_.in_place.find(tensors_[tensor].name);
+    return found == data_.in_place.end() ? nullptr : found->second;
+  }
   /// Whether some values were given.
   bool any_given() const { return data_.given != nullptr; }
   /// Tensors of the whole problem, in the op's order.

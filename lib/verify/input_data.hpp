@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +40,9 @@ struct InputData {
   /// replace. Where its reference is NaN, it may be this number: 0 · NaN is NaN, and a kernel may
   /// skip a product by 0.
   std::vector<std::vector<const GivenTensors*>> substitutes = {};
+  /// Inputs that are in memory of the caller, by name: the memory of a group, which its collectives
+  /// change. They are neither filled nor compared.
+  std::map<std::string, void*> in_place = {};
 };
 
 // Random tensors whose row r depends on (seed, name, r) alone: any prefix of rows is the same for

@@ -33,3 +33,13 @@ def pairs_of_codes(codes: Tensor) -> Tensor:
 
 def codes_of_pairs(pairs: Tensor, k: int) -> Tensor:
     return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)[:, :k]
+
+
+# AWQ's words: the place in a word of the j-th of eight outputs, and which output a place holds.
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def turned(codes: Tensor, order: list[int]) -> Tensor:
+    """Each eight codes of a row in this order."""
+    return codes.unflatten(1, (-1, 8))[..., order].flatten(1)

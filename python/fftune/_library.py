@@ -82,7 +82,7 @@ def _open() -> ctypes.CDLL:
         ("fftune_group_memory", pointer, pointer),
         ("fftune_group_place", ctypes.c_int, pointer, pointer, pointer),
         ("fftune_group_check", ctypes.c_int, pointer),
-        ("fftune_group_tune", ctypes.c_int, pointer, text, ctypes.c_int64),
+        ("fftune_group_tune_with", ctypes.c_int, pointer, text, pointer),
         ("fftune_group_destroy", None, pointer),
     ):
         try:

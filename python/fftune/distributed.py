@@ -29,6 +29,11 @@ class _Options(ctypes.Structure):
                 ("timeout_milliseconds", ctypes.c_int64)]
 
 
+class _TuneOptions(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("budget_milliseconds", ctypes.c_int64),
+                ("preset_path", ctypes.c_char_p)]
+
+
 class _Memory:
     """The group's memory in the form that torch.as_tensor takes."""
 
@@ -92,7 +97,8 @@ class Group:
             raise Error("the group is closed: make a new one")
         check_status(library().fftune_group_check(self._handle))
 
-    def tune(self, call: Callable[[], object], *, budget: float = 10) -> list[dict]:
+    def tune(self, call: Callable[[], object], *, budget: float = 10,
+             presets: str | os.PathLike | None = None) -> list[dict]:
         """Searches the plans of a call that need this group, on all ranks at once.
 
         Every rank chooses the same variants, which calls use from then on in this process. All ranks
@@ -101,6 +107,9 @@ class Group:
         Args:
             call: A function without arguments, which is called once.
             budget: Seconds for each plan.
+            presets: Folder to which rank 0 writes records, for later processes; such as
+                `fftune.tuning.user_presets()`, which the library searches. Given on all ranks, or on
+                none: then the result is this process's alone.
 
         Returns:
             The problems that were searched.
@@ -108,13 +117,15 @@ class Group:
         found: dict[str, tuple[int, dict]] = {}
         with _run.listening(found):
             call()
+        options = _TuneOptions(ctypes.sizeof(_TuneOptions), max(1, round(budget * 1000)),
+                               os.fsencode(presets) if presets is not None else None)
         problems = [problem for _, problem in found.values() if problem.get("link") == "peers"]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.check()
         for problem in problems:
-            check_status(library().fftune_group_tune(
-                self._handle, json.dumps(problem).encode(), max(1, round(budget * 1000))))
+            check_status(library().fftune_group_tune_with(
+                self._handle, json.dumps(problem).encode(), ctypes.byref(options)))
         _run.forget_plans()
         return problems
 

@@ -84,9 +84,10 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
               convention: Literal['llama', 'gemma', 't5']='llama', eps: float=1e-06,
               recompute: bool=False) -> Tensor: ...
 
-def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
+def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor | None,
             w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
-            hidden_scale: Tensor | None=None, *,
+            hidden_scale: Tensor | None=None, *, bias: Tensor | None=None,
+            residual: Tensor | None=None,
             act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none']='silu') -> Tensor: ...
 
 def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None=None,
@@ -174,9 +175,9 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
                     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
 def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
-                w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
-                w_down_scale: Tensor, hidden_scale: Tensor | None=None, *,
-                act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
+                w_down: Tensor, x_scale: Tensor | None, w_gate_scale: Tensor,
+                w_up_scale: Tensor | None, w_down_scale: Tensor, hidden_scale: Tensor | None=None,
+                *, act: Literal['silu', 'gelu', 'gelu-tanh', 'relu', 'none', 'swiglu-oai']='silu',
                 packing: str='halves', shared: int=0, routing: str | None=None) -> Tensor: ...
 
 def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None=None,
@@ -202,7 +203,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         rotary: int=0, rule: str | None=None, base: float=10000.0, factor: float=1.0,
         context: float=8192.0, low: float=1.0, high: float=4.0, beta_fast: float=32.0,
         beta_slow: float=1.0, scale: float=0.0, caches: tuple[Tensor, Tensor] | None=None,
-        slots: Tensor | None=None) -> tuple[Tensor, Tensor, Tensor] | Tensor: ...
+        slots: Tensor | None=None, w_scale: Tensor | None=None
+       ) -> tuple[Tensor, Tensor, Tensor] | Tensor: ...
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float=1e-06,
                 convention: Literal['llama', 'gemma', 't5']='llama', save_rstd: bool=False

@@ -137,21 +137,43 @@ def ffn_fp8(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_s
     return y.bfloat16()
 
 
+def _ffn_fp8_of(product, x, w_gate, w_up, w_down, gate_scale, up_scale, down_scale, bias, residual, act):
+    gate, up = (product(x.float(), w, scale, None, None) for w, scale in ((w_gate, gate_scale), (w_up, up_scale)))
+    y = product(ACTIVATIONS[act](gate) * up, w_down, down_scale, None, None)
+    return _added(y, bias, residual).to(x.dtype)
+
+
+def ffn_fp8_token(*arguments):
+    return _ffn_fp8_of(linear_fp8_token, *arguments)
+
+
+def ffn_fp8_block(*arguments):
+    return _ffn_fp8_of(linear_fp8_block, *arguments)
+
+
 # linear
 
 def linear(x, w, bias, residual):
     return _added(F.linear(x, w), bias, residual)
 
 
-def linear_fp8_token(x, w, w_scale, bias, residual):
+def _rounded_tokens(x):
     scale = x.float().abs().amax(-1, keepdim=True) / 448
     scale = torch.where(scale <= 2.0**-100, 1.0, scale)
-    q = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+    return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def _rounded_blocks(x):
+    return _dequantised(*quantise(x), 1)
+
+
+def linear_fp8_token(x, w, w_scale, bias, residual):
+    q = _rounded_tokens(x)
     return _added(F.linear(q, w.float() * w_scale[:, None]), bias, residual).to(x.dtype)
 
 
 def linear_fp8_block(x, w, w_scale, bias, residual):
-    q = _dequantised(*quantise(x), 1)
+    q = _rounded_blocks(x)
     return _added(F.linear(q, _dequantised(w, w_scale, 128)), bias, residual).to(x.dtype)
 
 
@@ -523,12 +545,31 @@ def _expert_of_fp8(w, scale):
 
 def moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
                 hidden_scale, w_down_scale, act, packing, shared, routing):
+    by_token = w_gate_scale.dim() == 2 and hidden_scale is None
+    rows = _rows(x).float() * (x_scale if hidden_scale is not None else
+                               _rows(x_scale).repeat_interleave(x.shape[-1] if by_token else 128, -1)
+                               [:, :x.shape[-1]])
+    if hidden_scale is not None:
+        round_hidden = lambda hidden: _dequantised(*quantise(hidden, hidden_scale), 1)
+    else:
+        round_hidden = _rounded_tokens if by_token else _rounded_blocks
+    y = _experts_fp8(rows.view(x.shape), round_hidden, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+                     w_down_scale, act, packing, shared)
+    return y.bfloat16()
+
+
+def moe_ffn_fp8_token(x, *arguments):
+    return _experts_fp8(_rounded_tokens(x), _rounded_blocks, *arguments[:-1]).to(x.dtype)
+
+
+def moe_ffn_fp8_block(x, *arguments):
+    return _experts_fp8(_rounded_blocks(x), _rounded_blocks, *arguments[:-1]).to(x.dtype)
+
+
+def _experts_fp8(x, round_hidden, ids, weights, w_gate, w_up, w_down, w_gate_scale, w_up_scale, w_down_scale, act,
+                 packing, shared):
     ids, weights = _with_shared(ids, weights, w_gate.shape[0], shared)
     rows, ids, shares = (_rows(t) for t in (x, ids, weights))
-    by_token = w_gate_scale.dim() == 2 and hidden_scale is None
-    rows = rows.float() * (x_scale if hidden_scale is not None else
-                           _rows(x_scale).repeat_interleave(x.shape[-1] if by_token else 128, -1)
-                           [:, :x.shape[-1]])
     both = _expert_of_fp8(w_gate, w_gate_scale)
     gate, up = both.chunk(2, 1) if w_up is None else (both, _expert_of_fp8(w_up, w_up_scale))
     if w_up is None and packing == "interleaved":
@@ -537,15 +578,9 @@ def moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_
     y = torch.zeros_like(rows)
     for expert, tokens, choices in _rows_by_expert(ids, len(down)):
         own = rows[tokens]
-        hidden = ACTIVATIONS[act](F.linear(own, gate[expert])) * F.linear(own, up[expert])
-        if by_token:
-            scale = hidden.abs().amax(-1, keepdim=True) / 448
-            scale = torch.where(scale == 0, 1.0, scale)
-            hidden = quantise(hidden, scale)[0].float() * scale
-        else:
-            hidden = _dequantised(*quantise(hidden, hidden_scale), 1)
+        hidden = round_hidden(ACTIVATIONS[act](F.linear(own, gate[expert])) * F.linear(own, up[expert]))
         y = y.index_add(0, tokens, shares[tokens, choices, None] * F.linear(hidden, down[expert]))
-    return y.bfloat16().view(x.shape)
+    return y.view(x.shape)
 
 
 def _activated_backward(act, d_hidden, gate, up):
@@ -1019,6 +1054,22 @@ def qkv(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, head
         angle, factor = angles_at(positions, angles, rotation, rotary or dim, rule, numbers)
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     return q, k, v
+
+
+def _qkv_fp8(product, x, w, w_scale, bias, q_norm, k_norm, positions, angles, heads, kv_heads, _dim, *options):
+    # The product with a unit matrix is the rows of q, k and v.
+    rows = product(x.float(), w, w_scale, None if bias is None else bias.float(), None)
+    parts = qkv(rows, torch.eye(len(w), device=x.device), None, None, None, None, None, q_norm, k_norm, positions,
+                angles, heads, kv_heads, *options)
+    return tuple(t.to(x.dtype) for t in parts)
+
+
+def qkv_fp8_token(*arguments):
+    return _qkv_fp8(linear_fp8_token, *arguments)
+
+
+def qkv_fp8_block(*arguments):
+    return _qkv_fp8(linear_fp8_block, *arguments)
 
 
 def qkv_cached(*arguments):

@@ -652,6 +652,31 @@ def linear_fp8_arguments(kind, dtype=torch.float32, device="cpu") -> tuple:
     return tuple(t.to(dtype).to(device) if at in (0, 3, 4) else t.to(device) for at, t in enumerate(made))
 
 
+def quantising_fp8_arguments(op, kind, dtype=torch.float32, device="cpu") -> tuple:
+    """A case of torch.ops.fftune.<op>_fp8_<kind>, of ffn, moe_ffn or qkv, which quantises its tokens."""
+    if op == "qkv":
+        heads, kv_heads, dim, d = 4, 2, 48, 160
+        n = (heads + 2 * kv_heads) * dim
+        made = [torch.randn(2, 3, d), torch.randn(n, d).to(torch.float8_e4m3fn),
+                (torch.rand(n) if kind == "token" else torch.rand(3, 2)) / 24, torch.randn(n), torch.randn(dim),
+                torch.randn(dim), torch.arange(6, dtype=torch.int32).view(2, 3), None, heads, kv_heads, dim, 1e-6,
+                "halves", 0, "base", NUMBERS]
+        typed = (0, 3, 4, 5)
+    elif op == "moe_ffn":
+        x, ids, shares, *weights, _, gate, up, _, down, act, packing, shared, routing = moe_fp8_arguments(kind)
+        made = [torch.randn(x.shape), ids, shares, *weights, gate, up, down, act, packing, shared, routing]
+        typed = (0,)
+    else:
+        d, h = 160, 272
+        weights = [torch.randn(n, k).to(torch.float8_e4m3fn) for n, k in ((h, d), (h, d), (d, h))]
+        scales = [(torch.rand(len(w)) if kind == "token" else torch.rand(-(-w.shape[0] // 128), -(-w.shape[1] // 128)))
+                  / 24 for w in weights]
+        made = [torch.randn(2, 3, d), *weights, *scales, torch.randn(d), torch.randn(2, 3, d), "silu"]
+        typed = (0, 7, 8)
+    return tuple(t if not isinstance(t, Tensor) else t.to(device, dtype if at in typed else t.dtype)
+                 for at, t in enumerate(made))
+
+
 def fp8_arguments(block: bool, device="cpu") -> tuple:
     """A case of torch.ops.fftune.ffn_fp8, with sizes that blocks do not divide."""
     quantise, quantise_weight = reference.quantise, reference.quantise_weight

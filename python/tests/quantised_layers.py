@@ -1,5 +1,6 @@
 """Layers with weights of 4 and 8 bits that have the tensors and attributes of GPTQModel's, AutoAWQ's,
 compressed-tensors' and transformers' to the bit, and compute by PyTorch."""
+import copy
 import json
 import types
 from pathlib import Path
@@ -102,6 +103,23 @@ def compressed(tensors, *, symmetric, group_size=None, activations=None, bits=4,
     return layer
 
 
+def quantise_by_compressed_tensors(model, skip=("lm_head",), group=32):
+    """All linear layers of a model but those of a name, in int4; the layers' dense weights beside them."""
+    dense = copy.deepcopy(model)
+    for name, child in list(model.named_modules()):
+        parent, _, own = name.rpartition(".")
+        if type(child) is nn.Linear and own not in skip:
+            w = child.weight.detach().float().unflatten(1, (-1, group))
+            scale = (w.abs().amax(-1, keepdim=True) / 7).to(child.weight.dtype)
+            q = (w / scale.float() + 8).round().clamp(0, 15)
+            layer = compressed({"weight_packed": packed(q.flatten(1), 1), "weight_scale": scale.squeeze(-1),
+                                "weight_shape": torch.tensor(child.weight.shape)}, symmetric=True, group_size=group)
+            layer.bias = child.bias
+            setattr(model.get_submodule(parent), own, layer)
+            dense.get_submodule(name).weight.data = ((q - 8) * scale.float()).flatten(1).to(child.weight.dtype)
+    return model, dense
+
+
 def forward_quantize(module, value, base_name, args):
     """compressed-tensors': values rounded to a type of 8 bits by a scale of each token, of groups of a
     token, or one that the module has."""
@@ -151,12 +169,11 @@ def with_expert_modules(model):
 def product_of_fp8(x, weight, scale, block_size, dtype, activation_scale=None):
     """C = A B^T as Triton's kernels of transformers' FP8Linear compute it, summed up in float64. Each token,
     or each block of its elements, has a scale, by which it is rounded to e4m3."""
-    assert activation_scale is None
     (n, k), x = weight.shape, x.float()
     rows, size = (n, k) if block_size is None else block_size
     parts = nn.functional.pad(x, (0, -k % size)).unflatten(-1, (-1, size))
-    own = parts.abs().amax(-1, keepdim=True) / 448
-    rounded = (parts / own.clamp_min(1e-12)).to(torch.float8_e4m3fn).double() * own
+    own = parts.abs().amax(-1, keepdim=True) / 448 if activation_scale is None else activation_scale
+    rounded = (parts / own.clamp_min(1e-12)).clamp(-448, 448).to(torch.float8_e4m3fn).double() * own
     wide = scale.double().reshape(-(-n // rows), -1).repeat_interleave(rows, 0).repeat_interleave(size, 1)
     return (rounded.flatten(-2)[..., :k] @ (weight.double() * wide[:n, :k]).T).to(dtype)
 
@@ -191,6 +208,25 @@ def quantise_to_fp8(model, block=128, skip=("lm_head",)):
             setattr(model.get_submodule(parent), own, fp8_linear(
                 *rounded_to_fp8(child.weight, block), child.bias, block_size=(block, block)))
     return model
+
+
+def fp8_experts(experts, block=128, scheme="dynamic"):
+    """transformers' FP8Experts, as it loads them, of experts with dense weights; run by their loop."""
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+    from transformers.integrations.moe import use_experts_implementation
+
+    config = copy.deepcopy(experts.config)
+    config._experts_implementation = "eager"
+    # The decorator changes the class, and transformers gives it the same one for each layer.
+    kind = FP8Experts if hasattr(FP8Experts.forward, "__wrapped__") else use_experts_implementation(
+        experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
+    with torch.device("meta"):
+        other = kind(config, block_size=block and (block, block), activation_scheme=scheme)
+    for name in ("gate_up_proj", "down_proj"):
+        codes, scales = map(torch.stack, zip(*(rounded_to_fp8(w, block) for w in getattr(experts, name))))
+        setattr(other, name, nn.Parameter(codes, requires_grad=False))
+        setattr(other, f"{name}_scale_inv", nn.Parameter(scales, requires_grad=False))
+    return other
 
 
 def of_file(name, bias=None):

@@ -128,7 +128,8 @@ def test_type_checkers_see_the_types_of_the_table():
             compared += 1
             assert words[word] in seen[argument.name], (name, argument.name)
             required = parameters[argument.name].default is inspect.Parameter.empty
-            if required and not str(argument.type).startswith("Optional"):
+            # Without x_scale another op runs, which quantises the tokens.
+            if required and not str(argument.type).startswith("Optional") and argument.name != "x_scale":
                 assert type(None) not in seen[argument.name], (name, argument.name)
     assert compared > 100, compared
 
@@ -157,6 +158,6 @@ def _declared(of: str, arguments: str, results: str) -> tuple:
 
 def test_the_table_has_every_op_that_is_declared():
     table = json.loads((Path(_description.__file__).parent / "_op_table.json").read_text())
-    assert len(vars(OPS)) == 157
-    forms = {"layer", "decode", "mlp", "linear_fp8"}  # laid out or named apart
+    assert len(vars(OPS)) == 163
+    forms = {"layer", "decode", "mlp", "linear_fp8", "ffn_fp8", "moe_ffn_fp8"}  # laid out or named apart
     assert {op.label for op in vars(OPS).values()} - forms == set(table)

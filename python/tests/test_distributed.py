@@ -1,5 +1,6 @@
 """Groups of processes on the CPU, and their collectives."""
 import os
+import subprocess
 import time
 
 import pytest
@@ -8,6 +9,8 @@ import torch.multiprocessing as mp
 
 import fftune
 from fftune import distributed, ops
+from fftune.__main__ import tool_environment
+from fftune._library import tool_path
 from test_layers import FORMS, make_layers
 
 
@@ -26,7 +29,7 @@ def _tensors(ranks: int, dtype, *shape):
 
 
 def _add_and_norm(rank: int, ranks: int, name: str) -> None:
-    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=20) as group:
+    with distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=60) as group:
         for dtype in (torch.float32, torch.bfloat16):
             xs, residual, w = _tensors(ranks, dtype, 3, 5, 48)
             total = sum((x.float() for x in xs[1:]), xs[0].float())
@@ -65,7 +68,7 @@ def test_ranks_have_the_sum_and_its_norm(ranks):
 def _launched(rank: int, ranks: int, name: str) -> None:
     os.environ.update({"OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "PMIX_NAMESPACE": name,
                        "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)})
-    with distributed.Group("sums", max_bytes=1 << 10, timeout=20) as group:
+    with distributed.Group("sums", max_bytes=1 << 10, timeout=60) as group:
         assert (group.rank, group.ranks) == (rank, ranks)
         total = ops.all_reduce(torch.full((4,), 1.0 + rank), group=group)
         assert torch.equal(total, torch.full((4,), ranks * (ranks + 1) / 2))
@@ -264,8 +267,9 @@ def test_a_search_on_all_ranks():
     _start(_tuned, 2)
 
 
-def _tuned_layers(rank: int, ranks: int, name: str) -> None:
-    """The search of a layer's slices also divides what one family covers among several."""
+def _tuned_layers(rank: int, ranks: int, name: str, presets: str) -> None:
+    """The search of a layer's slices also divides what one family covers among several. Rank 0 writes
+    its record, which a context that is made afterwards loads on every rank."""
     with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
         torch.manual_seed(7)
         (x, weights, caches, lengths, heads, kv_heads), options = make_layers()
@@ -278,21 +282,50 @@ def _tuned_layers(rank: int, ranks: int, name: str) -> None:
             return ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks, group=group,
                              **options)
 
-        problems = group.tune(call, budget=2)
+        problems = group.tune(call, budget=2, presets=presets)
         assert [problem["op"] for problem in problems] == ["layer"]
-        assert fftune.explain(problems[0], "cpu")["reason"] == "a search on the ranks of a group"
+        found = fftune.explain(problems[0], "cpu")
+        assert found["reason"] == "a search on the ranks of a group"
+        torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
+        group.check()
+
+        os.environ["FFTUNE_PRESETS"] = presets
+        fftune.tuning.forget_plans()
+        loaded = fftune.explain(problems[0], "cpu")
+        assert loaded["preset"]["path"] == f"{presets}/{os.listdir(presets)[0]}/layer.json"
+        assert loaded["preset"]["exact_shape"] and not loaded["preset"]["stale"]
+        assert loaded["variants"] == found["variants"]
         torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
         group.check()
 
 
-def test_a_search_of_slices_on_all_ranks():
-    _start(_tuned_layers, 2)
+def _tool(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([str(tool_path()), *words], env=tool_environment(), text=True,
+                          capture_output=True)
+
+
+def test_a_search_of_slices_on_all_ranks_is_a_preset(tmp_path):
+    presets = str(tmp_path)
+    _start(_tuned_layers, 2, presets)
+    assert _tool("presets", "validate", presets).stdout.endswith(" 1 readable record, 0 faults, 0 notes\n")
+    assert "link=peers" in _tool("presets", "show", presets).stdout
+    # One rank plays all.
+    checked = _tool("check", "--device", "cpu", "--presets", presets, "--seeds", "1", "--json")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "checked by one rank that plays all" in checked.stdout
+    # The tool has no ranks to search with, and leaves the record as it is.
+    before = _tool("presets", "show", presets).stdout
+    refreshed = _tool("refresh", "--device", "cpu", "--out", presets, "--all")
+    assert refreshed.returncode == 1 and "peers needs the ranks of a group" in refreshed.stdout
+    again = _tool("tune-presets", presets, "--device", "cpu", "--again", "--out", presets)
+    assert "peers needs the ranks of a group" in again.stderr
+    assert _tool("presets", "show", presets).stdout == before
 
 
 def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=ranks)
-    group = distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
+    group = distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
     assert (group.rank, group.ranks) == (rank, ranks)
     x = torch.full((2, 8), float(rank + 1))
     assert torch.equal(ops.all_reduce(x, group=group), torch.full((2, 8), 3.0))
@@ -300,7 +333,7 @@ def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
     host = distributed.host()
     distributed.host = lambda: host if rank == 0 else "another"
     with pytest.raises(fftune.Error, match="rank 1 is on another host than rank 0"):
-        distributed.init_group(device="cpu", max_bytes=4096, timeout=20)
+        distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
     torch.distributed.destroy_process_group()
 
 
@@ -309,7 +342,7 @@ def test_a_group_from_a_process_group(tmp_path):
 
 
 def _die(rank: int, ranks: int, name: str) -> None:
-    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=20)
+    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=60)
     x = torch.ones(1, 8)
     ops.all_reduce(x, group=group)
     if rank == 1:
@@ -328,7 +361,7 @@ def test_a_rank_that_dies_is_an_error():
 
 
 def _other_options(rank: int, ranks: int, name: str) -> None:
-    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=20)
+    group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=60)
     with pytest.raises(fftune.Error, match="another problem|has left"):
         ops.all_reduce_norm(torch.ones(1, 8), torch.ones(8), group=group, eps=1e-5 * (rank + 1))
 

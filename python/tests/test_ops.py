@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fftune
-from cases import BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp8_arguments
+from cases import (BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp8_arguments,
+                   quantising_fp8_arguments)
 from fftune import ops, reference
 from fftune._ops import attention as attention_op
 
@@ -86,6 +87,37 @@ def test_linear_in_fp8(kind, dtype):
     assert got.dtype == dtype
     assert error(got, getattr(reference, name)(*arguments)) < 2e-2
     assert torch.equal(ops.linear_fp8(*arguments), got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["token", "block"])
+@pytest.mark.parametrize("op", ["ffn", "moe_ffn", "qkv"])
+def test_ops_in_fp8_that_quantise_their_tokens(op, kind, dtype):
+    arguments = quantising_fp8_arguments(op, kind, dtype)
+    name = f"{op}_fp8_{kind}"
+    got = getattr(torch.ops.fftune, name)(*arguments)
+    for ours, right in zip(listed(got), listed(getattr(reference, name)(*arguments)), strict=True):
+        assert ours.dtype == dtype and error(ours, right) < 2e-2
+    if op == "ffn":
+        x, *weights, gate, up, down, bias, residual, act = arguments
+        assert torch.equal(ops.ffn_fp8(x, *weights, None, gate, up, down, bias=bias, residual=residual, act=act), got)
+        with pytest.raises(fftune.Error, match="hidden_scale without x_scale"):
+            ops.ffn_fp8(x, *weights, None, gate, up, down, gate)
+        with pytest.raises(fftune.Error, match="bias or residual beside x_scale"):
+            ops.ffn_fp8(x, *weights, gate, gate, up, down, bias=bias)
+    elif op == "qkv":
+        x, w, scale, bias, *norms, positions, _, heads, kv_heads = arguments[:10]
+        again = ops.qkv(x, w, heads, kv_heads, bias=bias, norms=norms, positions=positions, factor=arguments[-1][1],
+                        w_scale=scale)
+        assert all(map(torch.equal, again, got))
+        with pytest.raises(fftune.Error, match="w_scale goes with one dense w"):
+            ops.qkv(x, (w, w, w), heads, kv_heads, w_scale=scale)
+    else:
+        x, ids, shares, *weights, gate, up, down, act, packing, shared, _ = arguments
+        assert torch.equal(ops.moe_ffn_fp8(x, ids, shares, *weights, None, gate, up, down, act=act, shared=shared),
+                           got)
+        with pytest.raises(fftune.Error, match="hidden_scale without x_scale"):
+            ops.moe_ffn_fp8(x, ids, shares, *weights, None, gate, up, down, gate)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -174,6 +206,9 @@ def test_opcheck_fp8():
     for kind in ("token", "block"):
         torch.library.opcheck(getattr(torch.ops.fftune, f"linear_fp8_{kind}").default,
                               linear_fp8_arguments(kind), test_utils=utils)
+        for op in ("ffn", "moe_ffn", "qkv"):
+            torch.library.opcheck(getattr(torch.ops.fftune, f"{op}_fp8_{kind}").default,
+                                  quantising_fp8_arguments(op, kind), test_utils=utils)
 
 
 def layer(x, norm, gate, up, down):

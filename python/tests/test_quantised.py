@@ -14,8 +14,9 @@ from torch import nn
 import fftune
 from fftune.patching.decoding import head_of
 from fftune.patching.quantised import packed_of
-from quantised_layers import (TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_linear, gptq_of, of_file,
-                              packed, product_of_fp8, quantise_by_gptq, quantise_to_fp8, rounded_to_fp8,
+from quantised_layers import (Experts, TorchLinear, WQLinear_GEMM, compressed, forward_quantize, fp8_experts, fp8_linear,
+                              gptq_of, of_file,
+                              packed, product_of_fp8, quantise_by_compressed_tensors, quantise_by_gptq, quantise_to_fp8, rounded_to_fp8,
                               with_expert_modules)
 
 pytest.importorskip("safetensors")
@@ -306,7 +307,7 @@ def fp8_of(n, k, block=128, **options):
     return fp8_linear(*rounded_to_fp8(torch.randn(n, k), block), **options)
 
 
-FP8_LAYERS = {"file": lambda: of_file("fp8_block_deepseek_v3")[0], "ue8m0": lambda: of_file("fp8_block_ue8m0")[0],
+FP8_LAYERS = {"file": lambda: of_file("fp8_block_deepseek_v3")[0],
               "ragged": lambda: fp8_of(200, 330, bias=nn.Parameter(torch.randn(200))),
               "rows": lambda: fp8_of_rows(96, 200, 96), "rows of one scale": lambda: fp8_of_rows(96, 200, 1),
               "tensor": lambda: fp8_of(96, 272, None, block_size=None),
@@ -324,7 +325,7 @@ def test_fp8_linear_rounds_activations_as_the_layer_itself(kind, device, dtype, 
         layer.bias.data = layer.bias.data.to(dtype)
     before, theirs = bits_of(layer), layer(x)
     ((_, words),) = fftune.patch(layer).replaced
-    assert words.endswith("by blocks of 128" if kind in ("file", "ue8m0", "ragged") else "by token")
+    assert words.endswith("by blocks of 128" if kind in ("file", "ragged") else "by token")
     ours = layer(x)
     finite = theirs.isfinite()
     assert torch.equal(ours.isnan(), ~finite) and ours.dtype == dtype and finite.sum() > ours.numel() * 0.8
@@ -334,6 +335,37 @@ def test_fp8_linear_rounds_activations_as_the_layer_itself(kind, device, dtype, 
     assert bits_of(layer) == before
     fftune.unpatch(layer)
     assert bits_of(layer) == before and "forward" not in layer.__dict__
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("block, bias", ((64, True), (128, False)))
+def test_fp8_linear_with_a_static_scale(block, bias, device, dtype, fp8_kernels):
+    layer = fp8_of(200, 384, block, block_size=(block, block), scheme="static",
+                   bias=nn.Parameter(torch.randn(200)) if bias else None)
+    layer.activation_scale = nn.Parameter(torch.tensor(0.004))
+    model = model_of(layer, dtype).to(device)
+    if bias:
+        layer.bias.data = layer.bias.data.to(dtype)
+    x = torch.randn(3, 5, 384, dtype=dtype, device=device)
+    x[0, 0, 3], x[0, 1, 3], x[0, 2, 3] = float("nan"), float("inf"), 1e4
+    before, theirs = bits_of(layer), layer(x)
+    ((_, words),) = fftune.patch(model).replaced
+    assert words.startswith("FP8Linear by linear with a packed weight") and words.endswith("rounded activations)")
+    ours = model(x)
+    finite = theirs.isfinite()
+    assert torch.equal(ours.isnan(), theirs.isnan()) and ours.dtype == dtype and finite.sum() > ours.numel() * 0.8
+    assert error(ours[finite], theirs[finite].double()) <= 2 * torch.finfo(dtype).eps + 4e-7
+    assert model(x[:0]).shape == (0, 5, 200) and bits_of(layer) == before
+    gradients = []
+    for module in (layer, None):
+        wanted = torch.randn(4, 384, dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(1))
+        wanted.requires_grad_()
+        if module is None:
+            fftune.unpatch(model)
+            assert bits_of(layer) == before and "forward" not in layer.__dict__
+        layer(wanted).float().square().sum().backward()
+        gradients.append(wanted.grad)
+    assert error(gradients[0], gradients[1].double()) <= 16 * torch.finfo(dtype).eps
 
 
 def test_fp8_layers_that_round_otherwise_are_left_alone_with_the_reason():
@@ -351,7 +383,14 @@ def test_fp8_layers_that_round_otherwise_are_left_alone_with_the_reason():
     layer.weight_scale.data = layer.weight_scale.data[:, :1]
     assert "not of blocks of 128 by 128" in left(layer)
     assert "its blocks are 64 by 64" in left(fp8_of(128, 128, 64, block_size=(64, 64)))
-    assert "rounded by a static scale" in left(fp8_of(128, 256, scheme="static"))
+    no_number = fp8_of(128, 256, scheme="static")
+    no_number.activation_scale = nn.Parameter(torch.tensor(0.0))
+    assert left(no_number) == "its activation_scale is no positive number"
+    of_one_scale = "its weight has one scale: kernels then leave activation_scale unread, or read it"
+    assert left(fp8_of(96, 272, None, block_size=None, scheme="static")) == of_one_scale
+    assert left(fp8_of(64, 64, None, block_size=(64, 64), scheme="static")) == of_one_scale
+    assert left(of_file("fp8_block_ue8m0")[0]) == (
+        "its scales are float8_e8m0fnu, for which kernels round activations in several ways")
     of_one_scale = fp8_of(96, 272, None, block_size=None)
     of_one_scale.weight_scale_inv.data = torch.ones(2)
     assert left(of_one_scale) == "weight_scale_inv is [2], not one scale, or one for each row"
@@ -501,10 +540,10 @@ SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_la
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, eos_token_id=None)
 
 
-def dense_llama(kind="Llama", dtype=torch.float32, device="cpu"):
+def dense_llama(kind="Llama", dtype=torch.float32, device="cpu", **sizes):
     import transformers
 
-    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **sizes})
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -567,45 +606,251 @@ def test_all_layers_of_a_quantised_model_by_one_op(kind, fits_the_head, device, 
     assert not [name for name, _ in model.named_buffers() if "_fftune" in name]
 
 
-@pytest.mark.parametrize("device, dtype", DEVICES)
-def test_a_model_of_fp8_layers(device, dtype, fp8_kernels):
-    model = quantise_to_fp8(dense_llama("Qwen3", dtype, device))
-    ids, saved = torch.randint(3, 96, (2, 9), device=device), bits_of(model)
+@pytest.mark.parametrize("whole", (False, True))
+@pytest.mark.parametrize("kind, skip", (("Qwen3", ("lm_head", "k_proj")), ("Llama", ()), ("Qwen2", ("lm_head",))))
+def test_a_model_of_compressed_layers(kind, skip, whole):
+    """They are of class Linear, and have no weight."""
+    model, dense = quantise_by_compressed_tensors(dense_llama(kind), skip)
+    ids, saved = torch.randint(3, 96, (2, 9)), bits_of(model)
+    report = str(fftune.patch(model, whole_layers=whole))
+    assert "Linear by linear with a packed weight (compressed-tensors, groups of 32)" in report, report
+    assert ("2 layers of" in report) == (whole and not skip[1:]), report
     with torch.no_grad():
-        before = model(ids).logits
-        report = str(fftune.patch(model, whole_layers=True))
-        assert "14 more: FP8Linear by linear of fp8" in report or "13 more: FP8Linear by linear of fp8" in report, report
-        assert "projections: q_proj is no Linear" in report, report
-        # Another rounding before that of the activations may lead to their next fp8 number.
-        assert error(model(ids).logits, before.double()) <= (1e-3 if dtype == torch.float32 else 0.05)
+        for tokens in (ids, ids[:1, :1]):
+            assert error(model(tokens).logits, dense(tokens).logits.double()) < 1e-5
+    given = model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert torch.equal(given, dense.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None))
+    losses = [each.train()(ids, labels=ids).loss for each in (model, dense)]
+    assert error(*losses) < 1e-5
     assert bits_of(model) == saved
     fftune.unpatch(model)
     assert bits_of(model) == saved
 
 
+def counts_of(run):
+    with torch.profiler.profile() as profile:
+        run()
+    return {event.key.removeprefix("fftune::"): event.count for event in profile.key_averages()
+            if event.key.startswith("fftune::")}
+
+
+def of_roundings(model, ids):
+    """How far logits are apart that differ by roundings of each layer's results. Another rounding before that
+    of the activations may lead to their next fp8 number, and then all that follow."""
+    own = copy.deepcopy(model)
+    size = 2 * torch.finfo(own.dtype).eps
+    for layer in own.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            part.register_forward_hook(lambda module, given, y: (
+                (y[0] * (1 + size * torch.randn_like(y[0])), *y[1:]) if isinstance(y, tuple)
+                else y * (1 + size * torch.randn_like(y))))
+    right = model(ids).logits.double()
+    return max(error(own(ids).logits, right) for _ in range(3))
+
+
+# Heads of q, k and v that are whole blocks of 128 rows.
+WHOLE_BLOCKS = dict(hidden_size=256, intermediate_size=192, head_dim=64)
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("kind, sizes, qkv", (("Qwen3", WHOLE_BLOCKS, 2), ("Qwen2", WHOLE_BLOCKS, 2), ("Qwen3", dict(head_dim=48), 0)))
+def test_a_model_of_fp8_layers(kind, sizes, qkv, device, dtype, fp8_kernels):
+    model = quantise_to_fp8(dense_llama(kind, dtype, device, **sizes))
+    ids, saved = torch.randint(3, 96, (2, 9), device=device), bits_of(model)
+    with torch.no_grad():
+        before, near = model(ids).logits, of_roundings(model, ids)
+        report = str(fftune.patch(model, whole_layers=True))
+        assert "13 more: FP8Linear by linear of fp8" in report, report
+        assert "MLP by ffn of fp8, with rounded activations (silu)" in report, report
+        assert "layers: its linear layers round activations to fp8" in report, report
+        assert error(model(ids).logits, before.double()) <= 3 * max(near, 5e-3)
+        counts = counts_of(lambda: model(ids))
+        assert {name: count for name, count in counts.items() if "fp8" in name} == {
+            "ffn_fp8_block": 2, "linear_fp8_block": 2 if qkv else 8, **({"qkv_fp8_block": qkv} if qkv else {})}
+    assert bits_of(model) == saved
+    fftune.unpatch(model)
+    assert bits_of(model) == saved
+    assert not any("_fftune" in name for name, _ in model.named_buffers())
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+
+
 @torch.no_grad()
-def test_experts_with_quantised_layers_of_their_own():
+def test_merged_projections_of_fp8_follow_their_layers(fp8_kernels, tmp_path):
+    """The layers' tensors are views of the merged ones: what changes them changes those."""
+    model = quantise_to_fp8(dense_llama("Qwen3", **WHOLE_BLOCKS))
+    other = copy.deepcopy(model)
+    for layer in other.model.layers:
+        layer.self_attn.k_proj.weight_scale_inv.mul_(3)
+        layer.self_attn.v_proj.weight.data = layer.self_attn.v_proj.weight.data.flip(0)
+    x = torch.randint(3, 96, (1, 5))
+    changed = other(x).logits
+    assert error(model(x).logits, changed.double()) > 0.01
+    fftune.patch(model)
+    assert counts_of(lambda: model(x))["qkv_fp8_block"] == 2
+    copied = copy.deepcopy(model)
+    right = model(x).logits
+    model.load_state_dict(other.state_dict())  # in place
+    assert error(model(x).logits, changed.double()) < 1e-3
+    assert torch.equal(copied(x).logits, right)
+    for layer in copied.model.layers:  # by tensors in other memory
+        for name in ("k_proj", "v_proj"):
+            own = getattr(layer.self_attn, name)
+            own.load_state_dict({key: t.clone() for key, t in own_state(other, layer, name).items()}, assign=True)
+    assert error(copied(x).logits, changed.double()) < 1e-3
+    assert counts_of(lambda: copied(x))["qkv_fp8_block"] == 2
+    model.save_pretrained(tmp_path)
+    from safetensors.torch import load_file
+    for name, saved in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(saved.view(torch.uint8), model.state_dict()[name].view(torch.uint8)), name
+
+
+def own_state(model, layer, name):
+    return getattr(model.model.layers[layer.self_attn.layer_idx].self_attn, name).state_dict()
+
+
+def gptq_mixture(**options):
     import transformers
 
     config = transformers.Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2,
                                          moe_intermediate_size=64)
     torch.manual_seed(1)
     model = with_expert_modules(transformers.AutoModelForCausalLM.from_config(config).eval())
-    quantise_by_gptq(model, group=32)
+    return quantise_by_gptq(model, group=32, **options)
+
+
+@torch.no_grad()
+def test_experts_with_quantised_layers_of_their_own():
+    model = gptq_mixture()
     ids, saved = torch.randint(3, 96, (2, 9)), bits_of(model)
     before = model(ids).logits
+    size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     report = str(fftune.patch(model))
     assert "mlp.experts.0 and 7 more: Expert by ffn with packed weights (silu)" in report, report
+    assert "mlp.experts and 1 more: 4 experts of Experts by moe-ffn with packed weights (silu)" in report, report
+    assert "Qwen3MoeTopKRouter by moe-route" in report, report
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+                for t in (*model.parameters(), *model.buffers())}
+    assert sum(storages.values()) < 1.4 * size  # in memory once, beside a header of each layer
+    for tokens in (ids, ids[:1, :1], ids[:0]):
+        if tokens.numel():
+            assert counts_of(lambda: model(tokens))["moe_ffn_packed"] == 2
     assert error(model(ids).logits, before.double()) < 1e-5 and bits_of(model) == saved
+    copied = copy.deepcopy(model)
+    experts = model.model.layers[0].mlp.experts
+    x, chosen, shares = torch.randn(5, 64), torch.tensor([[0, 3]] * 5), torch.rand(5, 2)
+    right = experts(x, chosen, shares)
+    assert experts(x[:0], chosen[:0], shares[:0]).shape == (0, 64)
+    with torch.enable_grad():
+        wanted = x.clone().requires_grad_()
+        assert error(experts(wanted, chosen, shares), right.double()) < 1e-5
+    assert error(experts[1](x), fftune.unpatch(copy.deepcopy(experts[1]))(x).double()) < 1e-5
+    experts[0].up_proj.load_state_dict(experts[1].up_proj.state_dict())  # ends its replacement
+    assert error(experts(x, chosen, shares), right.double()) > 0.01
     fftune.unpatch(model)
-    assert torch.equal(model(ids).logits, before) and bits_of(model) == saved
+    assert torch.equal(copied(ids).logits, copied(ids).logits) and bits_of(copied) == saved
+    fftune.unpatch(copied)
+    assert torch.equal(copied(ids).logits, before) and bits_of(copied) == saved
+    assert not [name for name, _ in copied.named_buffers() if "_fftune" in name]
 
 
-def test_experts_of_fp8_are_left_alone_with_the_reason():
-    finegrained = pytest.importorskip("transformers.integrations.finegrained_fp8")
-    config = types.SimpleNamespace(hidden_size=128, num_experts=2, moe_intermediate_size=128, hidden_act="silu")
-    assert left(finegrained.FP8Experts(config, (128, 128))) == (
-        "FP8Experts has codes in a layout for which there is no kernel")
+class WeighedBefore(Experts):
+    def forward(self, x, ids, shares):
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self):
+            token, place = torch.where(ids == number)
+            y = y.index_add(0, token, expert(x[token] * shares[token, place, None]))
+        return y
+
+
+class Squared(Experts):
+    def forward(self, x, ids, shares):
+        return super().forward(x, ids, shares.square())
+
+
+@torch.no_grad()
+def test_modules_around_experts_are_known_by_what_they_compute():
+    x, ids, shares = torch.randn(7, 64), torch.randint(0, 2, (7, 1)), torch.rand(7, 1) + 0.5
+    for kind, words in ((WeighedBefore, "by moe-ffn"), (Squared, "Squared computes nothing that is known")):
+        model = gptq_mixture()
+        experts = model.model.layers[0].mlp.experts
+        experts.__class__ = kind
+        right = experts(x, ids, shares)
+        report = str(fftune.patch(model))
+        assert words in report and error(experts(x, ids, shares), right.double()) < 1e-5, report
+    model = gptq_mixture(desc_act=True)
+    right = model(ids.T).logits
+    report = str(fftune.patch(model))
+    assert "by moe-ffn" not in report and error(model(ids.T).logits, right.double()) < 1e-5
+
+
+def fp8_mixture(dtype=torch.float32, **changes):
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(**{**SIZES, **dict(hidden_size=192, head_dim=32, num_experts=4,
+                                                            num_experts_per_tok=2, moe_intermediate_size=128), **changes})
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    for layer in model.model.layers:
+        layer.mlp.experts = fp8_experts(layer.mlp.experts)
+    return model
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@torch.no_grad()
+def test_experts_of_fp8(dtype, fp8_kernels):
+    model = fp8_mixture(dtype)
+    experts = model.model.layers[0].mlp.experts
+    saved, own = bits_of(model), copy.deepcopy(experts)
+    report = str(fftune.patch(model))
+    assert "FP8Experts by moe-ffn of fp8, with activations rounded by blocks of 128 (silu)" in report, report
+    assert "Qwen3MoeTopKRouter by moe-route" in report, report
+    for rows in (0, 1, 17):
+        x = torch.randn(rows, 192, dtype=dtype)
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(rows)]) if rows else torch.empty(0, 2).long()
+        shares = torch.rand(rows, 2).to(dtype)
+        ours = experts(x, ids, shares)
+        assert ours.shape == x.shape and ours.dtype == dtype
+        if rows:
+            # Some numbers of hidden round to the next fp8 number: a difference of an eighth in one of 128.
+            assert error(ours, own(x, ids, shares).double()) < (2e-3 if dtype == torch.float32 else 2e-2)
+    with torch.enable_grad():
+        wanted = torch.randn(3, 192, dtype=dtype, requires_grad=True)
+        assert experts(wanted, ids[:3], shares[:3]).requires_grad
+    ids = torch.randint(3, 96, (2, 9))
+    assert counts_of(lambda: model(ids))["moe_ffn_fp8_block"] == 2
+    assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)
+    assert bits_of(model) == saved
+    fftune.unpatch(model)
+    assert bits_of(model) == saved and "forward" not in experts.__dict__
+
+
+def test_experts_of_fp8_that_round_otherwise_are_left_alone_with_the_reason():
+    experts = fp8_mixture(num_hidden_layers=1).model.layers[0].mlp.experts
+
+    def changed(**attributes):
+        own = copy.deepcopy(experts)
+        for name, value in attributes.items():
+            setattr(own, name, value)
+        return own
+
+    wide = experts.down_proj_scale_inv.clone()
+    wide[0] = float("inf")
+    for attributes, reason in (
+            (dict(activation_scheme="static"), "its activations are rounded by static scales, for which"),
+            (dict(block_size=None), "its tokens are rounded as a whole, for which there is no kernel"),
+            (dict(block_size=(64, 64)), "its blocks are 64 by 64"),
+            (dict(limit=5.0), "FP8Experts computes an activation for which there is no kernel"),
+            (dict(has_gate=False), "FP8Experts has no gate"),
+            (dict(forward=lambda *_: None), "its forward was replaced already"),
+            (dict(down_proj_scale_inv=nn.Parameter(wide)), "its scales are not finite"),
+            (dict(down_proj_scale_inv=nn.Parameter(experts.down_proj_scale_inv.to(torch.float8_e8m0fnu),
+                                                   requires_grad=False)), "its scales are float8_e8m0fnu, for"),
+            (dict(down_proj_scale_inv=nn.Parameter(wide[:, :1])), "down_proj_scale_inv is [4, 1, 1], not [4, 2, 1]"),
+            (dict(down_proj=nn.Parameter(experts.down_proj.view(torch.int8), requires_grad=False)),
+             "its weights are not float8_e4m3fn")):
+        assert reason in left(changed(**attributes)), attributes
+    assert "a block of 128 rows has rows of gate and of up, which have 96" in left(
+        fp8_mixture(num_hidden_layers=1, moe_intermediate_size=96).model.layers[0].mlp.experts)
 
 
 def test_whole_layers_need_packed_weights_of_one_format():
@@ -632,10 +877,8 @@ def test_projections_of_one_packed_weight():
     model = llama("Qwen3", group=32)
     ids = torch.randint(3, 96, (1, 4))
     fftune.patch(model)
-    with torch.profiler.profile() as profile:
-        model(ids)
-    counts = {event.key: event.count for event in profile.key_averages()}
-    assert counts.get("fftune::qkv_packed") == 2, counts
+    counts = counts_of(lambda: model(ids))
+    assert counts.get("qkv_packed") == 2, counts
     attention = model.model.layers[0].self_attn
     x = torch.randn(3, 64)
     for name in "qkv":  # each by itself too

@@ -11,7 +11,8 @@ import vllm_interfaces
 
 RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 # Names that the plugin asks for with a default, or that it knows in another form.
-ABSENT = {"0.24": set(), "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade"}}
+ABSENT = {"0.24": set(), "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
+                                  "CompressedTensorsWNA16MarlinMoEMethod"}}
 
 
 def recorded(version, module):
@@ -32,10 +33,10 @@ def test_versions(vllm):
 def test_all_names_are_there(version):
     assert {module: {cls: set(names.split()) for cls, names in classes.items()}
             for module, classes in vllm_interfaces.TOUCHED.items()} == {
-        module: {cls: set(names) for cls, names in classes.items()}
-        for module, classes in RECORD[version].items()}
-    absent = {f"{cls}.{name}" for classes in RECORD[version].values()
-              for cls, names in classes.items() for name, value in names.items() if value is None}
+        module: {cls: set(vllm_interfaces.TOUCHED[module][cls].split() if names is None else names)
+                 for cls, names in classes.items()} for module, classes in RECORD[version].items()}
+    absent = {name for classes in RECORD[version].values() for cls, names in classes.items()
+              for name in ([cls] if names is None else [f"{cls}.{own}" for own, value in names.items() if value is None])}
     assert absent == ABSENT[version]
 
 
@@ -45,7 +46,7 @@ def test_modules_and_classes(vllm, version):
     structure = importlib.import_module("fftune.vllm.structure")
     for module in plugin._ORACLES:
         assert recorded(version, module)[""] == {"backend_to_kernel_cls": "(backend)"}
-    kernels = importlib.import_module("fftune.vllm.linears")._CLASSES
+    kernels = importlib.import_module("fftune.vllm.linears").CLASSES
     for module, cls in zip(plugin._KERNELS, kernels):
         own = recorded(version, module)[cls]
         assert own["process_weights_after_loading"] == "(self, layer)"
@@ -61,6 +62,21 @@ def test_modules_and_classes(vllm, version):
     assert own in recorded(version, f"{structure._MODELS}{home}")
     for name in structure._ROTARY:
         assert of_class(version, name)["cos_sin_cache"] == "attribute"
+
+
+@pytest.mark.parametrize("version", RECORD)
+def test_methods_of_quantised_layers(vllm, version):
+    plugin = importlib.import_module("fftune.vllm.plugin")
+    for modules, part in ((plugin._FP8_METHODS, "fp8_linears"), (plugin._EXPERTS_METHODS, "packed_experts")):
+        found = {cls: names for module in modules for cls, names in recorded(version, module).items()
+                 if names is not None and "process_weights_after_loading" in names}
+        known = importlib.import_module(f"fftune.vllm.{part}").CLASSES
+        assert {*found} == {*known} - ABSENT[version]
+        assert {names["process_weights_after_loading"] for names in found.values()} == {"(self, layer)"}
+    assert of_class(version, "FP8ScaledMMLinearKernel")["apply_weights"] == "(self, layer, x, bias=)"
+    base = of_class(version, "FusedMoEMethodBase")
+    assert base["apply"] == "(self, layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)"
+    assert base["apply_monolithic"] == "(self, layer, x, router_logits, input_ids=)"
 
 
 @pytest.mark.parametrize("version", RECORD)

@@ -56,7 +56,10 @@ TOUCHED = {
     f"{_LAYERS}/fused_moe/experts/triton_moe": {"TritonExperts": "apply"},
     f"{_LAYERS}/fused_moe/modular_kernel": {
         "FusedMoEExperts": "quant_config quant_dtype block_shape w1_scale w2_scale w1_bias w2_bias"},
-    f"{_LAYERS}/fused_moe/config": {"FusedMoEQuantConfig": "gemm1_clamp_limit"},
+    f"{_LAYERS}/fused_moe/config": {
+        "FusedMoEQuantConfig": "gemm1_clamp_limit",
+        "FusedMoEConfig": "in_dtype experts_per_token is_lora_enabled moe_parallel_config",
+        "FusedMoEParallelConfig": "use_all2all_kernels enable_eplb"},
     f"{_MIXED}/machete": {
         "MacheteLinearKernel": "config process_weights_after_loading apply_weights _get_weight_params"},
     f"{_MIXED}/marlin": {
@@ -64,6 +67,36 @@ TOUCHED = {
     f"{_MIXED}/MPLinearKernel": {
         "MPLinearLayerConfig": "partition_weight_shape weight_type act_type group_size zero_points "
                                "has_g_idx out_type"},
+    f"{_LAYERS}/quantization/fp8": {
+        "Fp8LinearMethod": "process_weights_after_loading apply fp8_linear"},
+    f"{_LAYERS}/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_fp8": {
+        "CompressedTensorsW8A8Fp8": "process_weights_after_loading apply_weights fp8_linear"},
+    "model_executor/kernels/linear/scaled_mm/ScaledMMLinearKernel": {
+        "FP8ScaledMMLinearKernel": "config apply_weights",
+        "FP8ScaledMMLinearLayerConfig": "weight_quant_key activation_quant_key input_dtype out_dtype"},
+    "model_executor/kernels/linear/scaled_mm/BlockScaledMMLinearKernel": {
+        "Fp8BlockScaledMMLinearKernel": "config apply_weights"},
+    "model_executor/kernels/linear/scaled_mm/deep_gemm": {
+        "DeepGemmFp8BlockScaledMMKernel": "use_deep_gemm_e8m0"},
+    "model_executor/kernels/linear/scaled_mm/cutlass": {"CutlassFP8ScaledMMLinearKernel": "logical_output_size"},
+    f"{_LAYERS}/quantization/utils/quant_utils": {"QuantKey": "scale", "ScaleDesc": "static group_shape"},
+    f"{_LAYERS}/fused_moe/fused_moe_method_base": {
+        "FusedMoEMethodBase": "moe apply apply_monolithic is_monolithic mk_can_overlap_shared_experts "
+                              "topk_indices_dtype"},
+    f"{_LAYERS}/fused_moe/routed_experts": {
+        "RoutedExperts": "activation expert_map global_num_experts apply_router_weight_on_input"},
+    f"{_LAYERS}/quantization/auto_gptq": {
+        "AutoGPTQMoEMethod": "process_weights_after_loading quant_config input_dtype",
+        "AutoGPTQConfig": "weight_bits desc_act"},
+    f"{_LAYERS}/quantization/auto_awq": {"AutoAWQMoEMethod": "process_weights_after_loading input_dtype"},
+    f"{_LAYERS}/quantization/mxfp4": {
+        "GptOssMxfp4MoEMethod": "process_weights_after_loading mxfp4_backend",
+        "Mxfp4MoEMethod": "process_weights_after_loading mxfp4_backend"},
+    # 0.24 has the first, 0.33 the second for the same experts.
+    f"{_LAYERS}/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_wna16_marlin": {
+        "CompressedTensorsWNA16MarlinMoEMethod": "process_weights_after_loading num_bits actorder"},
+    f"{_LAYERS}/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_wna16": {
+        "CompressedTensorsWNA16MoEMethod": "process_weights_after_loading num_bits"},
     "config/vllm": {"VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
                                   "model_config parallel_config compilation_config scheduler_config"},
     "config/scheduler": {"SchedulerConfig": "max_num_seqs"},

@@ -23,9 +23,12 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "cpu/open.hpp"
+#include "layer/problems.hpp"
+#include "ranks/rank_search.hpp"
+#include "runtime/choice.hpp"
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
-#include "runtime/rank_search.hpp"
+#include "store/preset_file.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
@@ -314,7 +317,7 @@ void search(const Task& task) {
         peers(*backend, task, gpu ? DType::bf16 : DType::f32, m, d, "llama", "yes");
     int calls = 0;
     const auto found = search_on_ranks(
-        *backend, group, all_reduce_op(), problem,
+        *backend, group, builtin_catalog(), all_reduce_op(), problem,
         default_recipe(all_reduce_op(), problem, backend->facts()),
         {.budget = std::chrono::milliseconds(gpu ? 6000 : 20000), .clock = [&](double seconds) {
            return task.rank == 0 ? seconds : seconds * (calls++ % 2 == 0 ? 1e-3 : 30.0);
@@ -332,15 +335,112 @@ void search(const Task& task) {
   }
   // Ranks that begin with other problems are told so.
   const Problem other = peers(*backend, task, DType::f32, 3 + task.rank, 512, "none", "no");
-  CHECK_THROWS_WITH(search_on_ranks(*backend, group, all_reduce_op(), other,
+  CHECK_THROWS_WITH(search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), other,
                                     default_recipe(all_reduce_op(), other, backend->facts()), {}),
                     Catch::Matchers::Contains("give all ranks the same"));
   // So are those that would end at other times.
   const Problem one = peers(*backend, task, DType::f32, 3, 512, "none", "no");
-  CHECK_THROWS_WITH(search_on_ranks(*backend, group, all_reduce_op(), one,
+  CHECK_THROWS_WITH(search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), one,
                                     default_recipe(all_reduce_op(), one, backend->facts()),
                                     {.budget = std::chrono::milliseconds(100 + task.rank)}),
                     Catch::Matchers::Contains("budgets"));
+}
+
+Problem small_layer(const Backend& backend, const Task& task, DType dtype) {
+  return layer_problem(backend.facts().kind, dtype,
+                       {{"batch", 2},
+                        {"cache", 24},
+                        {"d", 64},
+                        {"h", 48},
+                        {"heads", 2},
+                        {"kv-heads", 1},
+                        {"dim", 16},
+                        {"ranks", task.ranks}},
+                       {{"link", "peers"}});
+}
+
+bool same_on_all(const Group& group, double value) {
+  return group.largest(value) == value && group.largest(-value) == -value;
+}
+
+/// A search whose record rank 0 writes, with clocks that differ by a thousand. The ranks then find
+/// the record as any other, and choose its recipe.
+void search_for_presets(const Task& task, const std::filesystem::path& folder) {
+  const auto backend = open(task);
+  const Catalog catalog = builtin_catalog();
+  const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
+  const DType dtype = backend->facts().kind == DeviceKind::cuda ? DType::bf16 : DType::f32;
+  const std::vector<Problem> problems{small_layer(*backend, task, dtype),
+                                      peers(*backend, task, dtype, 3, 512, "llama", "yes")};
+  for (const Problem& problem : problems) {
+    const Op& op = catalog.op(problem.op);
+    const auto found = search_on_ranks(
+        *backend, group, catalog, op, problem, fallback_recipe(op, problem, backend->facts()),
+        {.budget = std::chrono::milliseconds(300), .presets = folder, .clock = [&](double seconds) {
+           return task.rank == 1 ? 1000 * seconds : seconds;
+         }});
+    REQUIRE(found.record);
+    const PresetRecord& record = *found.record;
+    CAPTURE(task.rank, problem.text(), recipe_text(found.recipe), record.verdict.median_us);
+    CHECK(record.error > 0);
+    CHECK(record.error <= record.tolerance);
+    CHECK(same_on_all(group, record.verdict.median_us));
+    CHECK(same_on_all(group, record.stages.back().median_us));
+    CHECK(record.verdict.median_us > 1000 * 0.1);  // by the slowest clock
+    CHECK(record.verdict.untuned_ratio);
+    REQUIRE(record.recipe() == found.recipe);
+
+    const PresetLibrary presets = PresetLibrary::load({folder});
+    CHECK(presets.complaints().empty());
+    const Choice choice = choose(catalog, op, problem, backend->facts(), presets);
+    REQUIRE(choice.preset);
+    CHECK(choice.preset->exact_shape);
+    CHECK_FALSE(choice.stale);
+    CHECK(choice.recipe == found.recipe);
+    CHECK(same_on_all(group, static_cast<double>(fnv1a(recipe_text(choice.recipe)) >> 12)));
+    // One rank that plays all is another problem.
+    Problem alone = problem;
+    alone.options["link"] = "loopback";
+    CHECK_FALSE(
+        choose(catalog, op, canonical(op, alone, backend->facts().kind), backend->facts(), presets)
+            .preset);
+  }
+}
+
+/// A search whose record cannot be written is an error on all ranks before it begins.
+void search_without_folder(const Task& task, const std::filesystem::path& folder) {
+  const auto backend = open(task);
+  const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
+  const Problem problem = peers(*backend, task, DType::f32, 3, 512, "llama", "yes");
+  CHECK_THROWS_WITH(
+      search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), problem,
+                      default_recipe(all_reduce_op(), problem, backend->facts()),
+                      {.budget = std::chrono::hours(1), .presets = folder / "file"}),
+      Catch::Matchers::Contains(task.rank == 0 ? "choose one that you may write to"
+                                               : "another rank could not write its presets"));
+}
+
+/// Searches for presets again and again, until another rank is killed.
+void search_until_error(const Task& task, const std::filesystem::path& folder) {
+  std::string error;
+  try {
+    const auto backend = open(task);
+    const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20,
+                                 std::chrono::milliseconds(700)});
+    for (;;) {
+      const Problem problem = peers(*backend, task, DType::f32, 3, 64, "none", "no");
+      search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), problem,
+                      default_recipe(all_reduce_op(), problem, backend->facts()),
+                      {.budget = std::chrono::milliseconds(5), .presets = folder});
+    }
+  } catch (const Error& caught) {
+    error = caught.what();
+  }
+  CAPTURE(task.rank, error);
+  const bool told = error.find("died") != std::string::npos ||
+                    error.find("came within") != std::string::npos ||
+                    error.find("did not") != std::string::npos;
+  CHECK(told);
 }
 
 /// Runs a collective until it fails; returns the error. The group may fail to come about instead.
@@ -435,16 +535,16 @@ std::string new_name() {
   return fmt::format("test-{}-{}", ::getpid(), groups++);
 }
 
-/// Kills rank 1 of two at random moments, the meeting among them, and starts a group of the same
+/// Kills a rank of two at random moments, the meeting among them, and starts a group of the same
 /// name again each time.
-void kill_ranks(const std::string& device, int times, int most_milliseconds,
-                std::uint64_t seed = 3) {
+void kill_ranks(const std::string& device, int times, int most_milliseconds, std::uint64_t seed = 3,
+                const std::string& work = "survive", int killed = 1) {
   std::mt19937_64 random(seed);
   const std::string name = new_name();
   for (int i = 0; i < times; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    const pid_t survivor = start_rank(0, 2, name, device, "survive");
-    const pid_t victim = start_rank(1, 2, name, device, "survive");
+    const pid_t survivor = start_rank(1 - killed, 2, name, device, work);
+    const pid_t victim = start_rank(killed, 2, name, device, work);
     std::this_thread::sleep_for(std::chrono::microseconds(
         random() % (1000 * static_cast<std::uint64_t>(most_milliseconds))));
     ::kill(victim, SIGKILL);
@@ -481,6 +581,11 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
     kill_ranks(task.device, 10, 3000, 100 + static_cast<std::uint64_t>(task.rank));
   if (task.work == "search") search(task);
   if (task.work == "time") time_variants(task);
+  const std::string kind = task.work.substr(0, task.work.find(':'));
+  const std::string folder = task.work.substr(std::min(task.work.size(), kind.size() + 1));
+  if (kind == "presets") search_for_presets(task, folder);
+  if (kind == "no-folder") search_without_folder(task, folder);
+  if (kind == "search-on") search_until_error(task, folder);
   if (task.work == "survive") survive(task);
   if (task.work == "differ") differ(task);
   if (task.work == "leave") stop_early(task);
@@ -499,6 +604,44 @@ TEST_CASE("all-reduce: thousands of random sizes on the CPU") {
 TEST_CASE("ranks whose clocks differ choose the same variants, on the CPU") {
   CHECK(start_ranks(2, "cpu", "search"));
   CHECK(start_ranks(3, "cpu", "search"));
+}
+
+TEST_CASE("a search on ranks writes a record, which all ranks choose, on the CPU") {
+  for (const int ranks : {2, 3}) {
+    const testing::TemporaryFolder folder;
+    CHECK(start_ranks(ranks, "cpu", "presets:" + folder.path().string()));
+    const auto files = read_preset_folder(folder.path());
+    REQUIRE(files.size() == 2);
+    for (const PresetFile& file : files) {
+      CHECK(file.complaints.empty());
+      REQUIRE(file.records.size() == 1);
+      CHECK(file.records.front().verdict.strategy == "ranks");
+      CHECK(file.records.front().problem.size("ranks") == ranks);
+    }
+  }
+}
+
+TEST_CASE("a search on ranks whose record cannot be written is an error on all of them") {
+  const testing::TemporaryFolder folder;
+  std::ofstream(folder.path() / "file") << "kept";
+  CHECK(start_ranks(2, "cpu", "no-folder:" + folder.path().string()));
+}
+
+TEST_CASE("a rank that is killed while ranks search leaves their presets whole") {
+  const testing::TemporaryFolder folder;
+  for (const int killed : {0, 1}) {
+    kill_ranks("cpu", 5, 300, 5, "search-on:" + folder.path().string(), killed);
+    for (const PresetFile& file : read_preset_folder(folder.path())) {
+      CHECK(file.complaints.empty());
+      CHECK(file.records.size() == 1);
+    }
+  }
+}
+
+TEST_CASE("a search on ranks writes a record, which all ranks choose, on one GPU", "[gpu]") {
+  if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
+  const testing::TemporaryFolder folder;
+  CHECK(start_ranks(2, "cuda:0", "presets:" + folder.path().string()));
 }
 
 TEST_CASE("ranks whose clocks differ choose the same variants, on one GPU", "[gpu]") {
@@ -659,6 +802,9 @@ class FewFiles {
 }  // namespace
 
 TEST_CASE("ranks without a file descriptor to meet by say so at once") {
+#ifdef __SANITIZE_ADDRESS__  // its checks of objects open a pipe, and fail without one
+  FFTUNE_SKIP("a sanitizer needs descriptors of its own");
+#endif
   const auto backend = open_cpu();
   const std::string name = new_name(), place = '\0' + ("fftune-group-" + name);
   const int peer = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);

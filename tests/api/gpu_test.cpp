@@ -8,11 +8,11 @@
 #include <tuple>
 #include <vector>
 
-#include "api/allocations.hpp"
 #include "api/layer.hpp"
 #include "core/dtype.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/devices.hpp"
+#include "support/allocations.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

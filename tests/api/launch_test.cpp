@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "api/allocations.hpp"
 #include "api/layer.hpp"
+#include "support/allocations.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

@@ -1,16 +1,15 @@
 // Host time of running a plan, besides the kernels.
-#include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "api/allocations.hpp"
 #include "api/layer.hpp"
 #include "runtime/plan.hpp"
+#include "support/allocations.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
+#include "support/seconds.hpp"
 #include "support/toy_op.hpp"
 
 using namespace fftune;
@@ -18,18 +17,12 @@ using namespace fftune::test;
 
 namespace {
 
-/// The least microseconds of one call, over batches of a thousand.
+/// Microseconds of one call of a thousand.
 template <typename Call>
 double microseconds(const Call& call) {
-  double best = 1e9;
-  for (int batch = 0; batch < 20; ++batch) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 1000; ++i) call();
-    const std::chrono::duration<double, std::micro> spent =
-        std::chrono::steady_clock::now() - start;
-    best = std::min(best, spent.count() / 1000);
-  }
-  return best;
+  return 1e3 * processor_seconds_of([&] {
+           for (int i = 0; i < 1000; ++i) call();
+         });
 }
 
 /// Compiles every program to nothing.
@@ -53,7 +46,7 @@ TEST_CASE("a plan's own part of a run allocates nothing and takes well below a m
   const auto before = allocations();
   run();
   CHECK(allocations() == before);
-  const double spent = microseconds(run);
+  const double spent = least_of(3, [&] { return microseconds(run); });
   WARN("Plan::run without its kernels: " << spent << " us");
   CHECK(spent < 3);
 }
@@ -72,8 +65,8 @@ TEST_CASE("the smallest problem shows the whole cost of a run on the CPU") {
   const auto plan = cpu_context().plan(ffn_json(1, 1, 1));
   HostWorkspace workspace(plan);
   const auto buffers = layer.buffers();
-  const double spent =
-      microseconds([&] { plan.run(buffers.data(), buffers.size(), workspace.data()); });
+  const auto run = [&] { plan.run(buffers.data(), buffers.size(), workspace.data()); };
+  const double spent = least_of(1000, [&] { return microseconds(run); });
   WARN("fftune_plan_run of ffn m=d=h=1 on the CPU: " << spent << " us");
   CHECK(spent < 1000);
 }

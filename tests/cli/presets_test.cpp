@@ -263,6 +263,26 @@ TEST_CASE("a record of a dtype that this device has not is skipped with the reas
   CHECK(checked.out.find("1 skipped") != std::string::npos);
 }
 
+TEST_CASE("a record that lacks a field of its op is named and skipped, and ends no command") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  std::string text = text_of(path);
+  const auto act = text.find("\"act\""), comma = text.rfind(',', act);
+  text.erase(comma, text.find_first_of(",}\n", act) - comma);
+  write_text(path, text);
+  const std::string why = "its problem lacks fields of its op: search anew";
+  const Finished valid = sandbox.fftune("presets validate");
+  CHECK(valid.code == 1);
+  CHECK(valid.out.find(why) != std::string::npos);
+  const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
+  INFO(checked.out << checked.err);
+  CHECK(checked.code == 0);
+  CHECK(checked.out.find(why) != std::string::npos);
+  const Finished devices = sandbox.fftune("devices --presets presets");
+  INFO(devices.out << devices.err);
+  CHECK(devices.code == 0);
+}
+
 TEST_CASE("a search says how the library comes to its result, and install makes it so") {
   const Sandbox sandbox;
   const std::string sweep = "ffn --d 32 --h 64 --m 2 --device cpu --budget 4s --max-variants 3";

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 #include "tuning/search/enumerate.hpp"
 
 namespace fftune::test {

@@ -26,8 +26,8 @@ struct Layer {
   Words below;
 };
 
-const Words mechanism{"core/",    "device/", "registry/",     "store/",
-                      "runtime/", "verify/", "tuning/log.hpp"};
+const Words mechanism{"core/",    "device/", "registry/", "store/",
+                      "runtime/", "verify/", "measure/",  "tuning/log.hpp"};
 
 Words with(Words words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
@@ -48,34 +48,34 @@ const std::vector<Layer>& layers() {
       {"lib/safetensors/", "safetensors/", {"core/", "store/"}},
       {"lib/runtime/", "runtime/", {"core/", "device/", "cuda/", "cpu/", "registry/", "store/"}},
       {"lib/verify/", "verify/", {"core/", "device/", "registry/"}},
+      {"lib/measure/", "measure/", {"core/", "device/", "registry/", "verify/"}},
+      {"lib/ranks/",
+       "ranks/",
+       {"core/", "device/", "registry/", "store/", "runtime/", "verify/", "measure/"}},
       {"lib/include/", "fftune/", {}},
       {"lib/api/",
        "api/",
-       {"fftune/", "core/", "device/", "registry/", "store/", "runtime/", "verify/"}},
+       {"fftune/", "core/", "device/", "registry/", "store/", "runtime/", "verify/", "ranks/"}},
       {"kernels/", "kernels/", {"core/", "device/", "cpu/", "registry/"}},
-      // Within tuning, from what measures to what decides.
-      {"tuning/measure/", "tuning/measure/", mechanism},
+      // Within tuning, from what runs variants to what decides.
       {"tuning/journal/", "tuning/journal/", mechanism},
-      {"tuning/evaluate/", "tuning/evaluate/", with(mechanism, {"tuning/measure/"})},
+      {"tuning/evaluate/", "tuning/evaluate/", mechanism},
       {"tuning/protocol/", "tuning/protocol/", with(mechanism, {"tuning/evaluate/"})},
       {"tuning/worker/", "tuning/worker/",
        with(mechanism, {"tuning/evaluate/", "tuning/protocol/"})},
       {"tuning/remote/", "tuning/remote/",
        with(mechanism, {"tuning/evaluate/", "tuning/protocol/"})},
-      {"tuning/strategies/", "tuning/strategies/",
-       with(mechanism, {"tuning/measure/", "tuning/journal/"})},
+      {"tuning/strategies/", "tuning/strategies/", with(mechanism, {"tuning/journal/"})},
       {"tuning/search/", "tuning/search/",
-       with(mechanism,
-            {"tuning/measure/", "tuning/journal/", "tuning/evaluate/", "tuning/strategies/"})},
+       with(mechanism, {"tuning/journal/", "tuning/evaluate/", "tuning/strategies/"})},
       {"tuning/decide/", "tuning/decide/",
-       with(mechanism,
-            {"tuning/measure/", "tuning/journal/", "tuning/evaluate/", "tuning/search/"})},
+       with(mechanism, {"tuning/journal/", "tuning/evaluate/", "tuning/search/"})},
       {"tuning/", "tuning/", mechanism},
       // The tool compiles for architectures that are not here, which is no device's business.
       {"apps/",
        "apps/",
        {"fftune/", "core/", "device/", "cuda/open.hpp", "registry/", "store/", "runtime/",
-        "verify/", "safetensors/", "tuning/"}},
+        "verify/", "measure/", "safetensors/", "tuning/"}},
   };
   return layers;
 }

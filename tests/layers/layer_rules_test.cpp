@@ -57,9 +57,17 @@ TEST_CASE("kernels and tuning do not know each other, nor tuning the backends") 
   REQUIRE(broken("tuning/a.cpp", "#include \"device/backend.hpp\"\n") == 0);
 }
 
-TEST_CASE("within tuning, what measures does not know what decides") {
-  REQUIRE(broken("tuning/measure/a.cpp", "#include \"tuning/measure/statistics.hpp\"\n") == 0);
-  REQUIRE(broken("tuning/measure/a.cpp", "#include \"tuning/search/group.hpp\"\n") == 1);
+TEST_CASE("what measures does not know what decides, and both serve ranks and tuning") {
+  REQUIRE(broken("lib/measure/a.cpp", "#include \"verify/input_data.hpp\"\n") == 0);
+  REQUIRE(broken("lib/measure/a.cpp", "#include \"runtime/plan.hpp\"\n") == 1);
+  REQUIRE(broken("lib/measure/a.cpp", "#include \"tuning/search/group.hpp\"\n") == 1);
+  REQUIRE(broken("lib/ranks/a.cpp", "#include \"measure/statistics.hpp\"\n") == 0);
+  REQUIRE(broken("lib/ranks/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
+  REQUIRE(broken("lib/runtime/a.cpp", "#include \"ranks/rank_search.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/search/a.cpp", "#include \"measure/statistics.hpp\"\n") == 0);
+}
+
+TEST_CASE("within tuning, what runs variants does not know what decides") {
   REQUIRE(broken("tuning/strategies/a.cpp", "#include \"tuning/evaluate/evaluator.hpp\"\n") == 1);
   REQUIRE(broken("tuning/search/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
   REQUIRE(broken("tuning/search/a.cpp", "#include \"tuning/evaluate/evaluator.hpp\"\n") == 0);

@@ -74,6 +74,62 @@ TEST_CASE("tiles of another shape that fit a problem badly give way to the defau
   CHECK(choice.reason.find("times as long as the default: default of the op") != std::string::npos);
 }
 
+TEST_CASE("a record of the whole comes before those of its parts, unless it does not serve") {
+  const Catalog catalog = builtin_catalog();
+  const Op& layer = catalog.op("layer");
+  const auto facts = facts_of_architecture("sm_90a");
+  const Problem whole = canonical(
+      layer,
+      {"layer",
+       "fwd",
+       DType::bf16,
+       {{"batch", 64}, {"d", 4096}, {"h", 14336}, {"heads", 32}, {"dim", 128}, {"cache", 2048}},
+       {}},
+      facts.kind);
+  const Recipe usual = default_recipe(layer, whole, facts);
+  REQUIRE(usual.size() > 1);
+  OpPart norm;
+  for (const OpPart& part : layer.parts(whole))
+    if (part.name == "attn_norm") norm = part;
+  REQUIRE(norm.op != nullptr);
+  // Neither is the default.
+  const auto other = [&](const Op& op, const Problem& problem, const Variant& variant) {
+    for (const Config& config : family_of(op, variant.family).space(problem, facts).feasible())
+      if (config != variant.config) return Variant{variant.family, config};
+    return variant;
+  };
+  Recipe of_whole = usual, of_norm = default_recipe(*norm.op, norm.problem, facts);
+  of_whole.back() = other(layer, whole, of_whole.back());
+  of_norm.front() = other(*norm.op, norm.problem, of_norm.front());
+  REQUIRE(of_whole != usual);
+
+  // The whole's record is of this device, or of another one whose kernels have changed since.
+  for (const bool of_this_device : {true, false}) {
+    const testing::TemporaryFolder folder;
+    PresetDevice device = preset_device(facts);
+    merge_preset_records(folder.path(), device, norm.problem.op,
+                         {example::record(catalog, *norm.op, norm.problem, of_norm)});
+    PresetRecord recorded = example::record(catalog, layer, whole, of_whole);
+    if (!of_this_device) {
+      device.slug = "another";
+      device.name = "Another";
+      recorded.stages.front().source_hash = "0123456789abcdef";
+    }
+    merge_preset_records(folder.path(), device, "layer", {recorded});
+    const Choice choice =
+        choose(catalog, layer, whole, facts, PresetLibrary::load({folder.path()}));
+    CAPTURE(of_this_device, choice.reason);
+    CHECK(choice.preset.has_value() == of_this_device);
+    if (of_this_device) {
+      CHECK(choice.recipe == of_whole);
+      continue;
+    }
+    CHECK(choice.reason.find("made with other sources") != std::string::npos);
+    CHECK(choice.reason.find(": records of attn_norm") != std::string::npos);
+    CHECK(choice.recipe.front().config == of_norm.front().config);
+  }
+}
+
 TEST_CASE("a record of the shape itself serves, whatever an estimate says") {
   const auto asked = problem_of(4096, 11008, 700);
   const Choice choice = choice_of(record_of(asked), asked);

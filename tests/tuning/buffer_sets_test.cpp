@@ -1,12 +1,12 @@
-#include "tuning/measure/buffer_sets.hpp"
+#include "measure/buffer_sets.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <limits>
 
+#include "measure/runner.hpp"
 #include "support/catch.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
-#include "tuning/measure/runner.hpp"
 
 using namespace fftune;
 

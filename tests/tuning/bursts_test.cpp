@@ -8,9 +8,9 @@
 
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
+#include "measure/statistics.hpp"
 #include "near.hpp"
 #include "support/catch.hpp"
-#include "tuning/measure/statistics.hpp"
 #include "valley.hpp"
 
 using namespace fftune;

@@ -6,10 +6,10 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "measure/statistics.hpp"
 #include "support/catch.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/journal/outcome.hpp"
-#include "tuning/measure/statistics.hpp"
 #include "tuning/search/options.hpp"
 #include "tuning/strategies/strategy.hpp"
 

@@ -1,4 +1,4 @@
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 
 #include <algorithm>
 #include <cmath>

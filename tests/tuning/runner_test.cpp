@@ -1,12 +1,12 @@
-#include "tuning/measure/runner.hpp"
+#include "measure/runner.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "measure/buffer_sets.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
-#include "tuning/measure/buffer_sets.hpp"
 
 using namespace fftune;
 using namespace fftune::test;

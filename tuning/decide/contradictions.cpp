@@ -18,14 +18,14 @@ constexpr double stages_over_whole = 2;
 constexpr std::size_t most_outsiders = 8;
 constexpr int samples = 21;
 
-double fastest_us(const Group& group, const std::vector<std::size_t>& indices) {
+double fastest_us(const VariantGroup& group, const std::vector<std::size_t>& indices) {
   double fastest = std::numeric_limits<double>::infinity();
   for (const auto index : indices) fastest = std::min(fastest, group.median_us(index));
   return fastest;
 }
 
 /// The fastest variants that are no finalists but were timed as clearly faster than each of them.
-std::vector<std::size_t> faster_outsiders(const Group& group,
+std::vector<std::size_t> faster_outsiders(const VariantGroup& group,
                                           const std::vector<std::size_t>& finalists) {
   const double limit = fastest_us(group, finalists) / clearly;
   auto indices = group.timed();
@@ -42,7 +42,7 @@ enum class Repeat { always, if_contradicted };
 /// The variants that decide about a group's winner, and the faster ones, beside each other.
 void repeat_finals_of(Session& session, Searched& searched, Repeat repeat) {
   if (!session.stop_reason().empty()) return;
-  Group& group = *searched.group;
+  VariantGroup& group = *searched.group;
   auto finalists = deciders(searched);
   if (finalists.empty()) return;
   const auto outsiders = faster_outsiders(group, finalists);

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 
 namespace fftune {
 namespace {
@@ -114,7 +114,7 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
     }
     EndToEnd contender{combination, {}, {}};
     for (const auto& part : combination.parts) {
-      const Group& group = *groups[part.group].group;
+      const VariantGroup& group = *groups[part.group].group;
       contender.candidate.recipe.push_back(group.variants()[part.variant]);
       contender.registers += group.outcome(part.variant).registers;
     }

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 #include "tuning/search/group.hpp"
 #include "tuning/search/session.hpp"
 

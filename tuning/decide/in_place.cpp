@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 
 namespace fftune {
 namespace {
@@ -36,7 +36,7 @@ constexpr std::size_t most_near = 6;
 constexpr double descent_share = 0.6;
 
 /// The fastest by themselves, and the fastest of every other family.
-std::vector<Part> choices_of(const Group& group, std::size_t place) {
+std::vector<Part> choices_of(const VariantGroup& group, std::size_t place) {
   auto indices = group.timed();
   std::stable_sort(indices.begin(), indices.end(),
                    [&](auto a, auto b) { return group.median_us(a) < group.median_us(b); });

@@ -13,7 +13,7 @@ Timed timed(const Outcome& outcome) {
 }
 
 /// Fills up the runners-up from those that did not come into the finals.
-void add_runners_up(const Group& group, const std::vector<std::size_t>& finalists,
+void add_runners_up(const VariantGroup& group, const std::vector<std::size_t>& finalists,
                     std::size_t winner, StageRecord& record) {
   auto others = group.timed();
   std::erase_if(others, [&](std::size_t index) {
@@ -37,7 +37,7 @@ std::vector<std::size_t> deciders(const Searched& searched) {
 }
 
 StageRecord stage_record(const Session& session, const Searched& searched, std::size_t variant) {
-  const Group& group = *searched.group;
+  const VariantGroup& group = *searched.group;
   StageRecord record;
   const auto stages = session.op().stages(session.problem());
   for (std::size_t i = 0; i < group.span().stage_count; ++i)

@@ -7,11 +7,10 @@
 #include <cmath>
 #include <optional>
 
-#include "core/utc.hpp"
+#include "measure/statistics.hpp"
 #include "registry/catalog.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/decide/in_place.hpp"
-#include "tuning/measure/statistics.hpp"
 #include "tuning/search/enumerate.hpp"
 
 namespace fftune {
@@ -28,7 +27,7 @@ constexpr int most_choices = 3;
 
 /// Adds the fastest variant of every family that has no choice yet: how stages affect each other
 /// shows only when they are timed together.
-void add_other_families(const Group& group, std::size_t place, GroupChoices& result) {
+void add_other_families(const VariantGroup& group, std::size_t place, GroupChoices& result) {
   auto indices = group.timed();
   std::sort(indices.begin(), indices.end(),
             [&](auto a, auto b) { return group.median_us(a) < group.median_us(b); });
@@ -45,7 +44,7 @@ void add_other_families(const Group& group, std::size_t place, GroupChoices& res
 /// family.
 GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_band,
                         std::size_t stage_count) {
-  const Group& group = *searched.group;
+  const VariantGroup& group = *searched.group;
   const auto indices = deciders(searched);
   GroupChoices result{group.span(), {}};
   if (indices.empty()) return result;
@@ -61,18 +60,6 @@ GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_
   for (const auto at : order) result.choices.push_back({place, indices[at], all[at].median_us});
   if (group.span().stage_count != stage_count) add_other_families(group, place, result);
   return result;
-}
-
-Provenance provenance(const Session& session, const DeviceFacts& facts) {
-  Provenance provenance;
-  provenance.fftune = FFTUNE_VERSION;
-  provenance.device = facts.name;
-  provenance.driver = facts.driver;
-  provenance.toolkit = facts.toolkit;
-  provenance.clock_mhz = facts.clock_hz / 1e6;
-  provenance.date = utc_now();
-  provenance.seed = session.options().seed;
-  return provenance;
 }
 
 /// Adds a recipe, if its variants are in the groups and it is not in the list yet.
@@ -271,7 +258,7 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   }
   const double floor = session.floor_us(0, stage_count);
   record.verdict.roofline_fraction = floor / record.verdict.median_us;
-  record.verdict.limit = session.compute_bound() ? "compute" : "memory";
+  record.verdict.limit = session.limit();
   if (record.verdict.roofline_fraction > most_share_of_limit)
     result.notes.push_back(beyond_limit(session.op(), session.problem(),
                                         session.evaluator().facts(), record.verdict.limit));
@@ -279,7 +266,7 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   record.verdict.decided = is_decided(session, groups, contenders, record, result);
   record.error = winner->verified.error;
   record.tolerance = winner->verified.tolerance;
-  record.provenance = provenance(session, session.evaluator().facts());
+  record.provenance = provenance_now(session.evaluator().facts(), session.options().seed);
 
   progress.best_us = record.verdict.median_us;
   progress.best_id = winner->candidate.id();

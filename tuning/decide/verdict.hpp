@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "measure/statistics.hpp"
 #include "registry/variant.hpp"
 #include "store/record.hpp"
 #include "tuning/decide/end_to_end.hpp"
-#include "tuning/measure/statistics.hpp"
 #include "tuning/search/group.hpp"
 #include "tuning/search/session.hpp"
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "measure/buffer_sets.hpp"
+#include "measure/runner.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
-#include "tuning/measure/buffer_sets.hpp"
-#include "tuning/measure/runner.hpp"
 #include "verify/host_threads.hpp"
 #include "verify/verifier.hpp"
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "measure/runner.hpp"
 #include "tuning/evaluate/local_state.hpp"
-#include "tuning/measure/runner.hpp"
 
 namespace fftune {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "measure/statistics.hpp"
 #include "tuning/log.hpp"
-#include "tuning/measure/statistics.hpp"
 
 namespace fftune {
 namespace {

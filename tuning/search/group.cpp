@@ -9,9 +9,9 @@
 #include <set>
 #include <utility>
 
+#include "measure/statistics.hpp"
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
-#include "tuning/measure/statistics.hpp"
 #include "tuning/search/enumerate.hpp"
 
 namespace fftune {
@@ -41,7 +41,7 @@ std::optional<OutcomeKind> died(const Result& result) {
 
 }  // namespace
 
-Group::Group(Session& session, GroupSpec spec)
+VariantGroup::VariantGroup(Session& session, GroupSpec spec)
     : session_(session),
       spec_(std::move(spec)),
       required_bits_(session.required_bits(spec_.span)),
@@ -67,7 +67,7 @@ Group::Group(Session& session, GroupSpec spec)
 }
 
 /// Takes its earlier outcomes from the journal and the quarantine.
-void Group::recall(std::size_t index) {
+void VariantGroup::recall(std::size_t index) {
   auto& entry = entries_[index];
   const auto& options = session_.options();
   if (options.journal) {
@@ -96,18 +96,18 @@ void Group::recall(std::size_t index) {
   session_.record(entry.source_hash, entry.outcome);
 }
 
-Candidate Group::candidate(std::size_t index) const {
+Candidate VariantGroup::candidate(std::size_t index) const {
   return {spec_.span.first_stage, {spec_.variants[index]}, ""};
 }
 
-std::vector<std::size_t> Group::timed() const {
+std::vector<std::size_t> VariantGroup::timed() const {
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < entries_.size(); ++i)
     if (entries_[i].outcome.kind == OutcomeKind::measured) indices.push_back(i);
   return indices;
 }
 
-void Group::record_finalists(const std::vector<std::size_t>& indices) {
+void VariantGroup::record_finalists(const std::vector<std::size_t>& indices) {
   for (const auto index : indices) {
     auto& entry = entries_[index];
     if (entry.outcome.kind != OutcomeKind::measured) continue;
@@ -116,13 +116,13 @@ void Group::record_finalists(const std::vector<std::size_t>& indices) {
   }
 }
 
-void Group::compile(const std::vector<std::size_t>& indices) {
+void VariantGroup::compile(const std::vector<std::size_t>& indices) {
   compile_together({{this, indices}});
 }
 
-void Group::compile_together(
-    const std::vector<std::pair<Group*, std::vector<std::size_t>>>& wanted) {
-  std::vector<std::pair<Group*, std::size_t>> all;
+void VariantGroup::compile_together(
+    const std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>>& wanted) {
+  std::vector<std::pair<VariantGroup*, std::size_t>> all;
   Candidates candidates;
   for (const auto& [group, indices] : wanted)
     for (const auto index : indices) {
@@ -144,7 +144,7 @@ void Group::compile_together(
                                                   });
 }
 
-void Group::take_compiled(std::size_t index, const Compiled& compiled) {
+void VariantGroup::take_compiled(std::size_t index, const Compiled& compiled) {
   auto& entry = entries_[index];
   entry.compiled = true;
   entry.outcome.registers = compiled.registers;
@@ -161,7 +161,8 @@ void Group::take_compiled(std::size_t index, const Compiled& compiled) {
          "spills " + std::to_string(compiled.spill_bytes) + " bytes a thread from registers");
 }
 
-void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal) {
+void VariantGroup::fail(std::size_t index, OutcomeKind kind, const std::string& reason,
+                        bool fatal) {
   auto& entry = entries_[index];
   entry.outcome.kind = kind;
   entry.outcome.reason = reason;
@@ -172,7 +173,7 @@ void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason,
     session_.quarantine(entry.source_hash, entry.outcome, true);
 }
 
-bool Group::ready(std::size_t index) {
+bool VariantGroup::ready(std::size_t index) {
   auto& entry = entries_[index];
   if (entry.outcome.failed()) return false;
   if (!entry.compiled) {
@@ -187,7 +188,7 @@ bool Group::ready(std::size_t index) {
   return take_verified(index, session_.evaluator().verify(candidate(index)));
 }
 
-bool Group::take_verified(std::size_t index, const Verified& verified) {
+bool VariantGroup::take_verified(std::size_t index, const Verified& verified) {
   if (verified.cancelled) return false;  // not tried
   auto& entry = entries_[index];
   entry.verified = true;
@@ -206,7 +207,7 @@ bool Group::take_verified(std::size_t index, const Verified& verified) {
   return false;
 }
 
-void Group::take_timing(std::size_t index, const Timing& timing) {
+void VariantGroup::take_timing(std::size_t index, const Timing& timing) {
   auto& entry = entries_[index];
   if (!timing.failure.empty())
     return fail(index,
@@ -226,19 +227,19 @@ void Group::take_timing(std::size_t index, const Timing& timing) {
   update_best(index);
 }
 
-double Group::predicted_us(std::size_t index) const {
+double VariantGroup::predicted_us(std::size_t index) const {
   const auto& variant = spec_.variants[index];
   return cost_model_us(family_of(session_.op(), variant.family), problem(), facts(), variant.config,
                        floor_us_);
 }
 
-std::vector<double> Group::traits(std::size_t index) const {
+std::vector<double> VariantGroup::traits(std::size_t index) const {
   const auto& variant = spec_.variants[index];
   return launch_traits(family_of(session_.op(), variant.family), problem(), facts(),
                        variant.config);
 }
 
-void Group::screen(std::size_t index, double abandon_us) {
+void VariantGroup::screen(std::size_t index, double abandon_us) {
   auto& entry = entries_[index];
   // Tried before, here or in the journal: the known outcome stands.
   const bool done = entry.outcome.kind != OutcomeKind::not_tried;
@@ -252,7 +253,7 @@ void Group::screen(std::size_t index, double abandon_us) {
   count_screen(index);
 }
 
-void Group::take_screened(std::size_t index, const Timing& timing) {
+void VariantGroup::take_screened(std::size_t index, const Timing& timing) {
   const auto& entry = entries_[index];
   ++turn_;
   take_timing(index, timing);
@@ -262,8 +263,8 @@ void Group::take_screened(std::size_t index, const Timing& timing) {
   session_.quarantine(entry.source_hash, entry.outcome, false);
 }
 
-std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indices, double band,
-                                           int samples) {
+std::vector<std::size_t> VariantGroup::screen_all(const std::vector<std::size_t>& indices,
+                                                  double band, int samples) {
   std::vector<std::size_t> reached, wanted;
   Candidates candidates;
   for (const auto index : indices) {
@@ -301,7 +302,7 @@ std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indic
   return reached;
 }
 
-void Group::measure(const std::vector<std::size_t>& indices, int samples, double seconds) {
+void VariantGroup::measure(const std::vector<std::size_t>& indices, int samples, double seconds) {
   const double began = session_.seconds();
   ++turn_;
   std::vector<std::size_t> live;
@@ -339,24 +340,24 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
       session_.record(entries_[index].source_hash, entries_[index].outcome);
 }
 
-void Group::forget(const std::vector<std::size_t>& indices) {
+void VariantGroup::forget(const std::vector<std::size_t>& indices) {
   for (const auto index : indices) entries_[index].stale = true;
 }
 
-void Group::expect_gain(double gain) {
+void VariantGroup::expect_gain(double gain) {
   gain_ = gain;
   spent_ = session_.seconds() - began_;
   session_.progress().gain_left = gain;
   session_.tell();
 }
 
-bool Group::hardly_begun() const {
+bool VariantGroup::hardly_begun() const {
   constexpr int least = 8;
   return cut_short_ && !enough() && screen_counted_ < least &&
          static_cast<std::size_t>(screen_counted_) < entries_.size();
 }
 
-std::vector<std::string> Group::untried_families() const {
+std::vector<std::string> VariantGroup::untried_families() const {
   if (!cut_short_ || enough()) return {};
   // A default is not so bad that another variant of its family makes up for more.
   constexpr double hopeless = 1.5;
@@ -380,16 +381,16 @@ std::vector<std::string> Group::untried_families() const {
   return untried;
 }
 
-std::string Group::extent() const {
+std::string VariantGroup::extent() const {
   return fmt::format("{} of {} variants of {}", screen_counted_, entries_.size(), name_);
 }
 
-int Group::count(OutcomeKind kind) const {
+int VariantGroup::count(OutcomeKind kind) const {
   return static_cast<int>(std::count_if(entries_.begin(), entries_.end(),
                                         [&](const auto& e) { return e.outcome.kind == kind; }));
 }
 
-std::string Group::outlook() const {
+std::string VariantGroup::outlook() const {
   if (!gain_) return "";
   const auto left = static_cast<double>(entries_.size()) - screen_counted_;
   const double each = screen_counted_ > 0 ? spent_ / screen_counted_ : 0;
@@ -400,12 +401,12 @@ std::string Group::outlook() const {
                                : fmt::format("{:.1f} more minutes", more / 60));
 }
 
-double Group::median_us(std::size_t index) const {
+double VariantGroup::median_us(std::size_t index) const {
   const auto& outcome = entries_[index].outcome;
   return outcome.kind == OutcomeKind::measured ? outcome.median_us : infinity;
 }
 
-bool Group::undecided(const std::vector<std::size_t>& indices) const {
+bool VariantGroup::undecided(const std::vector<std::size_t>& indices) const {
   std::vector<std::size_t> timed;
   for (const auto index : indices)
     if (std::isfinite(median_us(index))) timed.push_back(index);
@@ -413,7 +414,7 @@ bool Group::undecided(const std::vector<std::size_t>& indices) const {
   return tied(finalists_of(*this, timed), band).is_open(band);
 }
 
-void Group::update_best(std::size_t index) {
+void VariantGroup::update_best(std::size_t index) {
   if (median_us(index) < best_us_)
     best_ = index;
   else if (index == best_)
@@ -423,7 +424,7 @@ void Group::update_best(std::size_t index) {
   show_best();
 }
 
-void Group::show_best() {
+void VariantGroup::show_best() {
   auto& progress = session_.progress();
   const bool any = std::isfinite(best_us_);
   progress.best_us = any ? best_us_ : 0;
@@ -431,15 +432,15 @@ void Group::show_best() {
   progress.roofline = any ? floor_us_ / best_us_ : 0;
 }
 
-bool Group::stopped() const {
+bool VariantGroup::stopped() const {
   return seconds_left() <= 0 || !session_.stop_reason().empty();
 }
 
-double Group::seconds_left() const {
+double VariantGroup::seconds_left() const {
   return std::min(deadline_ - session_.seconds(), session_.seconds_left());
 }
 
-void Group::enter(Phase phase, std::size_t total) {
+void VariantGroup::enter(Phase phase, std::size_t total) {
   auto& progress = session_.progress();
   progress.phase = phase;
   progress.group = name_;
@@ -453,14 +454,14 @@ void Group::enter(Phase phase, std::size_t total) {
   if (phase == Phase::finals) session_.settle();
 }
 
-void Group::count_compile(std::size_t index) {
+void VariantGroup::count_compile(std::size_t index) {
   if (std::exchange(entries_[index].compile_counted, true)) return;
   ++compile_counted_;
   if (session_.progress().phase == Phase::compile) session_.progress().done = compile_counted_;
   session_.tell();
 }
 
-void Group::count_screen(std::size_t index) {
+void VariantGroup::count_screen(std::size_t index) {
   if (std::exchange(entries_[index].screen_counted, true)) return;
   ++screen_counted_;
   if (session_.progress().phase == Phase::screen) session_.progress().done = screen_counted_;
@@ -468,7 +469,8 @@ void Group::count_screen(std::size_t index) {
   session_.tell();
 }
 
-std::vector<Finalist> finalists_of(const Group& group, const std::vector<std::size_t>& indices) {
+std::vector<Finalist> finalists_of(const VariantGroup& group,
+                                   const std::vector<std::size_t>& indices) {
   const auto fastest = std::min_element(
       indices.begin(), indices.end(),
       [&](std::size_t a, std::size_t b) { return group.median_us(a) < group.median_us(b); });

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "measure/statistics.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/journal/outcome.hpp"
-#include "tuning/measure/statistics.hpp"
 #include "tuning/search/session.hpp"
 #include "tuning/strategies/search.hpp"
 
@@ -23,9 +23,9 @@ struct GroupSpec {
   std::size_t warm_starts = 0;
 };
 
-class Group : public Search {
+class VariantGroup : public Search {
  public:
-  Group(Session& session, GroupSpec spec);
+  VariantGroup(Session& session, GroupSpec spec);
 
   const Span& span() const { return spec_.span; }
   /// "gate_up+down".
@@ -68,7 +68,7 @@ class Group : public Search {
   void compile(const std::vector<std::size_t>& indices) override;
   /// Compiles variants of several groups side by side: a few of each leave most cores idle.
   static void compile_together(
-      const std::vector<std::pair<Group*, std::vector<std::size_t>>>& wanted);
+      const std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>>& wanted);
   void screen(std::size_t index, double abandon_us) override;
   std::size_t workers() const override { return session_.evaluator().workers(); }
   std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,
@@ -138,11 +138,12 @@ class Group : public Search {
 
 /// A group after its search.
 struct Searched {
-  Group* group = nullptr;
+  VariantGroup* group = nullptr;
   std::vector<std::size_t> finalists;  // measured alike; empty if the search did not get that far
 };
 
 /// These, as what statistics.hpp compares, in the order of `indices`.
-std::vector<Finalist> finalists_of(const Group& group, const std::vector<std::size_t>& indices);
+std::vector<Finalist> finalists_of(const VariantGroup& group,
+                                   const std::vector<std::size_t>& indices);
 
 }  // namespace fftune

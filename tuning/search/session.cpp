@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "measure/roofline.hpp"
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/log.hpp"
@@ -29,12 +30,6 @@ std::function<double()> clock_of(const TuneOptions& options) {
     using namespace std::chrono;
     return duration<double>(steady_clock::now().time_since_epoch()).count();
   };
-}
-
-double floor_seconds(const Cost& cost, const Limits& limits) {
-  const double compute = limits.flops_per_second > 0 ? cost.flops / limits.flops_per_second : 0;
-  const double memory = limits.bytes_per_second > 0 ? cost.bytes / limits.bytes_per_second : 0;
-  return std::max(compute, memory);
 }
 
 Session::Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, const Problem& problem,
@@ -88,9 +83,8 @@ double Session::floor_us(std::size_t first_stage, std::size_t stage_count) const
   return floor_seconds(cost, limits_) * 1e6;
 }
 
-bool Session::compute_bound() const {
-  const Cost cost = cost_of(op_, problem_);
-  return floor_seconds({cost.flops, 0}, limits_) >= floor_seconds({0, cost.bytes}, limits_);
+const char* Session::limit() const {
+  return limit_of(cost_of(op_, problem_), limits_);
 }
 
 double Session::seconds() const {

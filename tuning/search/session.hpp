@@ -45,8 +45,8 @@ class Session {
 
   /// The roofline's floor of a run of stages, in µs: each input read and each output written once.
   double floor_us(std::size_t first_stage, std::size_t stage_count) const;
-  /// Whether the whole op's floor is set by arithmetic rather than by memory.
-  bool compute_bound() const;
+  /// The term that sets the whole op's floor: "compute" or "memory".
+  const char* limit() const;
 
   double seconds() const;
   double seconds_left() const { return budget_seconds_ - seconds(); }
@@ -100,9 +100,6 @@ class Session {
   double patience_seconds_;
   Progress progress_;
 };
-
-/// The roofline (Williams, Waterman, Patterson 2009): the time below which no kernel can come.
-double floor_seconds(const Cost& cost, const Limits& limits);
 
 /// The clock of the options, or the steady one.
 std::function<double()> clock_of(const TuneOptions& options);

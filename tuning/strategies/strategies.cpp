@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 #include "tuning/strategies/finals.hpp"
 #include "tuning/strategies/strategy.hpp"
 

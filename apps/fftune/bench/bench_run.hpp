@@ -13,10 +13,10 @@
 #include "apps/fftune/terminal/text_table.hpp"
 #include "core/problem.hpp"
 #include "device/facts.hpp"
+#include "measure/statistics.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
 #include "tuning/evaluate/evaluator.hpp"
-#include "tuning/measure/statistics.hpp"
 
 namespace fftune::tool {
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <tuple>
 
+#include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/distribution.hpp"
 #include "core/error.hpp"
@@ -23,12 +24,7 @@ std::string unsupported(const Op& op, const Problem& problem, DeviceKind kind) {
   if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end())
     return fmt::format("{} has no {} {}", op.name(), dtype_name(problem.dtype),
                        kind == DeviceKind::cpu ? "on the CPU" : "on a GPU");
-  try {
-    canonical(op, problem, kind);
-    return "";
-  } catch (const Error& error) {
-    return error.what();  // what a record holds is a candidate: named, and the next follows
-  }
+  return fault_of_recorded(op, problem, kind);
 }
 
 std::int64_t lowered_tokens(std::int64_t tokens, double share) {

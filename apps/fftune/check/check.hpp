@@ -14,9 +14,9 @@
 #include "apps/fftune/terminal/output.hpp"
 #include "apps/fftune/terminal/progress.hpp"
 #include "device/backend.hpp"
+#include "measure/statistics.hpp"
 #include "registry/catalog.hpp"
 #include "store/preset_library.hpp"
-#include "tuning/measure/statistics.hpp"
 
 namespace fftune::tool {
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/terminal/progress.hpp"
 #include "core/error.hpp"
 #include "runtime/choice.hpp"
@@ -67,8 +68,8 @@ class LayerCheck {
       try {
         for (const Variant& variant :
              choose(catalog_, op_, problem, backend_.facts(), presets_).recipe)
-          programs.push_back(
-              family_of(op_, variant.family).program(problem, backend_.facts(), variant.config));
+          programs.push_back(family_of(op_, variant.family)
+                                 .program(verified(problem), backend_.facts(), variant.config));
       } catch (const Error&) {
       }
     }
@@ -85,6 +86,12 @@ class LayerCheck {
 
   Problem problem_of(std::int64_t tokens) const {
     return layer_.with_size(op_.token_size(), tokens);
+  }
+
+  /// A record for the ranks of a group is checked by one rank, which plays all: with the recipe
+  /// that the ranks load.
+  Problem verified(const Problem& problem) const {
+    return on_one_rank(op_, problem, backend_.facts().kind);
   }
 
   /// One problem with one seed. A plan under test is a candidate: that it cannot be built or runs
@@ -117,7 +124,8 @@ class LayerCheck {
     const Choice choice = choose(catalog_, op_, problem, backend_.facts(), presets_);
     outcome.recipe = recipe_text(choice.recipe);
     outcome.rule = choice.reason;
-    auto plan = std::make_unique<Plan>(backend_, op_, problem, choice.recipe);
+    if (needs_group(problem)) outcome.rule += "; checked by one rank that plays all";
+    auto plan = std::make_unique<Plan>(backend_, op_, verified(problem), choice.recipe);
     return *plans_.emplace(problem, std::move(plan)).first->second;
   }
 
@@ -128,7 +136,7 @@ class LayerCheck {
       if (verifier)
         verifier->retoken(problem.size(op_.token_size()));
       else
-        verifier.emplace(backend_, op_, problem, seed);
+        verifier.emplace(backend_, op_, verified(problem), seed);
       return true;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unavailable) throw;

@@ -199,11 +199,9 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
       check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
   // A plan would find no group's memory. Listings and `compile` need none.
-  if (sizes == Sizes::required && base.has("link", "peers"))
+  if (sizes == Sizes::required && needs_group(base))
     throw Error(ErrorKind::invalid_input,
-                "--link peers needs the ranks of a group, and the tool is one process: use --link "
-                "loopback here, or search on all ranks with fftune.distributed.Group.tune or "
-                "fftune_group_tune");
+                fmt::format("--link {}; or use --link loopback here", needs_group_words));
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {
     const auto text = values.sizes.find(field.name);
@@ -221,6 +219,26 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
       problems.push_back(canonical(op, base.with_size(op.token_size(), count), kind));
   }
   return problems;
+}
+
+std::string fault_of_recorded(const Op& op, const Problem& problem, DeviceKind kind) {
+  try {
+    return canonical(op, problem, kind) == problem
+               ? ""
+               : "its problem lacks fields of its op: search anew";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+bool needs_group(const Problem& problem) {
+  return problem.has("link", "peers");
+}
+
+Problem on_one_rank(const Op& op, Problem problem, DeviceKind kind) {
+  if (!needs_group(problem)) return problem;
+  problem.options["link"] = "loopback";
+  return canonical(op, std::move(problem), kind);
 }
 
 Problem example_problem(const Op& op, const std::string& pass, DType dtype, DeviceKind kind) {

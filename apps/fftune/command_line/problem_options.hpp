@@ -33,6 +33,19 @@ void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOpt
 std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Sizes sizes,
                                  DeviceKind kind);
 
+/// Why no plan is made for a record's problem, one line: a file may be of another version of the
+/// op, or written by hand. Empty: it is as plans have it.
+std::string fault_of_recorded(const Op& op, const Problem& problem, DeviceKind kind);
+
+/// Whether plans of the problem take the memory of a group (link=peers), which the tool has not.
+bool needs_group(const Problem& problem);
+/// Where such a problem is searched, behind "link=" or "--link ".
+constexpr const char* needs_group_words =
+    "peers needs the ranks of a group, and the tool is one process: search on all ranks with "
+    "fftune.distributed.Group.tune or fftune_group_tune_with, which write presets too";
+/// The problem of one rank that plays all, where it is one of a group; canonical.
+Problem on_one_rank(const Op& op, Problem problem, DeviceKind kind);
+
 /// The op at its example sizes, with every size that was left out filled in: for listings.
 Problem example_problem(const Op& op, const std::string& pass, DType dtype, DeviceKind kind);
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 
 namespace fftune::tool {
 

@@ -12,7 +12,7 @@
 
 #include "apps/fftune/terminal/json.hpp"
 #include "core/error.hpp"
-#include "tuning/measure/statistics.hpp"
+#include "measure/statistics.hpp"
 
 namespace fftune::tool {
 

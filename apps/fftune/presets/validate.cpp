@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/text.hpp"
@@ -62,9 +63,8 @@ void check_record(const PresetRecord& record, const PresetFile& file,
   // A record of a file is a candidate: an error in it is a finding, and the next follows.
   try {
     const Op& op = catalog.op(record.problem.op);
-    const std::string illegal = canonical(op, record.problem, facts->kind) == record.problem
-                                    ? record_illegality(op, record.problem, *facts, record)
-                                    : "the problem lacks fields of its op";
+    std::string illegal = fault_of_recorded(op, record.problem, facts->kind);
+    if (illegal.empty()) illegal = record_illegality(op, record.problem, *facts, record);
     if (!illegal.empty()) findings.faults.push_back(fmt::format("{}: {}", where, illegal));
     if (!illegal.empty()) return;
     if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {

@@ -51,14 +51,9 @@ struct Stale {
   std::string refusal;  // why it cannot be; empty if it can
 };
 
-/// A file may be older than the op's fields, or written by hand.
 std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
-  try {
-    if (canonical(op, problem, kind) == problem) return "";
-    return "its problem lacks fields of its op: search anew";
-  } catch (const Error& error) {
-    return error.what();
-  }
+  if (needs_group(problem)) return std::string("link=") + needs_group_words;
+  return fault_of_recorded(op, problem, kind);
 }
 
 std::vector<Stale> stale_records(const Op& op, const Options& options, const PresetDevice& device,

@@ -41,6 +41,8 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const 
     for (const PresetRecord& record : file.records) {
       if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
       try {
+        if (needs_group(record.problem))
+          throw Error(ErrorKind::invalid_input, std::string("link=") + needs_group_words);
         const Op& op = session.catalog.op(record.problem.op);
         Recipe& named =
             found[record.problem.op][unrepeated(op, canonical(op, record.problem, kind))];

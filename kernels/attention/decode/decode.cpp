@@ -61,9 +61,8 @@ bool cuts_sequences(const Layer& layer, const attention_decode_grid& grid) {
 }
 
 /// Seconds of a launch: the cache at the speed of the memory, and what comes before and after it.
-double seconds(const Layer& layer, const DeviceFacts& facts, const Config& values) {
-  const attention_decode_config config = config_of(values);
-  const attention_form form = form_of(layer);
+double seconds(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
+               const attention_decode_config& config) {
   const attention_decode_plan plan = attention_decode_plan_of(form, config);
   const attention_decode_grid grid = grid_of(layer, facts, config);
   const std::int64_t keys = keys_read(layer);
@@ -98,54 +97,55 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
          fixed + asked_twice;
 }
 
-Space space(const Layer& layer, const DeviceFacts& facts) {
+TypedSpace<attention_decode_config> configs_of(const Layer& layer, const DeviceFacts& facts) {
+  using Point = attention_decode_config;
+  using Points = TypedSpace<Point>;
   const attention_form form = form_of(layer);
   // Bulk prefetches are of whole 16 bytes.
   const bool can_prefetch = facts.compute_capability >= 90 && same_lengths(layer) &&
                             layer.page == 0 && layer.dim % 8 == 0;
-  return Space()
-      .parameter("warps", "warps of a CTA, each with a slice of the keys", {2, 4, 8})
-      .parameter("slice", "keys of a warp in a stage", {16, 32})
+  Points space{Point()};
+  space
+      .parameter("warps", "warps of a CTA, each with a slice of the keys",
+                 Points::to<&Point::warps>, {2, 4, 8})
+      .parameter("slice", "keys of a warp in a stage", Points::to<&Point::slice>, {16, 32})
       .parameter("stages", "slices of keys, and as many of values, of each warp in shared memory",
-                 {2, 3, 4, 6, 8})
+                 Points::to<&Point::stages>, {2, 3, 4, 6, 8})
       .parameter("m_tiles", "tiles of 16 rows, queries times the heads that share keys, of a CTA",
-                 {1, 2})
-      .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3, 4})
+                 Points::to<&Point::m_tiles>, {1, 2})
+      .parameter("ctas_per_sm", "CTAs that share an SM", Points::to<&Point::ctas_per_sm>,
+                 {1, 2, 3, 4})
       .parameter("l2_prefetch",
                  "KiB of a CTA's first keys and values that are prefetched to L2 before "
                  "griddepcontrol.wait",
-                 {0, 32, 64, 128, 256})
-      .when_absent(0)
-      .constraint("rows, slices and accumulators fit each other",
-                  [form](const Config& c) {
-                    return attention_decode_refusal(form, config_of(c)) == nullptr;
-                  },
-                  {"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"})
-      .constraint(
-          "more than half of the rows would be padding",
-          [layer](const Config& c) { return c.at("m_tiles") == 1 || layer.group() * layer.s > 16; },
-          {"m_tiles"})
-      .constraint("an SM has 65,536 registers, and a thread needs some 80 and its accumulators",
-                  [form](const Config& c) {
-                    const std::int64_t needed =
-                        80 + c.at("m_tiles") * attention_padded_dim(form.dim) / 2;
-                    return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
-                  },
-                  {"warps", "m_tiles", "ctas_per_sm"})
-      .constraint("the stages of an SM's CTAs fit in its shared memory",
-                  [form, facts](const Config& c) {
-                    const auto config = config_of(c);
-                    return fits_shared_memory(facts,
-                                              attention_decode_plan_of(form, config).shared_bytes,
-                                              config.ctas_per_sm);
-                  },
-                  {"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"})
-      .constraint(
-          "the L2 prefetch needs programmatic dependent launch, contiguous keys in rows of whole "
-          "16 "
-          "bytes, and one length of all sequences",
-          [can_prefetch](const Config& c) { return c.at("l2_prefetch") == 0 || can_prefetch; },
-          {"l2_prefetch"});
+                 Points::to<&Point::prefetch>, {0, 32, 64, 128, 256})
+      .when_absent(0);
+  const Points::Names all{"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"};
+  space.constraint("rows, slices and accumulators fit each other", all,
+                   [form](const Point& c) { return attention_decode_refusal(form, c) == nullptr; });
+  space.constraint(
+      "more than half of the rows would be padding", {"m_tiles"},
+      [rows = layer.group() * layer.s](const Point& c) { return c.m_tiles == 1 || rows > 16; });
+  space.constraint("an SM has 65,536 registers, and a thread needs some 80 and its accumulators",
+                   {"warps", "m_tiles", "ctas_per_sm"}, [form](const Point& c) {
+                     const std::int64_t needed =
+                         80 + std::int64_t{c.m_tiles} * attention_padded_dim(form.dim) / 2;
+                     return c.ctas_per_sm * c.warps * 32 * needed <= 65536;
+                   });
+  space.constraint("the stages of an SM's CTAs fit in its shared memory", all,
+                   [form, facts](const Point& c) {
+                     return fits_shared_memory(
+                         facts, attention_decode_plan_of(form, c).shared_bytes, c.ctas_per_sm);
+                   });
+  space.constraint(
+      "the L2 prefetch needs programmatic dependent launch, contiguous keys in rows of whole 16 "
+      "bytes, and one length of all sequences",
+      {"l2_prefetch"}, [can_prefetch](const Point& c) { return c.prefetch == 0 || can_prefetch; });
+  return space;
+}
+
+Space space(const Layer& layer, const DeviceFacts& facts) {
+  return configs_of(layer, facts).space();
 }
 
 std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& facts) {
@@ -157,19 +157,20 @@ std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& 
   if (layer.masked()) return "its keys are a range: no mask in memory";
   if (layer.bias) return "it adds no bias";
   if (auto reason = misaligned_rows(layer)) return reason;
-  if (!space(layer, facts).feasible().empty()) return std::nullopt;
+  if (!configs_of(layer, facts).is_empty()) return std::nullopt;
   return fmt::format("rows of dim={} do not fit in the registers and shared memory of {}",
                      layer.dim, facts.name);
 }
 
 std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
   if (facts.memory_bandwidth <= 0) return std::nullopt;
-  return seconds(layer, facts, config);
+  return seconds(layer, facts, form_of(layer), config_of(config));
 }
 
 Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  return least_cost(space(layer, facts), name,
-                    [&](const Config& config) { return seconds(layer, facts, config); });
+  return least_cost(space(layer, facts), name, [&](const Config& config) {
+    return seconds(layer, facts, form_of(layer), config_of(config));
+  });
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {

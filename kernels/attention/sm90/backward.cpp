@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,6 +13,7 @@
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -19,16 +22,24 @@ constexpr const char* file = "attention/sm90/backward.cu";
 constexpr std::string_view name = "attention_bwd_sm90";
 constexpr int row_threads = 256;  // backward_row_threads of backward_rows.cuh
 
-sm90_backward_config config_of(const Config& config) {
-  return {.bm = config.get("bm"),
-          .bn = config.get("bn"),
-          .mma_warpgroups = config.get("mma_warpgroups"),
-          .q_stages = config.get("q_stages"),
-          .do_stages = config.get("do_stages"),
-          .ds_stages = config.get("ds_stages"),
-          .dq = config.word("dq") == "bulk" ? dq_path::bulk : dq_path::direct,
-          .ahead = config.at("ahead") != 0};
-}
+/// A configuration: the kernel's template argument, and its run-time argument.
+struct Tile : sm90_backward_config {
+  std::int64_t group = 1;
+  /// Cycles but for the effect of the group; 0: not yet computed.
+  mutable double block_cycles = 0;
+
+  Tile() = default;
+  explicit Tile(const Config& config)
+      : sm90_backward_config{.bm = config.get("bm"),
+                             .bn = config.get("bn"),
+                             .mma_warpgroups = config.get("mma_warpgroups"),
+                             .q_stages = config.get("q_stages"),
+                             .do_stages = config.get("do_stages"),
+                             .ds_stages = config.get("ds_stages"),
+                             .dq = config.word("dq") == "bulk" ? dq_path::bulk : dq_path::direct,
+                             .ahead = config.at("ahead") != 0},
+        group(config.at("group")) {}
+};
 
 std::string template_argument(const sm90_backward_config& config) {
   return fmt::format(
@@ -59,9 +70,9 @@ double mean_query_blocks(const Layer& layer, const sm90_backward_config& config)
 /// Cycles of the launch: each SM has its share of the key blocks and the query blocks that see
 /// them. A block costs its MMAs, the part of the softmax that they do not hide, and a fixed cost
 /// for barriers.
-double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
-  const sm90_backward_config config = config_of(values);
-  const sm90_backward_plan plan = sm90_backward_plan_of(form_of(layer), config);
+double cycles_of_blocks(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
+                        const Tile& config) {
+  const sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   const auto keys = static_cast<double>(usual_keys(layer));
   const double blocks_seen = mean_query_blocks(layer, config);
   const double visits = blocks_seen * static_cast<double>(layer.group());
@@ -84,48 +95,76 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double share = blocks / static_cast<double>(facts.multiprocessors);
   const bool evens_out = layer.mask == Mask::causal;
   const double rounds = std::max(1.0, evens_out ? share + 0.4 : std::ceil(share));
+  return rounds * block;
+}
+
+double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
+              const Tile& config) {
+  if (config.block_cycles == 0) config.block_cycles = cycles_of_blocks(layer, facts, form, config);
   // As many heads together as the SMs have blocks of: more, and their queries and dq leave L2;
   // fewer, and less is read by several at once.
+  const auto keys = static_cast<double>(usual_keys(layer));
   const double together = static_cast<double>(facts.multiprocessors) / std::ceil(keys / config.bn);
-  const double distance = std::abs(std::log2(static_cast<double>(values.at("group")) / together));
+  const double distance = std::abs(std::log2(static_cast<double>(config.group) / together));
   constexpr double of_launches = 12000;
-  return rounds * block * (1 + 0.005 * distance) + of_launches;
+  return config.block_cycles * (1 + 0.005 * distance) + of_launches;
+}
+
+using Tiles = TypedSpace<Tile>;
+
+template <auto field>
+void set(Tile& tile, std::int64_t value) {
+  Tiles::to<field>(tile, value);
+  tile.block_cycles = 0;
+}
+
+Config default_config(const Layer& layer, const DeviceFacts& facts);
+
+Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
+  Tiles space{Tile()};
+  space.parameter("bm", "queries of a tile", set<&Tile::bm>, {48, 64, 80, 96, 112, 128})
+      .parameter("bn", "keys of a tile, and of a CTA", set<&Tile::bn>, {64, 128, 192})
+      .parameter("mma_warpgroups", "MMA warpgroups of a CTA", set<&Tile::mma_warpgroups>, {2, 3})
+      .parameter("q_stages", "blocks of q in shared memory", set<&Tile::q_stages>, {1, 2, 3})
+      .parameter("do_stages", "blocks of d_out in shared memory", set<&Tile::do_stages>, {1, 2, 3})
+      .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory",
+                 set<&Tile::ds_stages>, {1, 2})
+      .words("dq",
+             "reduction of dq: bulk: TMA adds from shared memory; direct: reductions from "
+             "registers",
+             set<&Tile::dq>, {"bulk", "direct"})
+      .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
+                 set<&Tile::ahead>, {0, 1})
+      .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
+                 Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
+      .when_absent_by([layer, facts] { return default_config(layer, facts).at("group"); });
+  space.constraint(
+      "tiles split evenly among the MMA warpgroups, and fit in registers and shared memory",
+      {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"},
+      [form = form_of(layer)](const Tile& t) { return sm90_backward_misfit(form, t) == nullptr; });
+  space.constraint(
+      "no more heads together than there are", {"group"},
+      [heads = kv_matrices(layer)](const Tile& t) { return t.group == 1 || t.group < 2 * heads; });
+  return space;
 }
 
 Space space(const Layer& layer, const DeviceFacts& facts) {
+  return tiles_of(layer, facts).space();
+}
+
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
-  return Space()
-      .parameter("bm", "queries of a tile", {48, 64, 80, 96, 112, 128})
-      .parameter("bn", "keys of a tile, and of a CTA", {64, 128, 192})
-      .parameter("mma_warpgroups", "MMA warpgroups of a CTA", {2, 3})
-      .parameter("q_stages", "blocks of q in shared memory", {1, 2, 3})
-      .parameter("do_stages", "blocks of d_out in shared memory", {1, 2, 3})
-      .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory", {1, 2})
-      .parameter("dq",
-                 "reduction of dq: bulk: TMA adds from shared memory; direct: reductions "
-                 "from registers",
-                 {"bulk", "direct"})
-      .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
-                 {0, 1})
-      .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
-                 {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] {
-        return default_config(sm90_backward_engine, layer, facts).value("group");
-      })
-      .constraint(
-          "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
-          "memory",
-          [form](const Config& c) { return sm90_backward_misfit(form, config_of(c)) == nullptr; },
-          {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"})
-      .constraint("no more heads together than there are",
-                  [heads = kv_matrices(layer)](const Config& c) {
-                    return c.at("group") == 1 || c.at("group") < 2 * heads;
-                  },
-                  {"group"});
+  return least_cost(tiles_of(layer, facts), name,
+                    [&](const Tile& tile) { return cycles(layer, facts, form, tile); });
+}
+
+std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return cycles(layer, facts, form_of(layer), Tile(config)) / facts.clock_hz;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
-  const sm90_backward_config config = config_of(values);
+  const Tile config(values);
   Program program;
   Launch launch(program, problem, facts, sizeof(sm90_backward_params),
                 offsetof(sm90_backward_params, attention));
@@ -158,7 +197,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   launch.set(offsetof(sm90_backward_params, dk_row), small(kv_row));
   launch.set(offsetof(sm90_backward_params, dv_row), small(kv_row));
   launch.set(offsetof(sm90_backward_params, padded_rows), small(padded));
-  launch.set_attention(offsetof(attention_params, group), values.get("group"));
+  launch.set_attention(offsetof(attention_params, group), static_cast<std::int32_t>(config.group));
   launch.set_attention(offsetof(attention_params, delta), launch.scratch(layer.heads * padded * 4));
   launch.set_attention(offsetof(attention_params, dq_partials),
                        launch.scratch(layer.heads * query_blocks * plan.dq_words * 4));
@@ -190,7 +229,7 @@ constinit const Engine sm90_backward_engine{
     .summary = "TMA and wgmma, a block of keys of a head for each CTA",
     .backward = true,
     .can_implement = refuse_sm90,
-    .search = {.space = space, .cycles = cycles},
+    .search = {space, default_config, estimate},
     .program = program,
     .sources = {file}};
 

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
-#include <functional>
-#include <queue>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "kernels/attention/sm90/config.cuh"
 #include "kernels/attention/sm90/params.cuh"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
@@ -22,22 +25,52 @@ namespace {
 constexpr const char* file = "attention/sm90/forward.cu";
 constexpr std::string_view name = "attention_sm90";
 
-/// Heads of q in a tile.
-int packed_heads(const Layer& layer, const Config& config) {
-  return config.at("pack_heads") != 0 ? static_cast<int>(layer.group()) : 1;
-}
+/// In the order of the parameter's words.
+enum class Scheduler { single, stays, dynamic, paired };
 
-attention_sm90_config config_of(const Layer& layer, const Config& config) {
-  return {.mma_warpgroups = config.get("mma_warpgroups"),
-          .bn = config.get("bn"),
-          .stages = config.get("stages"),
-          .ordered = config.at("ordered") != 0,
-          .ctas_per_sm = config.get("ctas_per_sm"),
-          .dynamic = config.word("scheduler") == "dynamic",
-          .split_keys = config.at("split_keys") != 0,
-          .paired = config.word("scheduler") == "paired",
-          .packed_heads = packed_heads(layer, config)};
-}
+constexpr double unknown = -1;
+
+/// A configuration of a layer, with the run-time arguments beside the kernel's template argument.
+struct Tile : attention_sm90_config {
+  std::int64_t heads_of_keys;  // heads of q that share a head of k and v
+  Scheduler scheduler = Scheduler::single;
+  bool packs_heads = false;
+  std::int64_t group = 1;
+  /// Cycles of all tiles, which the group does not change, once they have been computed.
+  mutable double tile_cycles = unknown;
+
+  explicit Tile(const Layer& layer) : heads_of_keys(layer.group()) {}
+  Tile(const Layer& layer, const Config& config) : Tile(layer) {
+    mma_warpgroups = config.get("mma_warpgroups");
+    bn = config.get("bn");
+    stages = config.get("stages");
+    ordered = config.at("ordered") != 0;
+    ctas_per_sm = config.get("ctas_per_sm");
+    const auto word = std::find(schedulers.begin(), schedulers.end(), config.word("scheduler"));
+    schedule(word - schedulers.begin());
+    split_keys = config.at("split_keys") != 0;
+    pack(config.at("pack_heads"));
+    group = config.at("group");
+  }
+
+  static constexpr std::array<std::string_view, 4> schedulers{"single", "static", "dynamic",
+                                                              "paired"};
+  void schedule(std::int64_t index) {
+    scheduler = static_cast<Scheduler>(index);
+    dynamic = scheduler == Scheduler::dynamic;
+    paired = scheduler == Scheduler::paired;
+  }
+  void pack(std::int64_t value) {
+    packs_heads = value != 0;
+    packed_heads = packs_heads ? static_cast<int>(heads_of_keys) : 1;
+  }
+  bool stays() const { return scheduler == Scheduler::stays || scheduler == Scheduler::dynamic; }
+  /// Queries of a work tile. More heads than its rows are no variant, but its constraints are
+  /// judged.
+  std::int64_t queries() const {
+    return std::int64_t{std::max(64 / packed_heads, 1)} * (split_keys ? 1 : mma_warpgroups);
+  }
+};
 
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
@@ -50,12 +83,6 @@ std::string template_argument(const attention_sm90_config& config) {
 /// Whether some tiles see more keys than others.
 bool has_unlike_tiles(const Layer& layer) {
   return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
-}
-
-/// Queries of a tile.
-std::int64_t tile_queries(const Layer& layer, const Config& config) {
-  const int parts = config.at("split_keys") != 0 ? 1 : config.get("mma_warpgroups");
-  return std::int64_t{64 / packed_heads(layer, config)} * parts;
 }
 
 /// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
@@ -80,26 +107,24 @@ int registers_needed(const attention_form& form, const attention_sm90_config& co
 /// Cycles until the last CTA is done, if each takes the longest tile that is left: `cycles` of the
 /// tiles of a head, which `matrices` heads have each, the longest first.
 double last_of_tiles(const std::vector<double>& cycles, std::int64_t matrices, std::int64_t ctas) {
-  std::priority_queue<double, std::vector<double>, std::greater<>> done;
-  double last = 0;
+  std::map<double, std::int64_t> done{{0, ctas}};  // CTAs by when they are
   for (const double own : cycles)
-    for (std::int64_t i = 0; i < matrices; ++i) {
-      double begin = 0;
-      if (std::ssize(done) == ctas) {
-        begin = done.top();
-        done.pop();
-      }
-      done.push(begin + own);
-      last = std::max(last, begin + own);
+    for (std::int64_t left = matrices; left > 0;) {
+      const auto first = done.begin();
+      const auto [begin, idle] = *first;
+      const std::int64_t taken = std::min(idle, left);
+      first->second -= taken;
+      if (taken == idle) done.erase(first);
+      done[begin + own] += taken;
+      left -= taken;
     }
-  return last;
+  return done.rbegin()->first;
 }
 
-/// Cycles of the launch: each SM has its share of the tiles. A block of keys costs the MMAs and
+/// Cycles of all tiles: each SM has its share of them. A block of keys costs the MMAs and
 /// exponentials of the warpgroups of an SM, and a fixed cost whatever its size.
-double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
-  const attention_sm90_config config = config_of(layer, values);
-  const attention_form form = form_of(layer);
+double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
+                       const Tile& config) {
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const auto queries = static_cast<double>(usual_queries(layer));
   const auto keys = static_cast<double>(usual_keys(layer));
@@ -138,8 +163,7 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
                                          layer.heads / config.packed_heads);
   const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
   // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
-  const std::string& scheduler = values.word("scheduler");
-  const double of_tile = (share > 1 && scheduler == "single" ? 2500 : 1500) +
+  const double of_tile = (share > 1 && config.scheduler == Scheduler::single ? 2500 : 1500) +
                          (config.split_keys ? 2100 : 0) +
                          // With a single tile per CTA, the first loads wait for those of all
                          // stages.
@@ -171,23 +195,31 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
     }
     all = last_of_tiles(of_rows, layer.b * layer.heads / config.packed_heads, ctas);
   }
+  return all;
+}
+
+/// Cycles of the launch.
+double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
+              const Tile& config) {
   constexpr double of_launch = 6000;
   const double sharing = config.ctas_per_sm > 1 ? 1.15 : 1;  // of one SM's shared memory
   // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
-  const bool unbalanced = has_unlike_tiles(layer) && scheduler == "static";
-  const double balance = !unbalanced ? 1 : values.at("group") < kv_matrices(layer) ? 1.2 : 1.03;
+  const bool unlike = has_unlike_tiles(layer);
+  const bool unbalanced = unlike && config.scheduler == Scheduler::stays;
+  const double balance = !unbalanced ? 1 : config.group < kv_matrices(layer) ? 1.2 : 1.03;
   // Unlike tiles even out among the tiles of many heads. With tiles of equal length, the SMs
   // process a few heads at a time in any order, and the fewer keys and values these read the
   // better.
-  const bool unlike = has_unlike_tiles(layer);
   const double best_group = unlike ? static_cast<double>(usual_group(layer, facts)) : 1;
   const double locality =
       1 + (unlike ? 0.001 : 0.003) *
-              std::abs(std::log2(static_cast<double>(values.at("group")) / best_group));
+              std::abs(std::log2(static_cast<double>(config.group) / best_group));
   // Measured: rows of several heads cost 1% where sequences are long. Without pages they were not
   // measured enough to be the default for little.
   const double packing = config.packed_heads == 1 ? 1 : layer.page > 0 ? 1.01 : 1.1;
-  return packing * locality * balance * sharing * all + of_launch;
+  if (config.tile_cycles == unknown)
+    config.tile_cycles = cycles_of_tiles(layer, facts, form, config);
+  return packing * locality * balance * sharing * config.tile_cycles + of_launch;
 }
 
 /// Keys of a block. They and split_keys decide the order of a row's sums: if that is to be fixed,
@@ -197,138 +229,145 @@ std::vector<std::int64_t> blocks_of_keys(const Layer& layer) {
   return {layer.dim <= 128 ? 128 : 64};
 }
 
-Space space(const Layer& layer, const DeviceFacts& facts) {
+using Tiles = TypedSpace<Tile>;
+
+template <auto field>
+void set(Tile& tile, std::int64_t value) {
+  Tiles::to<field>(tile, value);
+  tile.tile_cycles = unknown;
+}
+
+Config default_config(const Layer& layer, const DeviceFacts& facts);
+
+Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
-  const auto whole = [layer](const Config& c) { return config_of(layer, c); };
-  Space space;
-  space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
-      .parameter("bn", "keys of a block", blocks_of_keys(layer))
-      .parameter("stages", "blocks of keys, and as many of values, in shared memory", {2, 3, 4})
+  Tiles space{Tile(layer)};
+  space
+      .parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each",
+                 set<&Tile::mma_warpgroups>, {1, 2, 3})
+      .parameter("bn", "keys of a block", set<&Tile::bn>, blocks_of_keys(layer))
+      .parameter("stages", "blocks of keys, and as many of values, in shared memory",
+                 set<&Tile::stages>, {2, 3, 4})
       .parameter("ordered",
                  "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
                  "MMAs; 0: as they come",
-                 {0, 1})
-      .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2})
-      .parameter("scheduler",
-                 "single: a CTA for each tile; paired: one for 64 queries as far from the first as "
-                 "64 others from the last; static: CTAs stay, with tiles in fixed turns; dynamic: "
-                 "they take tiles from a counter",
-                 {"single", "static", "dynamic", "paired"})
+                 set<&Tile::ordered>, {0, 1})
+      .parameter("ctas_per_sm", "CTAs that share an SM", set<&Tile::ctas_per_sm>, {1, 2})
+      .words("scheduler",
+             "single: a CTA for each tile; paired: one for 64 queries as far from the first as 64 "
+             "others from the last; static: CTAs stay, with tiles in fixed turns; dynamic: they "
+             "take tiles from a counter",
+             [](Tile& tile, std::int64_t index) {
+               tile.schedule(index);
+               tile.tile_cycles = unknown;
+             },
+             {Tile::schedulers.begin(), Tile::schedulers.end()})
       .parameter(
           "split_keys",
-          "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
-          "own",
+          "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its own",
+          set<&Tile::split_keys>,
           layer.batch_invariant ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{0, 1})
       .when_absent(0)
       .parameter("pack_heads",
                  "1: a tile has the queries of all heads that share keys; 0: those of one head",
+                 [](Tile& tile, std::int64_t value) {
+                   tile.pack(value);
+                   tile.tile_cycles = unknown;
+                 },
                  {0, 1})
       .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
-                 {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by(
-          [layer, facts] { return default_config(sm90_engine, layer, facts).value("group"); })
-      .constraint("the keys and values of heads together fit in L2, and where all do, all are",
-                  [usual = usual_group(layer, facts),
-                   all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
-                    return all ? c.at("group") == usual : c.at("group") <= 2 * usual;
-                  },
-                  {"group"})
-      .constraint(
-          "one MMA warpgroup has none to take turns with",
-          [](const Config& c) { return c.at("mma_warpgroups") > 1 || c.at("ordered") == 0; },
-          {"mma_warpgroups", "ordered"})
-      .constraint(
-          "two CTAs share an SM's registers if each has one MMA warpgroup",
-          [](const Config& c) { return c.at("ctas_per_sm") == 1 || c.at("mma_warpgroups") == 1; },
-          {"mma_warpgroups", "ctas_per_sm"})
-      .constraint(
-          "two MMA warpgroups divide keys, in an even number of stages, where tiles are few; heads "
-          "are narrow enough to be added up in registers, and no flags say which blocks there are",
-          [layer, form, facts](const Config& c) {
-            return c.at("split_keys") == 0 ||
-                   (c.at("mma_warpgroups") == 2 && c.at("stages") % 2 == 0 && layer.dim <= 128 &&
-                    form.mask != attention_mask::packed &&
-                    query_tiles(layer, 128) < 2 * facts.multiprocessors && layer.kv > 64);
-          },
-          {"mma_warpgroups", "stages", "split_keys"})
-      .constraint("a block of a packed mask is one or two of its tiles wide",
-                  [form](const Config& c) {
-                    return form.mask != attention_mask::packed || c.at("bn") == 64 ||
-                           c.at("bn") == 128;
-                  },
-                  {"bn"})
-      .constraint("a block of keys is a part of a page, or whole pages",
-                  [page = layer.page](const Config& c) {
-                    return page == 0 || c.at("bn") % page == 0 || page % c.at("bn") == 0;
-                  },
-                  {"bn"})
-      .constraint("no more keys in a block than there are",
-                  [layer](const Config& c) {
-                    return c.at("bn") == 64 || c.at("bn") < layer.kv + 64 || layer.batch_invariant;
-                  },
-                  {"bn"})
-      .constraint("no more MMA warpgroups than a sequence has queries for",
-                  [layer](const Config& c) { return tile_queries(layer, c) < layer.s + 64; },
-                  {"mma_warpgroups", "split_keys", "pack_heads"})
-      .constraint(
-          "heads of a tile are 2 to 64 that share keys, in rows of whole heads, without a "
-          "packed mask",
-          [layer, form](const Config& c) {
-            return c.at("pack_heads") == 0 ||
-                   (layer.group() > 1 && layer.group() <= 64 && layer.q_row % layer.dim == 0 &&
-                    form.mask != attention_mask::packed);
-          },
-          {"pack_heads"})
-      .constraint("scores, probabilities and the output are in an MMA thread's registers",
-                  [form, whole](const Config& c) {
-                    const auto config = whole(c);
-                    const int have = attention_sm90_plan_of(form, config).mma_registers;
-                    // The smallest blocks always fit, some of them barely.
-                    return (config.bn == 64 && config.mma_warpgroups < 3) ||
-                           registers_needed(form, config) <= have;
-                  },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler",
-                   "split_keys", "pack_heads"})
-      .constraint("queries, and the stages of keys and values, fit in shared memory",
-                  [form, facts, whole](const Config& c) {
-                    const auto config = whole(c);
-                    return fits_shared_memory(facts,
-                                              attention_sm90_plan_of(form, config).shared_bytes,
-                                              config.ctas_per_sm);
-                  },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler",
-                   "split_keys", "pack_heads"})
-      .constraint("a counter balances tiles that are unlike",
-                  [layer](const Config& c) {
-                    return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
-                  },
-                  {"scheduler"})
-      .constraint(
-          "two MMA warpgroups, each in its own time, pair the queries of a causal mask where each "
-          "SM has one tile",
-          [layer, facts](const Config& c) {
-            return c.word("scheduler") != "paired" ||
-                   (c.at("mma_warpgroups") == 2 && c.at("ordered") == 0 &&
-                    c.at("split_keys") == 0 && c.at("pack_heads") == 0 &&
-                    layer.mask == Mask::causal && layer.window == 0 && layer.s > 64 &&
-                    query_tiles(layer, 128) <= facts.multiprocessors);
-          },
-          {"mma_warpgroups", "ordered", "scheduler", "split_keys", "pack_heads"})
-      .constraint("the counter of tiles has 24 bits",
-                  [layer](const Config& c) {
-                    return c.word("scheduler") != "dynamic" ||
-                           query_tiles(layer, 64) < attention_tile_counter::most_tiles;
-                  },
-                  {"scheduler"})
-      .constraint("CTAs that stay have more than one tile each",
-                  [layer, facts](const Config& c) {
-                    return c.word("scheduler") == "single" || c.word("scheduler") == "paired" ||
-                           query_tiles(layer, tile_queries(layer, c), packed_heads(layer, c)) >
-                               facts.multiprocessors * c.at("ctas_per_sm");
-                  },
-                  {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys", "pack_heads"});
+                 Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
+      .when_absent_by([layer, facts] { return default_config(layer, facts).at("group"); });
+  space.constraint(
+      "the keys and values of heads together fit in L2, and where all do, all are", {"group"},
+      [usual = usual_group(layer, facts), all = heads_in_l2(layer, facts) >= kv_matrices(layer)](
+          const Tile& t) { return all ? t.group == usual : t.group <= 2 * usual; });
+  space.constraint("one MMA warpgroup has none to take turns with", {"mma_warpgroups", "ordered"},
+                   [](const Tile& t) { return t.mma_warpgroups > 1 || !t.ordered; });
+  space.constraint("two CTAs share an SM's registers if each has one MMA warpgroup",
+                   {"mma_warpgroups", "ctas_per_sm"},
+                   [](const Tile& t) { return t.ctas_per_sm == 1 || t.mma_warpgroups == 1; });
+  const bool may_split = layer.dim <= 128 && form.mask != attention_mask::packed &&
+                         query_tiles(layer, 128) < 2 * facts.multiprocessors && layer.kv > 64;
+  space.constraint(
+      "two MMA warpgroups divide keys, in an even number of stages, where tiles are few; heads are "
+      "narrow enough to be added up in registers, and no flags say which blocks there are",
+      {"mma_warpgroups", "stages", "split_keys"}, [may_split](const Tile& t) {
+        return !t.split_keys || (t.mma_warpgroups == 2 && t.stages % 2 == 0 && may_split);
+      });
+  space.constraint("a block of a packed mask is one or two of its tiles wide", {"bn"},
+                   [packed = form.mask == attention_mask::packed](const Tile& t) {
+                     return !packed || t.bn == 64 || t.bn == 128;
+                   });
+  space.constraint("a block of keys is a part of a page, or whole pages", {"bn"},
+                   [page = layer.page](const Tile& t) {
+                     return page == 0 || t.bn % page == 0 || page % t.bn == 0;
+                   });
+  space.constraint("no more keys in a block than there are", {"bn"},
+                   [kv = layer.kv, any = layer.batch_invariant](const Tile& t) {
+                     return t.bn == 64 || t.bn < kv + 64 || any;
+                   });
+  space.constraint("no more MMA warpgroups than a sequence has queries for",
+                   {"mma_warpgroups", "split_keys", "pack_heads"},
+                   [s = layer.s](const Tile& t) { return t.queries() < s + 64; });
+  const bool may_pack = layer.group() > 1 && layer.group() <= 64 && layer.q_row % layer.dim == 0 &&
+                        form.mask != attention_mask::packed;
+  space.constraint(
+      "heads of a tile are 2 to 64 that share keys, in rows of whole heads, without a packed mask",
+      {"pack_heads"}, [may_pack](const Tile& t) { return !t.packs_heads || may_pack; });
+  const Tiles::Names shape{"mma_warpgroups", "bn",        "stages",     "ordered",
+                           "ctas_per_sm",    "scheduler", "split_keys", "pack_heads"};
+  space.constraint("scores, probabilities and the output are in an MMA thread's registers", shape,
+                   [form](const Tile& t) {
+                     const int have = attention_sm90_plan_of(form, t).mma_registers;
+                     // The smallest blocks always fit, some of them barely.
+                     return (t.bn == 64 && t.mma_warpgroups < 3) ||
+                            registers_needed(form, t) <= have;
+                   });
+  space.constraint("queries, and the stages of keys and values, fit in shared memory", shape,
+                   [form, facts](const Tile& t) {
+                     return fits_shared_memory(facts, attention_sm90_plan_of(form, t).shared_bytes,
+                                               t.ctas_per_sm);
+                   });
+  space.constraint(
+      "a counter balances tiles that are unlike", {"scheduler"},
+      [unlike = has_unlike_tiles(layer)](const Tile& t) { return !t.dynamic || unlike; });
+  const bool may_pair = layer.mask == Mask::causal && layer.window == 0 && layer.s > 64 &&
+                        query_tiles(layer, 128) <= facts.multiprocessors;
+  space.constraint(
+      "two MMA warpgroups, each in its own time, pair the queries of a causal mask where each SM "
+      "has one tile",
+      {"mma_warpgroups", "ordered", "scheduler", "split_keys", "pack_heads"},
+      [may_pair](const Tile& t) {
+        return !t.paired ||
+               (t.mma_warpgroups == 2 && !t.ordered && !t.split_keys && !t.packs_heads && may_pair);
+      });
+  space.constraint("the counter of tiles has 24 bits", {"scheduler"},
+                   [few = query_tiles(layer, 64) < attention_tile_counter::most_tiles](
+                       const Tile& t) { return !t.dynamic || few; });
+  space.constraint("CTAs that stay have more than one tile each",
+                   {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys", "pack_heads"},
+                   [layer, processors = facts.multiprocessors](const Tile& t) {
+                     return !t.stays() || query_tiles(layer, t.queries(), t.packed_heads) >
+                                              processors * t.ctas_per_sm;
+                   });
   return space;
+}
+
+Space space(const Layer& layer, const DeviceFacts& facts) {
+  return tiles_of(layer, facts).space();
+}
+
+Config default_config(const Layer& layer, const DeviceFacts& facts) {
+  const attention_form form = form_of(layer);
+  return least_cost(tiles_of(layer, facts), name,
+                    [&](const Tile& tile) { return cycles(layer, facts, form, tile); });
+}
+
+std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return cycles(layer, facts, form_of(layer), Tile(layer, config)) / facts.clock_hz;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
@@ -336,10 +375,10 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   Launch launch(program, problem, facts, sizeof(attention_sm90_params),
                 offsetof(attention_sm90_params, attention));
   const Layer& layer = launch.layer();
-  const attention_sm90_config config = config_of(layer, values);
+  const Tile config(layer, values);
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
-  launch.set_group(values.at("group"), config.packed_heads);
+  launch.set_group(config.group, config.packed_heads);
   TensorMapArgument q =
       rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns);
   if (config.packed_heads > 1) {
@@ -355,9 +394,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
   if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
-  const std::string& scheduler = values.word("scheduler");
   std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
-  if (scheduler == "static" || scheduler == "dynamic")
+  if (config.stays())
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
   launch.append(file,
                 fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
@@ -391,7 +429,7 @@ std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFa
 constinit const Engine sm90_engine{.name = name,
                                    .summary = "TMA and wgmma, MMA warpgroups in turn",
                                    .can_implement = refuse_sm90,
-                                   .search = {.space = space, .cycles = cycles},
+                                   .search = {space, default_config, estimate},
                                    .program = program,
                                    .batch_invariant = true,
                                    .sources = {file}};

@@ -2,12 +2,10 @@
 // tokens share: the host side of gemm/decode/stream.cuh.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "core/space.hpp"
+#include "kernels/common/typed_space.hpp"
 #include "kernels/gemm/decode/stream_shape.cuh"
 #include "kernels/gemm/problem.hpp"
 
@@ -27,8 +25,22 @@ struct StreamNeeds {
 };
 
 /// Adds the constraints of weights that go through registers. `reads`: the parameters that decide
-/// what a configuration needs, where the space shall know.
-void limit_stream(Space& space, const std::function<StreamNeeds(const Config&)>& needs,
-                  const std::vector<std::string>& reads = {});
+/// what a configuration needs.
+template <class Point, class Needs>
+void limit_stream(TypedSpace<Point>& space, const typename TypedSpace<Point>::Names& reads,
+                  Needs needs) {
+  space.constraint("the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
+                   reads, [needs](const Point& point) {
+                     const StreamNeeds stream = needs(point);
+                     return stream.registers <= most_registers(stream.threads);
+                   });
+  space.constraint(
+      "2 to 16 loads in flight: one a thread does not cover the latency of memory, and more than "
+      "16 only start later",
+      reads, [needs](const Point& point) {
+        const StreamNeeds stream = needs(point);
+        return (stream.loads >= 2 || stream.is_short) && stream.loads <= 16;
+      });
+}
 
 }  // namespace fftune

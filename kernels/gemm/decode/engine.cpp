@@ -19,11 +19,29 @@
 namespace fftune {
 namespace {
 
-struct Block : decode_config {
-  int split_k;
+/// What the space and the cost model read of a product.
+struct Product {
+  std::int64_t m, n, k;
+  int operands;
+  bool fuses_norm;
+  gemm_form form;
 
-  Block(const GemmProblem& gemm, const Config& config)
-      : decode_config{.tokens = decode_tokens(gemm),
+  explicit Product(const GemmProblem& gemm)
+      : m(gemm.m),
+        n(gemm.n),
+        k(gemm.k),
+        operands(gemm.b_operands()),
+        fuses_norm(gemm.norm_of_a.any()),
+        form(form_of(gemm)) {}
+};
+
+struct Block : decode_config {
+  int split_k = 1;
+
+  explicit Block(const Product& product)
+      : decode_config{.tokens = stream_tokens(product.m), .l2_prefetch = 0} {}
+  Block(const Product& product, const Config& config)
+      : decode_config{.tokens = stream_tokens(product.m),
                       .rows = config.get("rows"),
                       .warps = config.get("warps"),
                       .unroll = config.get("unroll"),
@@ -31,23 +49,24 @@ struct Block : decode_config {
                           config.contains("l2_prefetch") ? config.get("l2_prefetch") : 0},
         split_k(config.get("split_k")) {}
 
-  std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows) * split_k; }
+  std::int64_t row_blocks(const Product& product) const { return ceil_div(product.n, rows); }
+  std::int64_t blocks(const Product& product) const { return row_blocks(product) * split_k; }
   /// 16-byte loads of weights that a thread has in flight.
-  int loads(const GemmProblem& gemm) const { return shape(gemm.b_operands()).loads(); }
+  int loads(const Product& product) const { return shape(product.operands).loads(); }
   /// Registers of a thread, with about 28 for addresses and loops.
-  int registers(const GemmProblem& gemm) const { return shape(gemm.b_operands()).registers() + 28; }
+  int registers(const Product& product) const { return shape(product.operands).registers() + 28; }
   /// Of weights.
-  double bytes(const GemmProblem& gemm) const {
-    return 2.0 * static_cast<double>(gemm.b_operands() * rows) * static_cast<double>(gemm.k) /
+  double bytes(const Product& product) const {
+    return 2.0 * static_cast<double>(product.operands * rows) * static_cast<double>(product.k) /
            split_k;
   }
-  double blocks_of_processor(const GemmProblem& gemm, const DeviceFacts& facts) const {
-    return std::ceil(static_cast<double>(blocks(gemm)) / std::max(facts.multiprocessors, 1));
+  double blocks_of_processor(const Product& product, const DeviceFacts& facts) const {
+    return std::ceil(static_cast<double>(blocks(product)) / std::max(facts.multiprocessors, 1));
   }
   /// Blocks of an SM that are resident at the same time.
-  double resident(const GemmProblem& gemm, const DeviceFacts& facts) const {
-    const double most = std::min(2048 / threads(), 65536 / (threads() * registers(gemm)));
-    return std::clamp(most, 1.0, blocks_of_processor(gemm, facts));
+  double resident(const Product& product, const DeviceFacts& facts) const {
+    const double most = std::min(2048 / threads(), 65536 / (threads() * registers(product)));
+    return std::clamp(most, 1.0, blocks_of_processor(product, facts));
   }
 };
 
@@ -97,100 +116,108 @@ bool prefetches(const GemmProblem& gemm, const DeviceFacts& facts) {
   return gemm.norm_of_a.any() && facts.compute_capability >= 90;
 }
 
-Space space(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem gemm = chain.front();
-  Space space;
+TypedSpace<Block> blocks_of(const GemmProblem& gemm, const DeviceFacts& facts) {
+  using Blocks = TypedSpace<Block>;
+  const Product product(gemm);
+  Blocks space{Block(product)};
   space
       .parameter("rows", "rows of each weight that a block takes: of a head all or some",
-                 row_choices(gemm, facts))
-      .parameter("warps", "warps of a block, which share k", {2, 4, 8, 16})
-      .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
-      .parameter("split_k", "blocks that share k", {1, 2, 4, max_split_k});
+                 Blocks::to<&Block::rows>, row_choices(gemm, facts))
+      .parameter("warps", "warps of a block, which share k", Blocks::to<&Block::warps>,
+                 {2, 4, 8, 16})
+      .parameter("unroll", "16-byte loads of a row that a thread issues at once",
+                 Blocks::to<&Block::unroll>, {1, 2, 4, 8})
+      .parameter("split_k", "blocks that share k", Blocks::to<&Block::split_k>,
+                 {1, 2, 4, max_split_k});
   if (prefetches(gemm, facts))
     space
         .parameter("l2_prefetch",
                    "percent of its weights that a block asks L2 for before it may begin",
-                   {0, 10, 30, 100})
+                   Blocks::to<&Block::l2_prefetch>, {0, 10, 30, 100})
         .when_absent(0);
-  const auto add = [&](const char* reason, auto holds) {
-    space.constraint(reason,
-                     [gemm, holds](const Config& config) { return holds(Block(gemm, config)); });
-  };
-  add("the reduction over warps gives every group of 8 rows a warp of its own",
-      [](const Block& b) { return b.rows / 8 <= b.warps; });
-  limit_stream(space, [=](const Config& config) {
-    const Block block(gemm, config);
-    return StreamNeeds{.loads = block.loads(gemm),
-                       .registers = block.registers(gemm),
-                       .threads = block.threads(),
-                       .is_short = gemm.k <= 64};
+  space.constraint("the reduction over warps gives every group of 8 rows a warp of its own",
+                   {"rows", "warps"}, [](const Block& b) { return b.rows / 8 <= b.warps; });
+  limit_stream(space, {"rows", "warps", "unroll"}, [product](const Block& b) {
+    return StreamNeeds{.loads = b.loads(product),
+                       .registers = b.registers(product),
+                       .threads = b.threads(),
+                       .is_short = product.k <= 64};
   });
-  add("every warp needs a share of k, 32 * unroll elements at the least", [=](const Block& b) {
-    return (b.warps == 2 && b.unroll == 1 && b.split_k == 1) ||
-           gemm.k > std::int64_t{32} * b.unroll * (b.warps * b.split_k - 1);
-  });
-  add("more than half of the rows would be padding",
-      [=](const Block& b) { return b.rows == 8 || b.rows < 2 * gemm.n; });
-  add("the blocks of a head that is normalised are a cluster, and those that share k another",
-      [=, form = form_of(gemm)](const Block& b) {
+  space.constraint("every warp needs a share of k, 32 * unroll elements at the least",
+                   {"warps", "unroll", "split_k"}, [k = product.k](const Block& b) {
+                     return (b.warps == 2 && b.unroll == 1 && b.split_k == 1) ||
+                            k > std::int64_t{32} * b.unroll * (b.warps * b.split_k - 1);
+                   });
+  space.constraint("more than half of the rows would be padding", {"rows"},
+                   [n = product.n](const Block& b) { return b.rows == 8 || b.rows < 2 * n; });
+  space.constraint(
+      "the blocks of a head that is normalised are a cluster, and those that share k another",
+      {"rows", "split_k"}, [form = product.form](const Block& b) {
         return b.split_k == 1 || !form.qkv.normalises || b.blocks_of_head(form) == 1;
       });
-  add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
-    return b.split_k == 1 || b.blocks(gemm) / b.split_k < facts.multiprocessors;
-  });
+  space.constraint("splitting k pays only while there are fewer blocks of rows than SMs",
+                   {"rows", "split_k"},
+                   [product, processors = facts.multiprocessors](const Block& b) {
+                     return b.split_k == 1 || b.row_blocks(product) < processors;
+                   });
   return space;
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  return blocks_of(chain.front(), facts).space();
 }
 
 /// Relative slowdown from fusing A's RMSNorm. Until a block has the rows' reciprocal root mean
 /// squares, and while its warps reduce their accumulators, it has no more than its first loads in
 /// flight; other blocks of the SM fill that gap.
-double longer_by_norm(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
-  if (!gemm.norm_of_a.any()) return 0;
+double longer_by_norm(const Block& block, const Product& product, const DeviceFacts& facts) {
+  if (!product.fuses_norm) return 0;
   constexpr double idle_seconds = 2e-6;
   const double bandwidth = (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12) /
                            std::max(facts.multiprocessors, 1);
-  const double blocks = block.blocks_of_processor(gemm, facts);
-  const double resident = block.resident(gemm, facts);
+  const double blocks = block.blocks_of_processor(product, facts);
+  const double resident = block.resident(product, facts);
   return std::ceil(blocks / resident) * idle_seconds / resident /
-         (blocks * block.bytes(gemm) / bandwidth);
+         (blocks * block.bytes(product) / bandwidth);
 }
 
 /// Whether the weights that all resident blocks ask L2 for leave room there for others.
-bool fits_l2(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
+bool fits_l2(const Block& block, const Product& product, const DeviceFacts& facts) {
   constexpr double share = 0.4;
-  const double blocks = std::min(static_cast<double>(block.blocks(gemm)),
-                                 block.resident(gemm, facts) * std::max(facts.multiprocessors, 1));
-  return blocks * block.bytes(gemm) * block.l2_prefetch / 100 <=
+  const double blocks =
+      std::min(static_cast<double>(block.blocks(product)),
+               block.resident(product, facts) * std::max(facts.multiprocessors, 1));
+  return blocks * block.bytes(product) * block.l2_prefetch / 100 <=
          share * static_cast<double>(facts.l2_bytes);
 }
 
 /// Microseconds of a launch untuned. The constants are fitted to 2,500 variants of 22 problems that
 /// an H100 timed, and hold on an H200 (tests/landscapes).
-double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
+double microseconds(const Block& block, const Product& product, const DeviceFacts& facts) {
   const double processors = std::max(facts.multiprocessors, 1);
   // Nine tenths of the datasheet's rate is the rate of a copy.
   const double bytes_per_us = 0.9e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
-  const double weights = 2.0 * static_cast<double>(gemm.b_operands() * gemm.n * gemm.k);
-  const double each = block.blocks_of_processor(gemm, facts);
-  const double resident = std::max(1.0, std::floor(block.resident(gemm, facts)));
+  const double weights = 2.0 * static_cast<double>(product.operands * product.n * product.k);
+  const double each = block.blocks_of_processor(product, facts);
+  const double resident = std::max(1.0, std::floor(block.resident(product, facts)));
   const double waves = std::ceil(each / resident);
-  const double imbalance = each * processors / static_cast<double>(block.blocks(gemm));
+  const double imbalance = each * processors / static_cast<double>(block.blocks(product));
   // Warps whose share of k is no whole number of loads issue some for padding.
   const double k_of_loads = 32.0 * block.unroll * block.warps * block.split_k;
-  const double k = static_cast<double>(gemm.k);
+  const double k = static_cast<double>(product.k);
   const double padding = std::ceil(k / k_of_loads) * k_of_loads / k;
   // Every block reads the tokens.
   const double tokens_read =
-      1 + 0.028 * static_cast<double>(gemm.m) / (block.rows * gemm.b_operands());
+      1 + 0.028 * static_cast<double>(product.m) / (block.rows * product.operands);
   // Memory delivers at full speed once each SM has latency * bandwidth in flight.
   constexpr double latency_us = 1.73;
   const double wanted = latency_us * bytes_per_us / processors;
-  const double in_flight = resident * block.threads() * 16 * block.loads(gemm);
+  const double in_flight = resident * block.threads() * 16 * block.loads(product);
   const double starved = std::pow(std::max(1.0, wanted / in_flight), 0.21);
-  const double stream = weights / bytes_per_us * std::pow(imbalance, 0.28) *
-                        std::pow(padding, 0.16) * tokens_read * starved *
-                        (1 + 0.085 / block.loads(gemm)) * (1 + longer_by_norm(block, gemm, facts)) *
-                        (1 - 1e-4 * block.l2_prefetch);
+  const double stream =
+      weights / bytes_per_us * std::pow(imbalance, 0.28) * std::pow(padding, 0.16) * tokens_read *
+      starved * (1 + 0.085 / block.loads(product)) * (1 + longer_by_norm(block, product, facts)) *
+      (1 - 1e-4 * block.l2_prefetch);
   const double fill = in_flight * processors / bytes_per_us;
   const double split = block.split_k > 1 ? 1.8 : 0.0;
   return stream + 0.32 * waves + 0.019 * fill + 0.0085 * block.unroll * block.tokens +
@@ -198,19 +225,19 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem& gemm = chain.front();
-  return least_cost(space(chain, facts), "decode", [&](const Config& config) {
-    const Block block(gemm, config);
-    return fits_l2(block, gemm, facts) ? microseconds(block, gemm, facts)
-                                       : std::numeric_limits<double>::infinity();
+  const Product product(chain.front());
+  return least_cost(blocks_of(chain.front(), facts), "decode", [&](const Block& block) {
+    return fits_l2(block, product, facts) ? microseconds(block, product, facts)
+                                          : std::numeric_limits<double>::infinity();
   });
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
             const DeviceFacts& facts, const Config& config) {
   const GemmProblem& gemm = chain.front();
-  const Block block(gemm, config);
-  const gemm_form form = form_of(gemm);
+  const Product product(gemm);
+  const Block block(product, config);
+  const gemm_form& form = product.form;
   ParameterStruct parameters = form.is_qkv() ? heads_parameters(gemm, places)
                                              : gemm_parameters(gemm, places, sizeof(plain_params));
   KernelLaunch& launch =
@@ -218,7 +245,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                   fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}, {}}}>",
                               template_argument(form), block.tokens, block.rows, block.warps,
                               block.unroll, block.l2_prefetch),
-                  ceil_div(gemm.n, block.rows), block.threads(), std::move(parameters));
+                  block.row_blocks(product), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k,
@@ -231,26 +258,6 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 int decode_tokens(const GemmProblem& gemm) {
   return stream_tokens(gemm.m);
-}
-
-void limit_stream(Space& space, const std::function<StreamNeeds(const Config&)>& needs,
-                  const std::vector<std::string>& reads) {
-  space
-      .constraint(
-          "the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
-          [needs](const Config& config) {
-            const StreamNeeds stream = needs(config);
-            return stream.registers <= most_registers(stream.threads);
-          },
-          reads)
-      .constraint(
-          "2 to 16 loads in flight: one a thread does not cover the latency of memory, and more "
-          "than 16 only start later",
-          [needs](const Config& config) {
-            const StreamNeeds stream = needs(config);
-            return (stream.loads >= 2 || stream.is_short) && stream.loads <= 16;
-          },
-          reads);
 }
 
 std::optional<std::string> no_decode(const GemmProblem& gemm) {

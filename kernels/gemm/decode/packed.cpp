@@ -27,16 +27,28 @@ std::int64_t group_slots(const GemmProblem& gemm) {
   return gemm.groups.any() ? std::min(gemm.groups.count, gemm.m) : 1;
 }
 
-/// As one product of as many rows of B, for the cost model: the usual rows of a group, and the rows
-/// of B of all groups that usually have some.
-GemmProblem without_groups(GemmProblem gemm) {
-  if (!gemm.groups.any()) return gemm;
-  const double used = std::max(gemm.groups.with_rows(), 1.0);
-  gemm.m = std::max<std::int64_t>(1, std::llround(static_cast<double>(gemm.m) / used));
-  gemm.n *= std::max<std::int64_t>(1, std::llround(used));
-  gemm.groups = {};
-  return gemm;
-}
+/// A product as the space and the cost model see it: one of the usual rows of a group.
+struct Product {
+  std::int64_t m, n, k;
+  std::int64_t all_n;  // rows of B of all groups that usually have some
+  int operands;
+  bool grouped;
+  packed_form format;
+
+  explicit Product(const GemmProblem& gemm)
+      : m(gemm.m),
+        n(gemm.n),
+        k(gemm.k),
+        all_n(gemm.n),
+        operands(gemm.b_operands()),
+        grouped(gemm.groups.any()),
+        format(packed_form_of(gemm)) {
+    if (!grouped) return;
+    const double used = std::max(gemm.groups.with_rows(), 1.0);
+    m = std::max<std::int64_t>(1, std::llround(static_cast<double>(m) / used));
+    all_n *= std::max<std::int64_t>(1, std::llround(used));
+  }
+};
 
 /// The tokens of a kernel for `m`: few numbers of them, so that few kernels serve all.
 int tokens_of(std::int64_t m) {
@@ -46,35 +58,36 @@ int tokens_of(std::int64_t m) {
 }
 
 struct Block : packed_config {
-  int split_k;
+  int split_k = 1;
 
-  Block(const GemmProblem& gemm, const Config& config)
-      : packed_config{.tokens = tokens_of(without_groups(gemm).m),
+  explicit Block(const Product& product) : packed_config{.tokens = tokens_of(product.m)} {}
+  Block(const Product& product, const Config& config)
+      : packed_config{.tokens = tokens_of(product.m),
                       .tiles = config.get("tiles"),
                       .row_warps = config.get("row_warps"),
                       .k_warps = config.get("k_warps"),
                       .unroll = config.get("unroll")},
         split_k(config.get("split_k")) {}
 
-  std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()) * split_k; }
+  std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
   /// 16-byte loads of weights that a thread has in flight.
-  int loads(const GemmProblem& gemm) const {
-    return gemm.b_operands() * tiles * unroll * packed_form_of(gemm).parts();
+  int loads(const Product& product) const {
+    return product.operands * tiles * unroll * product.format.parts();
   }
   /// Registers of a thread, with some for addresses and loops.
-  int thread_registers(const GemmProblem& gemm) const {
-    return registers(gemm.b_operands(), packed_form_of(gemm)) + 36 + 2 * n_fragments();
+  int thread_registers(const Product& product) const {
+    return registers(product.operands, product.format) + 36 + 2 * n_fragments();
   }
   /// Shared memory with that of split-K in clusters.
-  int most_shared(const GemmProblem& gemm) const {
-    const int own = shared_bytes(gemm.b_operands());
-    return split_k == 1 ? own : std::max(own, share_bytes(gemm.b_operands()));
+  int most_shared(const Product& product) const {
+    const int own = shared_bytes(product.operands);
+    return split_k == 1 ? own : std::max(own, share_bytes(product.operands));
   }
   /// Blocks of an SM that are resident at the same time.
-  double resident(const GemmProblem& gemm, const DeviceFacts& facts) const {
-    const int by_registers = 65536 / (threads() * std::min(thread_registers(gemm), 255));
+  double resident(const Product& product, const DeviceFacts& facts) const {
+    const int by_registers = 65536 / (threads() * std::min(thread_registers(product), 255));
     const auto by_shared =
-        static_cast<int>(facts.shared_bytes_per_multiprocessor / (most_shared(gemm) + 1024));
+        static_cast<int>(facts.shared_bytes_per_multiprocessor / (most_shared(product) + 1024));
     return std::max(1, std::min({2048 / threads(), by_registers, by_shared}));
   }
 };
@@ -83,7 +96,7 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   const GemmProblem& gemm = chain.front();
   if (gemm.packed.empty()) return "it reads packed weights: give weights=" + packed_names();
   if (auto reason = refuse_packed_groups(gemm)) return reason;
-  if (const std::int64_t m = without_groups(gemm).m; m > most_tokens)
+  if (const std::int64_t m = Product(gemm).m; m > most_tokens)
     return fmt::format("a warp has the sums of all tokens in registers: m={} is over {}", m,
                        most_tokens);
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
@@ -94,43 +107,53 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   return misaligned_rows(gemm);
 }
 
-Space space(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem gemm = chain.front();
-  Space space;
-  space.parameter("tiles", "tiles of 16 rows of each weight that a warp takes", {1, 2, 4})
-      .parameter("row_warps", "warps of a block that take other rows", {1, 2, 4, 8})
-      .parameter("k_warps", "warps of a block that share k", {1, 2, 4, 8})
-      .parameter("unroll", "blocks of 64 of k that a warp has in flight", {1, 2, 4, 8})
-      .parameter("split_k", "blocks that share k", {1, 2, 3, 4, 5, 6, 7, max_split_k});
-  const auto add = [&](const char* reason, auto holds, const std::vector<std::string>& reads = {}) {
-    space.constraint(
-        reason, [gemm, holds](const Config& config) { return holds(Block(gemm, config)); }, reads);
-  };
-  add("more than 16 warps have too few registers", [](const Block& b) { return b.warps() <= 16; },
-      {"row_warps", "k_warps"});
-  limit_stream(space,
-               [=](const Config& config) {
-                 const Block block(gemm, config);
-                 return StreamNeeds{.loads = block.loads(gemm),
-                                    .registers = block.thread_registers(gemm),
-                                    .threads = block.threads(),
-                                    .is_short = gemm.k <= packed_k};
-               },
-               {"tiles", "row_warps", "k_warps", "unroll"});
-  add("the tokens of three stages, or the accumulators of the k warps, fit into shared memory",
-      [=](const Block& b) { return b.most_shared(gemm) <= facts.shared_bytes_per_block; });
-  add("every warp needs a share of k, 64 * unroll elements at the least", [=](const Block& b) {
-    return (b.k_warps == 1 && b.unroll == 1 && b.split_k == 1) ||
-           gemm.k > std::int64_t{packed_k} * b.unroll * (b.k_warps * b.split_k - 1);
+TypedSpace<Block> blocks_of(const Product& product, const DeviceFacts& facts) {
+  using Blocks = TypedSpace<Block>;
+  Blocks space{Block(product)};
+  space
+      .parameter("tiles", "tiles of 16 rows of each weight that a warp takes",
+                 Blocks::to<&Block::tiles>, {1, 2, 4})
+      .parameter("row_warps", "warps of a block that take other rows",
+                 Blocks::to<&Block::row_warps>, {1, 2, 4, 8})
+      .parameter("k_warps", "warps of a block that share k", Blocks::to<&Block::k_warps>,
+                 {1, 2, 4, 8})
+      .parameter("unroll", "blocks of 64 of k that a warp has in flight",
+                 Blocks::to<&Block::unroll>, {1, 2, 4, 8})
+      .parameter("split_k", "blocks that share k", Blocks::to<&Block::split_k>,
+                 {1, 2, 3, 4, 5, 6, 7, max_split_k});
+  space.constraint("more than 16 warps have too few registers", {"row_warps", "k_warps"},
+                   [](const Block& b) { return b.warps() <= 16; });
+  limit_stream(space, {"tiles", "row_warps", "k_warps", "unroll"}, [product](const Block& b) {
+    return StreamNeeds{.loads = b.loads(product),
+                       .registers = b.thread_registers(product),
+                       .threads = b.threads(),
+                       .is_short = product.k <= packed_k};
   });
-  add("more than half of the rows would be padding",
-      [=](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * gemm.n; },
-      {"tiles", "row_warps"});
-  add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
-    return b.split_k == 1 ||
-           (!gemm.groups.any() && b.blocks(gemm) / b.split_k < facts.multiprocessors);
-  });
+  const Blocks::Names all{"tiles", "row_warps", "k_warps", "unroll", "split_k"};
+  space.constraint(
+      "the tokens of three stages, or the accumulators of the k warps, fit into shared memory", all,
+      [product, most = facts.shared_bytes_per_block](const Block& b) {
+        return b.most_shared(product) <= most;
+      });
+  space.constraint("every warp needs a share of k, 64 * unroll elements at the least",
+                   {"k_warps", "unroll", "split_k"}, [k = product.k](const Block& b) {
+                     return (b.k_warps == 1 && b.unroll == 1 && b.split_k == 1) ||
+                            k > std::int64_t{packed_k} * b.unroll * (b.k_warps * b.split_k - 1);
+                   });
+  space.constraint(
+      "more than half of the rows would be padding", {"tiles", "row_warps"},
+      [n = product.n](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * n; });
+  space.constraint("splitting k pays only while there are fewer blocks of rows than SMs",
+                   {"tiles", "row_warps", "split_k"},
+                   [product, processors = facts.multiprocessors](const Block& b) {
+                     return b.split_k == 1 ||
+                            (!product.grouped && b.row_blocks(product.n) < processors);
+                   });
   return space;
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  return blocks_of(Product(chain.front()), facts).space();
 }
 
 /// SMs that clusters of `split_k` blocks fill: a cluster lies within one GPC.
@@ -142,15 +165,15 @@ double usable_processors(const Block& block, const DeviceFacts& facts) {
 
 /// Microseconds of a launch untuned. The constants are fitted to 240 variants of nine problems that
 /// an H100 timed, with a deviation of 19%.
-double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
+double microseconds(const Block& block, const Product& product, const DeviceFacts& facts) {
   const double clocks = 0.886e-6 * (facts.clock_hz > 0 ? facts.clock_hz : 1.8e9);
   const double bytes_per_us = 0.9e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
-  const packed_form format = packed_form_of(gemm);
-  const double k = static_cast<double>(gemm.k), m = static_cast<double>(gemm.m);
-  const double units = block.tiles * gemm.b_operands();
-  const auto blocks = static_cast<double>(block.blocks(gemm));
+  const packed_form& format = product.format;
+  const double k = static_cast<double>(product.k), m = static_cast<double>(product.m);
+  const double units = block.tiles * product.operands;
+  const auto blocks = static_cast<double>(block.row_blocks(product.all_n) * block.split_k);
   const double each = std::ceil(blocks / usable_processors(block, facts));
-  const double resident = std::min(block.resident(gemm, facts), each);
+  const double resident = std::min(block.resident(product, facts), each);
   const double waves = std::ceil(each / resident);
   const double stages = std::ceil(k / (packed_k * block.stage_k_blocks()) / block.split_k);
 
@@ -166,8 +189,8 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
   const double warps = block.warps() * resident;
   const double stage = std::max(issue * warps / 4, 939 + issue);
   const double compute = waves * stages * stage / clocks;
-  const double memory =
-      0.515 * format.parts() * static_cast<double>(gemm.b_operands() * gemm.n) * k / bytes_per_us;
+  const double memory = 0.515 * format.parts() *
+                        static_cast<double>(product.operands * product.all_n) * k / bytes_per_us;
   const double l2 = blocks * m * (k / block.split_k) * 2 / 5.07e6;
   const double stream =
       std::pow(std::pow(memory, 4) + std::pow(compute, 4) + std::pow(l2, 4), 0.25);
@@ -177,31 +200,30 @@ double microseconds(const Block& block, const GemmProblem& gemm, const DeviceFac
 
 std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
                                const Config& config) {
-  const GemmProblem gemm = without_groups(chain.front());
-  return 1e-6 * microseconds(Block(gemm, config), gemm, facts);
+  const Product product(chain.front());
+  return 1e-6 * microseconds(Block(product, config), product, facts);
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem gemm = without_groups(chain.front());
-  return least_cost(space(chain, facts), "packed_decode", [&](const Config& config) {
-    return microseconds(Block(gemm, config), gemm, facts);
-  });
+  const Product product(chain.front());
+  return least_cost(blocks_of(product, facts), "packed_decode",
+                    [&](const Block& block) { return microseconds(block, product, facts); });
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
             const DeviceFacts& facts, const Config& config) {
   const GemmProblem& gemm = chain.front();
-  const Block block(gemm, config);
-  const packed_form format = packed_form_of(gemm);
+  const Product product(gemm);
+  const Block block(product, config);
   const gemm_form form = form_of(gemm);
-  KernelLaunch& launch =
-      append_gemm(program, "gemm/decode/packed.cu",
-                  fmt::format("packed_decode<{}, {}, "
-                              "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
-                              template_argument(form), template_argument(format), block.tokens,
-                              block.tiles, block.row_warps, block.k_warps, block.unroll),
-                  ceil_div(gemm.n, block.rows()) * group_slots(gemm), block.threads(),
-                  packed_parameters(gemm, places, sizeof(packed_params)));
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/decode/packed.cu",
+      fmt::format("packed_decode<{}, {}, "
+                  "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
+                  template_argument(form), template_argument(product.format), block.tokens,
+                  block.tiles, block.row_warps, block.k_warps, block.unroll),
+      block.row_blocks(gemm.n) * group_slots(gemm), block.threads(),
+      packed_parameters(gemm, places, sizeof(packed_params)));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k, block.share_bytes(gemm.b_operands()));

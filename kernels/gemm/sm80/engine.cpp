@@ -40,7 +40,7 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
       (gemm.a_major == Major::k || gemm.b_major == Major::k ||
        (gemm.form != GemmForm::single && gemm.form != GemmForm::two_outputs)))
     return "cp.async gathers tokens of 16 bytes or more: a grouped reduction of MN-major operands";
-  if (gemm.epilogue.kind == EpilogueKind::qkv && sm80::space(gemm, facts).feasible().empty())
+  if (gemm.epilogue.kind == EpilogueKind::qkv && !sm80::has_tiles(gemm, facts))
     return fmt::format(
         "no tile of 32 to 256 columns has whole heads of {} features, of q alone or of k",
         gemm.epilogue.qkv.form.dim);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,206 +53,150 @@ struct Shape {
 constexpr sm80_config largest_tile{
     .bm = 256, .bn = 256, .bk = 128, .warps_m = 4, .warps_n = 4, .stages = 6};
 
-/// A constraint whose predicate takes a Tile and looks at the parameters `reads` alone.
-template <class Holds>
-void limit(Space& space, std::string reason, std::vector<std::string> reads, Holds holds) {
-  space.constraint(
-      std::move(reason), [holds](const Config& config) { return holds(Tile(config)); },
-      std::move(reads));
+using Tiles = TypedSpace<Tile>;
+
+std::vector<std::int64_t> splits_of(const GemmProblem& gemm) {
+  if (gemm.batch_invariant) return {1};
+  return {1, 2, 4, max_split_k};
 }
 
-void add_tile_constraints(Space& space, const Shape& shape, const DeviceFacts& facts) {
+void add_tile_constraints(Tiles& space, const Shape& shape, const DeviceFacts& facts) {
   const int b_operands = shape.b_operands;
   gemm_form ungrouped = shape.form;
   ungrouped.groups = grouping::none;
-  limit(space, "a warp's tile is made of 16 x 16 blocks, what one ldmatrix.x4 loads",
-        {"bm", "bn", "warps_m", "warps_n"},
-        [](const Tile& t) { return t.bm % (16 * t.warps_m) == 0 && t.bn % (16 * t.warps_n) == 0; });
-  limit(space,
-        "an SM has four schedulers: 4 or 8 warps keep them busy, and 2 only where a "
-        "tile has no room for 4",
-        {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
-          return t.warps() == 4 || t.warps() == 8 || (t.warps() == 2 && t.bm * t.bn <= 512);
-        });
-  limit(space, "255 registers a thread hold 128 fp32 accumulators and two sets of fragments",
-        {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
-          return t.accumulators(b_operands) <= 128 && t.warp_m() <= 64 &&
-                 t.warp_n() * b_operands <= 128;
-        });
-  limit(space,
-        "a tile of 64 x 64 or more is no faster on warp tiles below 32 x 32: the fragments each "
-        "warp loads from shared memory cost more than their MMAs",
-        {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
-          return t.bm < 64 || t.bn * b_operands < 64 ||
-                 (t.warp_m() >= 32 && t.warp_n() * b_operands >= 32);
-        });
-  limit(space,
-        "8 warps pay where each has 32 x 32 accumulators or more; below, 4 warps load fewer "
-        "fragments",
-        {"bm", "bn", "warps_m", "warps_n"},
-        [=](const Tile& t) { return t.warps() < 8 || t.accumulators(b_operands) >= 32; });
-  limit(space,
-        "4 to 16 k16 steps in flight cover the latency of memory, and a deeper pipeline only fills "
-        "later",
-        {"bk", "stages"}, [](const Tile& t) {
-          const int ahead = (t.stages - 1) * t.bk;
-          return ahead >= 64 && ahead <= 256;
-        });
-  limit(space,
-        "K blocks of 128 pay where a block has little work per tile, so only for tiles of up to 32 "
-        "tokens",
-        {"bm", "bk"}, [](const Tile& t) { return t.bk < 128 || t.bm <= 32; });
+  space.constraint("a warp's tile is made of 16 x 16 blocks, what one ldmatrix.x4 loads",
+                   {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
+                     return t.bm % (16 * t.warps_m) == 0 && t.bn % (16 * t.warps_n) == 0;
+                   });
+  space.constraint(
+      "an SM has four schedulers: 4 or 8 warps keep them busy, and 2 only where a "
+      "tile has no room for 4",
+      {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
+        return t.warps() == 4 || t.warps() == 8 || (t.warps() == 2 && t.bm * t.bn <= 512);
+      });
+  space.constraint("255 registers a thread hold 128 fp32 accumulators and two sets of fragments",
+                   {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
+                     return t.accumulators(b_operands) <= 128 && t.warp_m() <= 64 &&
+                            t.warp_n() * b_operands <= 128;
+                   });
+  space.constraint(
+      "a tile of 64 x 64 or more is no faster on warp tiles below 32 x 32: the fragments each "
+      "warp loads from shared memory cost more than their MMAs",
+      {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
+        return t.bm < 64 || t.bn * b_operands < 64 ||
+               (t.warp_m() >= 32 && t.warp_n() * b_operands >= 32);
+      });
+  space.constraint(
+      "8 warps pay where each has 32 x 32 accumulators or more; below, 4 warps load fewer "
+      "fragments",
+      {"bm", "bn", "warps_m", "warps_n"},
+      [=](const Tile& t) { return t.warps() < 8 || t.accumulators(b_operands) >= 32; });
+  space.constraint(
+      "4 to 16 k16 steps in flight cover the latency of memory, and a deeper pipeline only fills "
+      "later",
+      {"bk", "stages"}, [](const Tile& t) {
+        const int ahead = (t.stages - 1) * t.bk;
+        return ahead >= 64 && ahead <= 256;
+      });
+  space.constraint(
+      "K blocks of 128 pay where a block has little work per tile, so only for tiles of up to 32 "
+      "tokens",
+      {"bm", "bk"}, [](const Tile& t) { return t.bk < 128 || t.bm <= 32; });
   // Beside the tables of grouped rows, those of the largest tile.
   const bool in_clusters = splits_in_clusters(facts);
   const std::int64_t most = facts.shared_bytes_per_block - largest_tile.table_bytes(shape.form);
-  limit(space,
-        fmt::format("stages * bk * 2 bytes * (bm + {} bn), and the exchange of split-K, must fit "
-                    "in the {} bytes of shared memory that a block can have",
-                    b_operands, most),
-        {"bm", "bn", "bk", "stages", "split_k"}, [=](const Tile& t) {
-          return t.shared_bytes(ungrouped, t.split_k > 1 && in_clusters) <= most;
-        });
+  space.constraint(
+      fmt::format("stages * bk * 2 bytes * (bm + {} bn), and the exchange of split-K, must fit "
+                  "in the {} bytes of shared memory that a block can have",
+                  b_operands, most),
+      {"bm", "bn", "bk", "stages", "split_k"}, [=](const Tile& t) {
+        return t.shared_bytes(ungrouped, t.split_k > 1 && in_clusters) <= most;
+      });
 }
 
-void add_problem_constraints(Space& space, const Shape& shape, const DeviceFacts& facts) {
+void add_problem_constraints(Tiles& space, const Shape& shape, const DeviceFacts& facts) {
   const int least_bm = shape.a_mn_major ? 32 : 16;
   const std::int64_t k = shape.k * shape.k_pairs;
-  limit(space, "more than half of a tile would be padding", {"bm", "bn"}, [=](const Tile& t) {
+  space.constraint("more than half of a tile would be padding", {"bm", "bn"}, [=](const Tile& t) {
     return (t.bm == least_bm || t.bm < 2 * shape.m) && t.bn < shape.n + 32;
   });
-  limit(space, "the swizzle of an MN-major A takes rows of 64 bytes or more", {"bm"},
-        [=](const Tile& t) { return t.bm >= least_bm; });
-  limit(space,
-        "every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
-        {"bm"},
-        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 2)); });
-  limit(space,
-        "with 1024 tokens or more, a tile of fewer than 64 columns reads the tokens too often",
-        {"bn"}, [=](const Tile& t) {
-          return shape.m < 1024 || t.bn * shape.b_operands >= 64 || t.bn >= shape.n;
-        });
-  limit(space, "a pipeline longer than the main loop is never full", {"bk", "stages", "split_k"},
-        [=](const Tile& t) {
-          return t.stages == 2 || t.stages - 1 <= ceil_div(k, std::int64_t{t.bk} * t.split_k);
-        });
-  limit(space, "a K block that is mostly past the end of k", {"bk"},
-        [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
-  limit(space,
-        "splitting k pays only while there are fewer tiles than SMs, and up to two "
-        "blocks for each",
-        {"bm", "bn", "split_k"}, [=](const Tile& t) {
-          return t.split_k == 1 || (shape.tiles(t) < facts.multiprocessors &&
-                                    shape.tiles(t) * t.split_k <= 2 * facts.multiprocessors);
-        });
-  limit(space, "a split needs at least four K blocks to be worth its share of the reduction",
-        {"bk", "split_k"},
-        [=](const Tile& t) { return t.split_k == 1 || k >= std::int64_t{4} * t.bk * t.split_k; });
-  limit(space,
-        "a band of tile rows higher than the output is the whole output, and without several waves "
-        "the order does not matter",
-        {"bm", "bn", "group_m"}, [=](const Tile& t) {
-          return t.group_m == 1 ||
-                 (t.group_m <= t.tiles_m(shape.m) && shape.tiles(t) > facts.multiprocessors);
-        });
+  space.constraint("the swizzle of an MN-major A takes rows of 64 bytes or more", {"bm"},
+                   [=](const Tile& t) { return t.bm >= least_bm; });
+  space.constraint(
+      "every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
+      {"bm"},
+      [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 2)); });
+  space.constraint(
+      "with 1024 tokens or more, a tile of fewer than 64 columns reads the tokens too often",
+      {"bn"}, [=](const Tile& t) {
+        return shape.m < 1024 || t.bn * shape.b_operands >= 64 || t.bn >= shape.n;
+      });
+  space.constraint("a pipeline longer than the main loop is never full",
+                   {"bk", "stages", "split_k"}, [=](const Tile& t) {
+                     return t.stages == 2 ||
+                            t.stages - 1 <= ceil_div(k, std::int64_t{t.bk} * t.split_k);
+                   });
+  space.constraint("a K block that is mostly past the end of k", {"bk"},
+                   [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
+  space.constraint(
+      "splitting k pays only while there are fewer tiles than SMs, and up to two "
+      "blocks for each",
+      {"bm", "bn", "split_k"}, [=](const Tile& t) {
+        return t.split_k == 1 || (shape.tiles(t) < facts.multiprocessors &&
+                                  shape.tiles(t) * t.split_k <= 2 * facts.multiprocessors);
+      });
+  space.constraint("a split needs at least four K blocks to be worth its share of the reduction",
+                   {"bk", "split_k"}, [=](const Tile& t) {
+                     return t.split_k == 1 || k >= std::int64_t{4} * t.bk * t.split_k;
+                   });
+  space.constraint(
+      "a band of tile rows higher than the output is the whole output, and without several waves "
+      "the order does not matter",
+      {"bm", "bn", "group_m"}, [=](const Tile& t) {
+        return t.group_m == 1 ||
+               (t.group_m <= t.tiles_m(shape.m) && shape.tiles(t) > facts.multiprocessors);
+      });
 }
 
-void add_heads(Space& space, const QkvHeads& qkv) {
-  limit(space, "a tile has whole heads, all of q, of k or of v", {"bn"},
-        [qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
-  limit(space, "every thread copies as many 16 bytes of a K block as any other",
-        {"bn", "bk", "warps_m", "warps_n"},
-        [](const Tile& t) { return t.bn * t.bk / 8 % t.threads() == 0; });
+void add_heads(Tiles& space, const QkvHeads& qkv) {
+  space.constraint("a tile has whole heads, all of q, of k or of v", {"bn"},
+                   [qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
+  space.constraint("every thread copies as many 16 bytes of a K block as any other",
+                   {"bn", "bk", "warps_m", "warps_n"},
+                   [](const Tile& t) { return t.bn * t.bk / 8 % t.threads() == 0; });
 }
 
-Config make_config(const std::array<int, 6>& tile, int split_k, int group_m) {
-  return {{"bm", tile[0]},      {"bn", tile[1]},     {"bk", tile[2]},      {"warps_m", tile[3]},
-          {"warps_n", tile[4]}, {"stages", tile[5]}, {"split_k", split_k}, {"group_m", group_m}};
-}
-
-}  // namespace
-
-Tile::Tile(const Config& config)
-    : sm80_config{.bm = config.get("bm"),
-                  .bn = config.get("bn"),
-                  .bk = config.get("bk"),
-                  .warps_m = config.get("warps_m"),
-                  .warps_n = config.get("warps_n"),
-                  .stages = config.get("stages")},
-      split_k(config.get("split_k")),
-      group_m(config.get("group_m")) {}
-
-std::string template_argument(const sm80_config& config) {
-  return fmt::format("fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}", config.bm, config.bn,
-                     config.bk, config.warps_m, config.warps_n, config.stages);
-}
-
-Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
-  const Shape shape(gemm);
-  Space space;
-  space.parameter("bm", "rows of the output tile of a block", {16, 32, 64, 128, 256})
-      .parameter("bn", "columns of the output tile of a block",
+Tiles tiles_of(const GemmProblem& gemm, const Shape& shape, const DeviceFacts& facts) {
+  Tiles space{Tile()};
+  space
+      .parameter("bm", "rows of the output tile of a block", Tiles::to<&Tile::bm>,
+                 {16, 32, 64, 128, 256})
+      .parameter("bn", "columns of the output tile of a block", Tiles::to<&Tile::bn>,
                  shape.form.is_qkv() ? std::vector<std::int64_t>{32, 64, 96, 128, 160, 192, 256}
                                      : std::vector<std::int64_t>{32, 64, 128, 256})
-      .parameter("bk", "elements of k in a stage", {32, 64, 128})
-      .parameter("warps_m", "warps along the rows of the tile", {1, 2, 4})
-      .parameter("warps_n", "warps along the columns of the tile", {1, 2, 4})
-      .parameter("stages", "K blocks that shared memory holds", {2, 3, 4, 5, 6})
-      .parameter("split_k", "blocks that share the k of a tile",
-                 gemm.batch_invariant ? std::vector<std::int64_t>{1}
-                                      : std::vector<std::int64_t>{1, 2, 4, max_split_k})
-      .parameter("group_m", "tile rows in a band of the raster order", {1, 8});
+      .parameter("bk", "elements of k in a stage", Tiles::to<&Tile::bk>, {32, 64, 128})
+      .parameter("warps_m", "warps along the rows of the tile", Tiles::to<&Tile::warps_m>,
+                 {1, 2, 4})
+      .parameter("warps_n", "warps along the columns of the tile", Tiles::to<&Tile::warps_n>,
+                 {1, 2, 4})
+      .parameter("stages", "K blocks that shared memory holds", Tiles::to<&Tile::stages>,
+                 {2, 3, 4, 5, 6})
+      .parameter("split_k", "blocks that share the k of a tile", Tiles::to<&Tile::split_k>,
+                 splits_of(gemm))
+      .parameter("group_m", "tile rows in a band of the raster order", Tiles::to<&Tile::group_m>,
+                 {1, 8});
   add_tile_constraints(space, shape, facts);
   add_problem_constraints(space, shape, facts);
   if (shape.form.is_qkv()) add_heads(space, gemm.epilogue.qkv);
   return space;
 }
 
-Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
-  // The usual shapes from the most tokens to the fewest; the last is feasible for most.
-  constexpr std::array<std::array<int, 6>, 14> tiles{{{128, 256, 32, 2, 4, 3},
-                                                      {256, 128, 32, 4, 2, 3},
-                                                      {128, 128, 64, 2, 4, 3},
-                                                      {128, 128, 32, 2, 2, 4},
-                                                      {128, 64, 64, 2, 2, 3},
-                                                      {128, 64, 32, 2, 2, 4},
-                                                      {64, 128, 64, 2, 2, 3},
-                                                      {64, 64, 64, 2, 2, 4},
-                                                      {64, 32, 64, 2, 2, 4},
-                                                      {32, 64, 64, 2, 2, 4},
-                                                      {32, 32, 64, 2, 2, 4},
-                                                      {16, 64, 64, 1, 4, 4},
-                                                      {16, 32, 64, 1, 2, 4},
-                                                      {16, 32, 64, 1, 2, 2}}};
-  const Space all = space(gemm, facts);
-  Config best;
-  double least = std::numeric_limits<double>::infinity();
-  for (const auto& tile : tiles) {
-    for (const int split_k : {1, 2, 4, max_split_k}) {
-      for (const int group_m : {8, 1}) {
-        const Config config = make_config(tile, split_k, group_m);
-        const double cost = cycles(gemm, facts, config);
-        if (cost < least && all.violations(config).empty()) {
-          least = cost;
-          best = config;
-        }
-      }
-    }
-  }
-  if (best.entries().empty()) {
-    // A handful of tiles cannot suit every GEMM; the space itself has the last word.
-    return least_cost(all, "sm80",
-                      [&](const Config& config) { return cycles(gemm, facts, config); });
-  }
-  return best;
-}
-
-double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
+/// Clock cycles of a configuration.
+double cycles_of(const Shape& shape, const DeviceFacts& facts, const Tile& tile) {
   // Rates of one SM per clock: multiply-adds of mma.sync, bytes of shared memory, and
   // its part of L2. From the A100 and H100 whitepapers, rounded.
   constexpr double multiply_adds = 1024, shared_rate = 128, l2_rate = 40;
   constexpr double start_cycles = 2000, split_cycles = 2500, exchange_rate = 32;
-  const Shape shape(gemm);
-  const Tile tile(config);
   const double b_operands = shape.b_operands;
   const double operands = tile.bm + b_operands * tile.bn;
   const double warp_operands = tile.warps() * (tile.warp_m() + b_operands * tile.warp_n());
@@ -270,6 +215,75 @@ double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& c
                         : split_cycles + static_cast<double>(tile.split_k - 1) *
                                              tile.exchange_bytes(shape.b_operands) / exchange_rate;
   return waves * band * block + start_cycles + split;
+}
+
+}  // namespace
+
+Tile::Tile(const Config& config)
+    : sm80_config{.bm = config.get("bm"),
+                  .bn = config.get("bn"),
+                  .bk = config.get("bk"),
+                  .warps_m = config.get("warps_m"),
+                  .warps_n = config.get("warps_n"),
+                  .stages = config.get("stages")},
+      split_k(config.get("split_k")),
+      group_m(config.get("group_m")) {}
+
+Config Tile::config() const {
+  return {{"bm", bm},           {"bn", bn},         {"bk", bk},           {"warps_m", warps_m},
+          {"warps_n", warps_n}, {"stages", stages}, {"split_k", split_k}, {"group_m", group_m}};
+}
+
+std::string template_argument(const sm80_config& config) {
+  return fmt::format("fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}", config.bm, config.bn,
+                     config.bk, config.warps_m, config.warps_n, config.stages);
+}
+
+Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
+  return tiles_of(gemm, Shape(gemm), facts).space();
+}
+
+bool has_tiles(const GemmProblem& gemm, const DeviceFacts& facts) {
+  return !tiles_of(gemm, Shape(gemm), facts).is_empty();
+}
+
+Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
+  // The usual shapes from the most tokens to the fewest; the last is feasible for most.
+  constexpr std::array<sm80_config, 14> shapes{{{128, 256, 32, 2, 4, 3},
+                                                {256, 128, 32, 4, 2, 3},
+                                                {128, 128, 64, 2, 4, 3},
+                                                {128, 128, 32, 2, 2, 4},
+                                                {128, 64, 64, 2, 2, 3},
+                                                {128, 64, 32, 2, 2, 4},
+                                                {64, 128, 64, 2, 2, 3},
+                                                {64, 64, 64, 2, 2, 4},
+                                                {64, 32, 64, 2, 2, 4},
+                                                {32, 64, 64, 2, 2, 4},
+                                                {32, 32, 64, 2, 2, 4},
+                                                {16, 64, 64, 1, 4, 4},
+                                                {16, 32, 64, 1, 2, 4},
+                                                {16, 32, 64, 1, 2, 2}}};
+  const Shape shape(gemm);
+  const Tiles all = tiles_of(gemm, shape, facts);
+  std::optional<Tile> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const sm80_config& usual : shapes)
+    for (const std::int64_t split_k : splits_of(gemm))
+      for (const int group_m : {8, 1}) {
+        const Tile tile(usual, static_cast<int>(split_k), group_m);
+        const double cost = cycles_of(shape, facts, tile);
+        if (cost < least && all.holds(tile)) {
+          least = cost;
+          best = tile;
+        }
+      }
+  if (best) return best->config();
+  // A handful of tiles cannot suit every GEMM; the space itself has the last word.
+  return least_cost(all, "sm80", [&](const Tile& tile) { return cycles_of(shape, facts, tile); });
+}
+
+double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
+  return cycles_of(Shape(gemm), facts, Tile(config));
 }
 
 }  // namespace fftune::sm80

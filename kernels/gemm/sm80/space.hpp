@@ -13,9 +13,13 @@ namespace fftune::sm80 {
 
 /// A configuration: the kernel's template argument, and its run-time arguments.
 struct Tile : sm80_config {
-  int split_k, group_m;
+  int split_k = 1, group_m = 1;
 
+  Tile() = default;
+  Tile(const sm80_config& shape, int split, int band)
+      : sm80_config(shape), split_k(split), group_m(band) {}
   explicit Tile(const Config& config);
+  Config config() const;
   std::int64_t tiles_m(std::int64_t m) const { return ceil_div(m, bm); }
 };
 
@@ -24,6 +28,7 @@ std::string template_argument(const sm80_config& config);
 
 /// bm, bn, bk, warps_m, warps_n, stages, split_k, group_m.
 Space space(const GemmProblem& gemm, const DeviceFacts& facts);
+bool has_tiles(const GemmProblem& gemm, const DeviceFacts& facts);
 
 /// The feasible configuration of least cycles().
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);

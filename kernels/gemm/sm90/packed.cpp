@@ -20,9 +20,31 @@
 namespace fftune {
 namespace {
 
-struct Tile : sm90_packed_config {
-  int split_k;
+/// A product as the space and the cost model see it.
+struct Product {
+  std::int64_t m, n, k;
+  int operands;
+  bool grouped;
+  packed_form format;
+  double used_groups = 1;  // that usually have rows
+  double usual_rows;       // of a group that has some
 
+  explicit Product(const GemmProblem& gemm)
+      : m(gemm.m),
+        n(gemm.n),
+        k(gemm.k),
+        operands(gemm.b_operands()),
+        grouped(gemm.groups.any()),
+        format(packed_form_of(gemm)) {
+    if (grouped) used_groups = std::max(gemm.groups.with_rows(), 1.0);
+    usual_rows = std::max(1.0, static_cast<double>(m) / used_groups);
+  }
+};
+
+struct Tile : sm90_packed_config {
+  int split_k = 1;
+
+  Tile() = default;
   explicit Tile(const Config& config)
       : sm90_packed_config{.tokens = config.get("tokens"),
                            .tiles = config.get("tiles"),
@@ -32,40 +54,32 @@ struct Tile : sm90_packed_config {
                            .ctas = config.get("ctas")},
         split_k(config.get("split_k")) {}
 
-  std::int64_t row_blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows()); }
+  std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
   /// The usual number, where rows have groups.
-  std::int64_t token_tiles(const GemmProblem& gemm) const {
-    if (!gemm.groups.any()) return ceil_div(gemm.m, tokens);
-    const double rows = usual_rows(gemm), height = tokens;
+  std::int64_t token_tiles(const Product& product) const {
+    if (!product.grouped) return ceil_div(product.m, tokens);
+    const double rows = product.usual_rows, height = tokens;
     // The rows of a group vary: its last tile is half full in the mean.
     const double of_group = rows * 2 < height ? 1 : std::max(1.0, rows / height + 0.5);
-    return std::max<std::int64_t>(1, std::llround(used_groups(gemm) * of_group));
+    return std::max<std::int64_t>(1, std::llround(product.used_groups * of_group));
   }
-  std::int64_t tiles_of(const GemmProblem& gemm) const {
-    return row_blocks(gemm) * token_tiles(gemm);
-  }
-
-  static double used_groups(const GemmProblem& gemm) {
-    return gemm.groups.any() ? std::max(gemm.groups.with_rows(), 1.0) : 1;
-  }
-  /// The usual rows of a group that has some.
-  static double usual_rows(const GemmProblem& gemm) {
-    return std::max(1.0, static_cast<double>(gemm.m) / used_groups(gemm));
+  std::int64_t tiles_of(const Product& product) const {
+    return row_blocks(product.n) * token_tiles(product);
   }
 };
 
 /// Columns of the MMAs: for few tokens those that all of them need, and of groups those that the
 /// usual numbers of their rows fill by a quarter or more.
-std::vector<std::int64_t> token_choices(const GemmProblem& gemm) {
+std::vector<std::int64_t> token_choices(const Product& product) {
   std::vector<std::int64_t> choices;
-  if (gemm.groups.any()) {
+  if (product.grouped) {
     for (const std::int64_t tokens : {8, 16, 32, 64, 96, 128, 192, 256})
-      if (tokens == 8 || static_cast<double>(tokens) < 4 * Tile::usual_rows(gemm))
+      if (tokens == 8 || static_cast<double>(tokens) < 4 * product.usual_rows)
         choices.push_back(tokens);
     return choices;
   }
   for (const std::int64_t tokens : {8, 16, 32, 64})
-    if (gemm.m <= tokens) return {tokens};
+    if (product.m <= tokens) return {tokens};
   return {32, 64, 96, 128, 192, 256};
 }
 
@@ -83,58 +97,62 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   return misaligned_rows(gemm);
 }
 
-Space space(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem gemm = chain.front();
-  const packed_form format = packed_form_of(gemm);
-  Space space;
-  space.parameter("tokens", "tokens of a CTA: columns of the MMAs", token_choices(gemm))
-      .parameter("tiles", "tiles of 64 rows of each weight that a warpgroup takes", {1, 2})
-      .parameter("row_groups", "warpgroups of a CTA that take other rows", {1, 2, 3, 4})
-      .parameter("k_groups", "warpgroups of a CTA that take turns at the stages", {1, 2, 4})
-      .parameter("k_blocks", "blocks of 64 of k of a stage", {1, 2, 4})
-      .parameter("ctas", "CTAs that share an SM", {1, 2, 3})
-      .parameter("split_k", "CTAs of a cluster that share k", {1, 2, 3, 4, 5, 6, 7, max_split_k});
-  const auto add = [&](const char* reason, auto holds, const std::vector<std::string>& reads) {
-    space.constraint(
-        reason, [holds](const Config& config) { return holds(Tile(config)); }, reads);
-  };
-  const int operands = gemm.b_operands();
-  add("more than 4 warpgroups, or 8 of an SM, have too few registers",
-      [](const Tile& t) { return t.mma_warpgroups() <= 4 && t.mma_warpgroups() * t.ctas <= 8; },
-      {"row_groups", "k_groups", "ctas"});
-  const std::vector<std::string> shape{"tokens",   "tiles",    "row_groups",
-                                       "k_groups", "k_blocks", "ctas"};
-  add(
-      "accumulators, operands and codes fit into a thread's registers",
-      [=](const Tile& t) {
-        // ptxas wants an MMA's accumulators to fit at launch, too.
-        return t.registers(operands, format) <= t.mma_registers() &&
-               t.tokens / 2 + 16 <= t.launch_registers();
-      },
-      shape);
-  add(
-      "three stages at the least, and the accumulators on their way, fit into shared memory",
+TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
+  using Tiles = TypedSpace<Tile>;
+  Tiles space{Tile()};
+  space
+      .parameter("tokens", "tokens of a CTA: columns of the MMAs", Tiles::to<&Tile::tokens>,
+                 token_choices(product))
+      .parameter("tiles", "tiles of 64 rows of each weight that a warpgroup takes",
+                 Tiles::to<&Tile::tiles>, {1, 2})
+      .parameter("row_groups", "warpgroups of a CTA that take other rows",
+                 Tiles::to<&Tile::row_groups>, {1, 2, 3, 4})
+      .parameter("k_groups", "warpgroups of a CTA that take turns at the stages",
+                 Tiles::to<&Tile::k_groups>, {1, 2, 4})
+      .parameter("k_blocks", "blocks of 64 of k of a stage", Tiles::to<&Tile::k_blocks>, {1, 2, 4})
+      .parameter("ctas", "CTAs that share an SM", Tiles::to<&Tile::ctas>, {1, 2, 3})
+      .parameter("split_k", "CTAs of a cluster that share k", Tiles::to<&Tile::split_k>,
+                 {1, 2, 3, 4, 5, 6, 7, max_split_k});
+  const int operands = product.operands;
+  const packed_form format = product.format;
+  space.constraint("more than 4 warpgroups, or 8 of an SM, have too few registers",
+                   {"row_groups", "k_groups", "ctas"}, [](const Tile& t) {
+                     return t.mma_warpgroups() <= 4 && t.mma_warpgroups() * t.ctas <= 8;
+                   });
+  const Tiles::Names shape{"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas"};
+  space.constraint("accumulators, operands and codes fit into a thread's registers", shape,
+                   [=](const Tile& t) {
+                     // ptxas wants an MMA's accumulators to fit at launch, too.
+                     return t.registers(operands, format) <= t.mma_registers() &&
+                            t.tokens / 2 + 16 <= t.launch_registers();
+                   });
+  space.constraint(
+      "three stages at the least, and the accumulators on their way, fit into shared memory", shape,
       [=](const Tile& t) {
         return t.stages(operands, format) >= 3 &&
                t.shared_bytes(operands, format) <= t.most_shared();
-      },
-      shape);
-  add("every warpgroup needs a share of k, a stage at the least",
-      [=](const Tile& t) {
-        return (t.k_groups == 1 && t.k_blocks == 1 && t.split_k == 1) ||
-               gemm.k > std::int64_t{packed_k} * t.k_blocks * (t.k_groups * t.split_k - 1);
-      },
-      {"k_groups", "k_blocks", "split_k"});
-  add("more than half of the rows would be padding",
-      [=](const Tile& t) { return t.rows() == 64 || t.rows() < 2 * gemm.n; },
-      {"tiles", "row_groups"});
-  add("more than half of the tokens would be padding",
-      [=](const Tile& t) { return gemm.groups.any() || gemm.m <= 64 || t.tokens < 2 * gemm.m; },
-      {"tokens"});
-  add("splitting k pays only while there are fewer tiles than SMs",
-      [=](const Tile& t) { return t.split_k == 1 || t.tiles_of(gemm) < facts.multiprocessors; },
-      {"tokens", "tiles", "row_groups", "split_k"});
+      });
+  space.constraint("every warpgroup needs a share of k, a stage at the least",
+                   {"k_groups", "k_blocks", "split_k"}, [k = product.k](const Tile& t) {
+                     return (t.k_groups == 1 && t.k_blocks == 1 && t.split_k == 1) ||
+                            k > std::int64_t{packed_k} * t.k_blocks * (t.k_groups * t.split_k - 1);
+                   });
+  space.constraint("more than half of the rows would be padding", {"tiles", "row_groups"},
+                   [n = product.n](const Tile& t) { return t.rows() == 64 || t.rows() < 2 * n; });
+  space.constraint("more than half of the tokens would be padding", {"tokens"},
+                   [product](const Tile& t) {
+                     return product.grouped || product.m <= 64 || t.tokens < 2 * product.m;
+                   });
+  space.constraint("splitting k pays only while there are fewer tiles than SMs",
+                   {"tokens", "tiles", "row_groups", "split_k"},
+                   [product, processors = facts.multiprocessors](const Tile& t) {
+                     return t.split_k == 1 || t.tiles_of(product) < processors;
+                   });
   return space;
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  return tiles_of(Product(chain.front()), facts).space();
 }
 
 /// SMs that clusters of `split_k` CTAs fill: a cluster lies within one GPC, and GPCs have unlike
@@ -155,23 +173,23 @@ double overlapped(std::initializer_list<double> times) {
 /// Microseconds of a launch by the cost model: memory, L2 and the stages of the busiest SM overlap;
 /// starts of waves and the reduction of split K do not. The constants are fitted to 226 variants of
 /// eight problems that an H100 timed, with a deviation of 10%.
-double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts& facts) {
-  const packed_form format = packed_form_of(gemm);
-  const int operands = gemm.b_operands();
+double microseconds(const Tile& tile, const Product& product, const DeviceFacts& facts) {
+  const packed_form& format = product.format;
+  const int operands = product.operands;
   const double clocks = 0.886e-6 * (facts.clock_hz > 0 ? facts.clock_hz : 1.98e9);
   const double bandwidth =
       0.934e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 3.35e12);
-  const auto blocks = static_cast<double>(tile.tiles_of(gemm) * tile.split_k);
+  const auto blocks = static_cast<double>(tile.tiles_of(product) * tile.split_k);
   // CTAs that the busiest SM has, at a time and in all.
   const double each = std::ceil(blocks / usable_processors(tile, facts));
   const double resident = std::min<double>(each, tile.ctas);
   const double waves = std::ceil(each / tile.ctas);
-  const double stages = std::ceil(static_cast<double>(gemm.k) / (packed_k * tile.k_blocks));
+  const double stages = std::ceil(static_cast<double>(product.k) / (packed_k * tile.k_blocks));
   const double visits = each * std::ceil(stages / tile.split_k);  // stages of the busiest SM
   const double stage_bytes = tile.copied_bytes(operands, format);
 
   const double weights = (stage_bytes - tile.token_bytes()) * stages *
-                         static_cast<double>(tile.row_blocks(gemm)) * Tile::used_groups(gemm);
+                         static_cast<double>(tile.row_blocks(product.n)) * product.used_groups;
   constexpr double latency_us = 0.24;
   const double memory = std::max(weights / bandwidth,
                                  visits / (resident * tile.stages(operands, format)) * latency_us);
@@ -209,13 +227,13 @@ double microseconds(const Tile& tile, const GemmProblem& gemm, const DeviceFacts
 
 std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
                                const Config& config) {
-  return 1e-6 * microseconds(Tile(config), chain.front(), facts);
+  return 1e-6 * microseconds(Tile(config), Product(chain.front()), facts);
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
-  const GemmProblem& gemm = chain.front();
-  return least_cost(space(chain, facts), "packed_sm90",
-                    [&](const Config& config) { return microseconds(Tile(config), gemm, facts); });
+  const Product product(chain.front());
+  return least_cost(tiles_of(product, facts), "packed_sm90",
+                    [&](const Tile& tile) { return microseconds(tile, product, facts); });
 }
 
 /// For up to 8 tokens the kernel without shared memory for weights may be faster, as its blocks
@@ -250,8 +268,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
             const DeviceFacts& facts, const Config& config) {
   const GemmProblem& gemm = chain.front();
   const Tile tile(config);
-  const packed_form format = packed_form_of(gemm);
-  const int operands = gemm.b_operands();
+  const Product product(gemm);
+  const packed_form& format = product.format;
+  const int operands = product.operands;
   ParameterStruct parameters = packed_parameters(gemm, places, sizeof(sm90_packed_params));
   parameters.fields.push_back(
       {offsetof(sm90_packed_params, tokens),
@@ -296,8 +315,8 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                   "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
                   template_argument(form_of(gemm)), template_argument(format), tile.tokens,
                   tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
-      tile.row_blocks(gemm) * (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens)
-                                                 : tile.token_tiles(gemm)),
+      tile.row_blocks(gemm.n) * (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens)
+                                                   : tile.token_tiles(product)),
       tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
   launch.programmatic = gemm.follows;

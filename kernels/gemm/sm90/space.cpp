@@ -84,22 +84,38 @@ class Draft {
   explicit Draft(const gemm_form& form) : form_(form) {}
 
   const Tile& tile() const { return tile_; }
-  const sm90_plan& plan() const {
-    if (!std::exchange(planned_, true)) plan_ = sm90_plan_of(form_, tile_);
-    return plan_;
-  }
+  const sm90_plan& plan() const { return planned_ ? plan_ : planned(); }
+  /// A plan with other numbers of stages, which place what is in shared memory and decide no more.
+  const sm90_plan& shape() const { return shaped_ ? plan_ : planned(); }
+
+  /// A field that the plan depends on, but for those below.
   template <auto field>
   static void set(Draft& draft, std::int64_t value) {
+    set_stages<field>(draft, value);
+    draft.shaped_ = false;
+  }
+  /// stages or epilogue_stages.
+  template <auto field>
+  static void set_stages(Draft& draft, std::int64_t value) {
+    set_apart<field>(draft, value);
+    draft.planned_ = false;
+  }
+  /// A field that the plan does not depend on.
+  template <auto field>
+  static void set_apart(Draft& draft, std::int64_t value) {
     draft.tile_.*field = static_cast<std::remove_reference_t<decltype(draft.tile_.*field)>>(value);
-    // A plan does not depend on the fields of Tile itself.
-    if constexpr (std::is_invocable_v<decltype(field), const sm90_config&>) draft.planned_ = false;
   }
 
  private:
+  const sm90_plan& planned() const {
+    planned_ = shaped_ = true;
+    return plan_ = sm90_plan_of(form_, tile_);
+  }
+
   gemm_form form_;
   Tile tile_;
   mutable sm90_plan plan_ = {};
-  mutable bool planned_ = false;
+  mutable bool planned_ = false, shaped_ = false;
 };
 
 using Drafts = TypedSpace<Draft>;
@@ -185,18 +201,22 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         [tensors = work->tensors_per_stage](const Tile& t) {
           return t.split_k == 1 || tensors == 1;
         });
-  limit("no more epilogue stages than there are subtiles",
-        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
-        [](const Tile& t, const sm90_plan& plan) { return t.epilogue_stages <= plan.subtiles; });
+  space.constraint("no more epilogue stages than there are subtiles",
+                   {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
+                   [](const Draft& d) { return d.tile().epilogue_stages <= d.shape().subtiles; });
   // Beside the largest tables of grouped forms.
   const std::int64_t most =
       facts.shared_bytes_per_block -
       (form.groups == grouping::none ? 0 : 8 + sm90_group_bytes(form, most_index_rows));
-  limit(fmt::format("stages * 128 bytes * (bm + {} bn), the epilogue stages and the split-K "
-                    "reduction must fit in the {} bytes of shared memory that a CTA can have",
-                    b_operands, most),
-        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
-        [=](const Tile&, const sm90_plan& plan) { return ungrouped_bytes(plan) <= most; });
+  space.constraint(
+      fmt::format("stages * 128 bytes * (bm + {} bn), the epilogue stages and the split-K "
+                  "reduction must fit in the {} bytes of shared memory that a CTA can have",
+                  b_operands, most),
+      {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
+      [=](const Draft& d) {
+        // Most of those that do not fit do not even with the operands alone.
+        return d.tile().stages * d.shape().stage_bytes <= most && ungrouped_bytes(d.plan()) <= most;
+      });
   limit("a pipeline of fewer stages than fit, by a third or more, only waits longer for memory",
         // Clusters leave an SM to one CTA.
         form.scales_k_blocks() ? Names{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m",
@@ -336,7 +356,7 @@ void add_grouped_rows(Drafts& space, const GemmProblem& gemm, const SharedWorklo
         .parameter("pre_permute",
                    "1: a kernel before copies the rows into the order of the groups; 0: CTAs "
                    "gather those that are scattered",
-                   Draft::set<&Tile::pre_permute>, {0, 1})
+                   Draft::set_apart<&Tile::pre_permute>, {0, 1})
         .when_absent(0);
     limit("a copy of the rows pays off where many tiles read them: 32 of a group or more",
           {"pre_permute"},
@@ -351,7 +371,7 @@ void add_grouped_rows(Drafts& space, const GemmProblem& gemm, const SharedWorklo
       .parameter("a_reuse",
                  "tiles along n that a CTA computes one after the other with the same rows of A: "
                  "the first one's are gathered, and loaded by TMA from a copy for the others",
-                 Draft::set<&Tile::a_reuse>, {1, 2, 4, 8})
+                 Draft::set_apart<&Tile::a_reuse>, {1, 2, 4, 8})
       .when_absent(1);
   limit("CTAs reuse A by themselves, with all MMA warpgroups at one tile",
         {"schedule", "cluster_m", "cluster_n", "split_k", "a_reuse"},
@@ -375,7 +395,7 @@ void add_grouped_reduction(Drafts& space, const GemmProblem& gemm, const SharedW
       .parameter("pre_permute",
                  "1: a kernel before copies the tokens into the sorted order; 0: CTAs gather those "
                  "that are scattered",
-                 Draft::set<&Tile::pre_permute>, {0, 1})
+                 Draft::set_apart<&Tile::pre_permute>, {0, 1})
       .when_absent(0)
       .parameter("gather_warps",
                  "warps of a CTA that gather: 2 of the producer warpgroup, or 4, which are a "
@@ -536,7 +556,9 @@ std::int64_t Workload::k_blocks(const Tile& tile) const {
 
 namespace {
 
-Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts) {
+/// `bands`: the values of group_m.
+Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts,
+                 std::vector<std::int64_t> bands) {
   Workload work(gemm);
   // Each group's share of the tokens, which is what those of all groups come to.
   if (work.grouped_reduction()) work.k = ceil_div(work.k, work.groups);
@@ -562,12 +584,12 @@ Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts) {
                  gemm.batch_invariant ? std::vector<std::int64_t>{1}
                                       : std::vector<std::int64_t>{1, 2, 4, 8})
       .parameter("stages", "K blocks of 128 bytes a row that shared memory holds",
-                 Draft::set<&Tile::stages>, {2, 3, 4, 5, 6, 8, 12, 16})
+                 Draft::set_stages<&Tile::stages>, {2, 3, 4, 5, 6, 8, 12, 16})
       .parameter("epilogue_stages",
                  "subtiles of C between registers and memory, of each MMA warpgroup",
-                 Draft::set<&Tile::epilogue_stages>, {1, 2, 4})
-      .parameter("group_m", "tile rows in a band of the raster order", Draft::set<&Tile::group_m>,
-                 {8, 16});
+                 Draft::set_stages<&Tile::epilogue_stages>, {1, 2, 4})
+      .parameter("group_m", "tile rows in a band of the raster order",
+                 Draft::set_apart<&Tile::group_m>, std::move(bands));
   add_tile_constraints(space, shared, facts);
   add_problem_constraints(space, shared, facts);
   if (shared->form.is_qkv()) add_heads(space, gemm);
@@ -581,7 +603,7 @@ Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts) {
 }  // namespace
 
 Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
-  return drafts_of(gemm, facts).space();
+  return drafts_of(gemm, facts, {8, 16}).space();
 }
 
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
@@ -589,10 +611,10 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
   double least = std::numeric_limits<double>::infinity();
   int stages = 0;
   std::optional<Config> best;
-  drafts_of(gemm, facts).for_each_feasible([&](const Draft& draft, const auto& config) {
+  // The model does not read group_m, and the first of equals counts.
+  drafts_of(gemm, facts, {8}).for_each_feasible([&](const Draft& draft, const auto& config) {
     const Tile& tile = draft.tile();
-    // The model does not read group_m, and the first of equals counts.
-    if (tile.group_m != Tile().group_m || model.least_cycles(tile, draft.plan()) > least) return;
+    if (model.least_cycles(tile, draft.plan()) > least) return;
     const double cost = model.cycles(tile, draft.plan());
     if (best && (cost > least || (cost == least && tile.stages <= stages))) return;
     least = cost;

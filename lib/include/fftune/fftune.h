@@ -275,10 +275,31 @@ FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
  * time is the slowest rank's, so every rank chooses the same. Memory for the problem's tensors is
  * allocated meanwhile.
  *
+ * Results are compared with a float64 reference: a variant that is wrong on a rank is not chosen.
+ *
  * FFTUNE_INVALID_INPUT: problem_json is wrong or has another link, or the ranks' problems or
- * budgets differ. FFTUNE_DEVICE_FAULT: a rank is gone. */
+ * budgets differ. FFTUNE_UNAVAILABLE: the tensors do not fit on a rank, or the recipe that the
+ * search begins with is wrong. FFTUNE_DEVICE_FAULT: a rank is gone. */
 FFTUNE_API fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
                                            int64_t budget_milliseconds);
+
+/* Set struct_size to sizeof(fftune_group_tune_options) and what is not wanted to zero. */
+typedef struct fftune_group_tune_options {
+  size_t struct_size;
+  int64_t budget_milliseconds;
+  /* NULL: no file. Else rank 0 merges a record of the problem into
+   * <preset_path>/<device>/<op>.json, which ranks of later processes load as any preset. All ranks
+   * give one, or none. */
+  const char* preset_path;
+} fftune_group_tune_options;
+
+/* fftune_group_tune() with options. With preset_path the devices have to be equal, and all ranks
+ * return when the record is written.
+ *
+ * FFTUNE_IO_ERROR on rank 0, and FFTUNE_UNAVAILABLE on the others: it cannot be written, which the
+ * search finds before it begins. */
+FFTUNE_API fftune_status fftune_group_tune_with(fftune_group* group, const char* problem_json,
+                                                const fftune_group_tune_options* options);
 
 /* No collective may be in flight. The other ranks are told. NULL is allowed. */
 FFTUNE_API void fftune_group_destroy(fftune_group* group);

@@ -92,6 +92,12 @@ class Group {
   int ranks() const { return place().second; }
   /// Throws Exception if a rank died or a collective failed.
   void check() const { library::check(fftune_group_check(group_.get())); }
+  /// Searches a problem with link=peers on all ranks; with a folder rank 0 writes a record there.
+  void tune(const std::string& problem_json, std::int64_t budget_milliseconds,
+            const char* preset_path = nullptr) const {
+    const fftune_group_tune_options options{sizeof options, budget_milliseconds, preset_path};
+    library::check(fftune_group_tune_with(group_.get(), problem_json.c_str(), &options));
+  }
 
  private:
   std::pair<int, int> place() const {

@@ -40,6 +40,9 @@ declare("ffn_backward_into", "ffn", f"dy, x, gate?, up?, {_WEIGHTS}, d_gate=dw_g
         "d_up=dw_up_before!, d_down=dw_down_before!, act", "dx", back=True, check=_expect_gates)
 declare("ffn_fp8", "ffn", f"x, {_WEIGHTS}, x_scale, w_gate_scale, w_up_scale, hidden_scale?, "
         "w_down_scale, act", "y", fixed={"dtype": "fp8"})
+for _scales in ("token", "block"):
+    declare(f"ffn_fp8_{_scales}", "ffn", f"x, {_WEIGHTS}, w_gate_scale, w_up_scale, w_down_scale, bias=b_down?, "
+            "residual?, act", "y", fixed={"quantise": _scales, "weights": "dense"}, label="ffn_fp8", by_row=True)
 
 
 # The sum that the norm's stage writes is the residual that the last stage reads: it is an input and
@@ -183,35 +186,48 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
                  convention, eps)
 
 
-def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
+def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor | None,
             w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
-            hidden_scale: Tensor | None = None, *, act: str = "silu") -> Tensor:
-    """`ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
+            hidden_scale: Tensor | None = None, *, bias: Tensor | None = None,
+            residual: Tensor | None = None, act: str = "silu") -> Tensor:
+    """`ffn` in float8_e4m3fn, without gradients.
 
-    Scales are float32 and of one of two kinds:
+    Scales are float32 and of one of these kinds:
 
     * per tensor, if `hidden_scale` is given: every scale is [1];
     * per block: x_scale [..., ⌈d / 128⌉] has one scale per 128 elements of a row of x, and a weight's
       scale [⌈rows / 128⌉, ⌈columns / 128⌉] one per 128 × 128 elements. The scales of the activation
-      between the products are computed.
+      between the products are computed;
+    * without `x_scale` the op quantises the tokens of x too, as `linear_fp8` does: by blocks, or by token
+      where a weight's scale is one for each row, [rows].
 
     Args:
-        x: [..., d], float8_e4m3fn.
+        x: [..., d], float8_e4m3fn; without `x_scale` of another type.
         w_gate, w_up: [h, d], float8_e4m3fn.
         w_down: [d, h], float8_e4m3fn.
         x_scale, w_gate_scale, w_up_scale, w_down_scale: Scales; value = element × scale.
         hidden_scale: Scale of the activation between the products, [1].
+        bias: [d], without `x_scale` alone.
+        residual: [..., d], without `x_scale` alone.
         act: As in `ffn`.
 
     Returns:
-        [..., d], bfloat16.
+        [..., d], bfloat16; without `x_scale` of x's element type.
 
     See also:
         ``fftune.reference.quantise`` and ``quantise_weight``, which quantise tensors, and
         ``fftune.nn.GatedMLP.to_fp8``, which quantises a module.
     """
+    if x_scale is None:
+        if hidden_scale is not None:
+            raise Error("ffn_fp8: hidden_scale without x_scale: the op that quantises tokens computes both")
+        by_row = isinstance(w_gate_scale, Tensor) and w_gate_scale.dim() == 1
+        return call(OPS.ffn_fp8_token if by_row else OPS.ffn_fp8_block, x, w_gate, w_up, w_down, w_gate_scale,
+                    w_up_scale, w_down_scale, bias, residual, act)
+    if bias is not None or residual is not None:
+        raise Error("ffn_fp8: bias or residual beside x_scale: the op has them where it quantises the tokens")
     return call(OPS.ffn_fp8, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
-                 w_up_scale, hidden_scale, w_down_scale, act)
+                w_up_scale, hidden_scale, w_down_scale, act)
 
 
 # mlp: ffn without a gate

@@ -80,6 +80,11 @@ _FP8 = declare(
         "w_gate_scale=w_gate_scale|w_gate_up_scale, w_up_scale?, hidden_scale?, w_down_scale, "
         "act, packing=gate-up:str, shared, routing", "y", fixed={"dtype": "fp8", "weights": "dense"},
         check=_expect_scales, **_RULES)
+for _scales in ("token", "block"):
+    declare(f"moe_ffn_fp8_{_scales}", "moe-ffn", f"{_CHOICES}, {_SEPARATE}, "
+            "w_gate_scale=w_gate_scale|w_gate_up_scale, w_up_scale?, w_down_scale, act, packing=gate-up:str, "
+            "shared, routing", "y", fixed={"quantise": _scales, "weights": "dense"}, label="moe_ffn_fp8",
+            by_row=True, check=_expect_scales, **_RULES)
 
 for _format in FORMATS:
     _zeros = ("gate_zero=w_gate_zero?, up_zero=w_up_zero?, down_zero=w_down_zero?, "
@@ -283,10 +288,10 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
 
 
 def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
-                w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
+                w_down: Tensor, x_scale: Tensor | None, w_gate_scale: Tensor, w_up_scale: Tensor | None,
                 w_down_scale: Tensor, hidden_scale: Tensor | None = None, *, act: str = "silu",
                 packing: str = "halves", shared: int = 0, routing: str | None = None) -> Tensor:
-    """`moe_ffn` in float8_e4m3fn, with bfloat16 results and no gradients.
+    """`moe_ffn` in float8_e4m3fn, without gradients.
 
     Scales are float32. E counts all experts, shared ones included. The kinds are:
 
@@ -294,18 +299,26 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
       `hidden_scale` [1], which is given for this kind alone;
     * per token and row: x_scale [..., 1], w_gate_scale and w_up_scale [E, h] (or [E, 2h]),
       w_down_scale [E, d];
-    * per block of 128: x_scale [..., ⌈d / 128⌉], weights' scales [E, ⌈rows / 128⌉, ⌈columns / 128⌉].
+    * per block of 128: x_scale [..., ⌈d / 128⌉], weights' scales [E, ⌈rows / 128⌉, ⌈columns / 128⌉];
+    * without `x_scale` the op quantises the tokens of x too, by blocks or by token as the weights' scales
+      are, and the activation between the products by blocks of 128 elements of a token.
 
     Args:
-        x: [..., d], float8_e4m3fn.
+        x: [..., d], float8_e4m3fn; without `x_scale` of another type.
         ids, weights, act, packing, shared, routing: As in `moe_ffn`.
         w_gate, w_up, w_down: Shapes as in `moe_ffn`, float8_e4m3fn.
         x_scale, w_gate_scale, w_up_scale, w_down_scale: Scales; value = element × scale.
         hidden_scale: Scale of the activation between the products, [1].
 
     Returns:
-        [..., d], bfloat16.
+        [..., d], bfloat16; without `x_scale` of x's element type.
     """
+    routing = "" if routing is None else routing
+    if x_scale is None:
+        if hidden_scale is not None:
+            raise Error("moe_ffn_fp8: hidden_scale without x_scale: the op that quantises tokens computes both")
+        by_row = isinstance(w_gate_scale, Tensor) and w_gate_scale.dim() == 2
+        return call(OPS.moe_ffn_fp8_token if by_row else OPS.moe_ffn_fp8_block, x, ids, weights, w_gate, w_up,
+                    w_down, w_gate_scale, w_up_scale, w_down_scale, act, packing, shared, routing)
     return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
-                w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
-                "" if routing is None else routing)
+                w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared, routing)

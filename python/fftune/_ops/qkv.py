@@ -98,6 +98,10 @@ for _format in FORMATS:
             by_row=True, **_rules)
     declare(f"qkv_packed_cached{suffix(_format)}", "qkv",
             f"{_packed}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q", lays=_LAYS, **_rules)
+for _scales in ("token", "block"):
+    declare(f"qkv_fp8_{_scales}", "qkv", "x, w, w_scale, bias?, q_norm?, k_norm?, positions:ints?, angles?, "
+            f"{_OPTIONS.replace('group, ', '')}", "q, k, v", keeps=("angles",), by_row=True, check=_check_others,
+            fill=_fill_others, fixed={"weights": "packed", "quantise": _scales}, label="qkv", shapes=_SHAPES)
 
 
 def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, heads: int,
@@ -107,7 +111,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         rotary: int = 0, rule: str | None = None, base: float = 10000.0, factor: float = 1.0,
         context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
         beta_slow: float = 1.0, scale: float = 0.0, caches: tuple[Tensor, Tensor] | None = None,
-        slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
+        slots: Tensor | None = None, w_scale: Tensor | None = None
+        ) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: ``x wᵀ + bias``, head norms and RoPE in one kernel.
 
     With gradients the call runs `linear`, `rmsnorm` and `rope`; writing to caches has no gradients.
@@ -129,6 +134,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
             views of one contiguous [..., kv_heads, 2 · dim]. k and v are written there in place.
         slots: int32 or int64 [...], with caches: the row of all leading dimensions that a token's k and v
             are written to. A negative slot writes nothing.
+        w_scale: float32, scales of one w of float8_e4m3fn, for which the op quantises the tokens as
+            `linear_fp8` does. Without gradients and caches.
 
     Returns:
         (q, k, v), q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them; with
@@ -137,6 +144,17 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
     kv_heads = heads if kv_heads is None else kv_heads
     words = "those of q, k and v, or one of all"
     packed, of_heads = isinstance(w, PackedWeight), (heads, kv_heads)
+    if rule is None:
+        rule = "base" if angles is None else "table"
+    numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
+    if w_scale is not None:
+        if not isinstance(w, Tensor) or not (bias is None or isinstance(bias, Tensor)) or caches is not None:
+            raise Error("qkv: w_scale goes with one dense w, one bias, and no caches")
+        q_norm, k_norm = _two_norms(norms)
+        by_row = isinstance(w_scale, Tensor) and w_scale.dim() == 1
+        return call(OPS.qkv_fp8_token if by_row else OPS.qkv_fp8_block, x, w, w_scale, bias, q_norm, k_norm,
+                    positions, angles, heads, kv_heads, _dim(w, None, heads, kv_heads), eps, rotation, rotary, rule,
+                    numbers)
     if packed:
         if heads < 1 or kv_heads < 1 or w.n % (heads + 2 * kv_heads):
             raise Error(f"qkv: w is a packed weight [{w.n}, {w.k}]: give rows of "
@@ -149,11 +167,7 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         weights = (w, None, None) if isinstance(w, Tensor) else several("qkv", "w", w, 3, words)
         biases = ((bias, None, None) if bias is None or isinstance(bias, Tensor) else
                   several("qkv", "bias", bias, 3, words))
-    q_norm, k_norm = (None, None) if norms is None else several(
-        "qkv", "norms", norms, 2, "the weights of the norms of q and of k")
-    if rule is None:
-        rule = "base" if angles is None else "table"
-    numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
+    q_norm, k_norm = _two_norms(norms)
     options = *of_heads, eps, rotation, rotary, rule, numbers
     names = [f"qkv_packed{part}{suffix(w.format)}" for part in ("", "_cached")] if packed else [
         "qkv", "qkv_cached"]
@@ -174,6 +188,11 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
                              heads, kv_heads, *options[len(of_heads):])
         return _by_parts(*tensors, *options)
     return call(plain, *tensors, *options)
+
+
+def _two_norms(norms) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if norms is None else several(
+        "qkv", "norms", norms, 2, "the weights of the norms of q and of k")
 
 
 def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads,

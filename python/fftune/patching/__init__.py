@@ -12,6 +12,7 @@ from .blocks import patch_block, patch_layer
 from .copies import keep_copies_right, restore
 from .decoding import patch_greedy
 from .experts import patch_experts, patch_router, restore_experts
+from .fp8_linear import part_fp8
 from .generation import patch_generation
 from .graphs import patch_steps
 from .inline_mlps import patch_inline_mlp
@@ -19,9 +20,10 @@ from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
 from .masks import patch_masks
 from .memory import MODES
-from .mlps import patch_gated_mlp, patch_packed_mlp, patch_plain_mlp
+from .mlps import patch_coded_mlp, patch_gated_mlp, patch_plain_mlp
 from .mxfp4 import patch_mxfp4_experts, restore_mxfp4_experts
 from .norms import patch_norm
+from .packed_experts import patch_packed_experts
 from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
@@ -81,8 +83,8 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     try_all(report, "", lambda: patch_quantised(model, report))
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
-    for recognise in (patch_norm, patch_gated_mlp, patch_packed_mlp, patch_plain_mlp, patch_experts,
-                      patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp):
+    for recognise in (patch_norm, patch_gated_mlp, patch_coded_mlp, patch_plain_mlp, patch_experts,
+                      patch_packed_experts, patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp):
         for name, module in model.named_modules():
             if not has_codes(module):
                 try_to(report, name, lambda: recognise(module, known, options))
@@ -119,6 +121,7 @@ def unpatch(model: nn.Module) -> nn.Module:
         restore_experts(module)
         restore_mxfp4_experts(module)
         restore_layers(module)
+        part_fp8(module)
         restore(module)
     for module in model.modules():
         restore_merged(module)

@@ -73,8 +73,10 @@ _FULL_SIZE = 1 << 22  # elements of a module up to which its stand-in has all of
 def _smaller(module: nn.Module, transposed: bool) -> dict[int, int]:
     """Sizes of a stand-in for experts that are large."""
     experts, d, h = module.down_proj.shape
-    if transposed:
-        d, h = h, d
+    return smaller_sizes(experts, *((h, d) if transposed else (d, h)))
+
+
+def smaller_sizes(experts: int, d: int, h: int) -> dict[int, int]:
     if experts * d * h <= _FULL_SIZE:
         return {}
     small_h = 32
@@ -245,7 +247,7 @@ class RouterFound:
 def patch_router(module: nn.Module, known: dict, options: Options) -> str | None:
     """Patches the router of a block whose experts are patched."""
     children = dict(module.named_children())
-    if not is_patched(children.get("experts"), experts_forward):
+    if not hasattr(getattr(children.get("experts"), "__dict__", {}).get("forward"), "_fftune"):
         return None
     routers = [child for name, child in children.items() if _looks_like_router(child)]
     if len(routers) != 1:

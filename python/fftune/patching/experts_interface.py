@@ -65,7 +65,7 @@ def _found(module: nn.Module) -> tuple[str, str] | None:
                  and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
                  and type(module)._apply_gate.__name__ == "_default_apply_gate")
         return ("silu", "halves") if usual else None
-    known = _identify(module)
+    known = gate_of(module)
     if isinstance(known, str):
         warnings.warn(f"fftune: {type(module).__name__} {known}: its own forward runs")
         known = None
@@ -87,7 +87,7 @@ def _packings(module: nn.Module) -> tuple[str, ...]:
     return ("halves", "interleaved") if told is None else ("halves",) if told else ("interleaved",)
 
 
-def _identify(module: nn.Module) -> tuple[str, str] | str:
+def gate_of(module: nn.Module) -> tuple[str, str] | str:
     """The activation and the packing, or the reason why moe_ffn does not compute the experts."""
     if not _trait(module, "has_gate"):
         return "has no gate"

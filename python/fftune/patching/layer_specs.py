@@ -22,6 +22,7 @@ from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
+from .fp8_linear import is_rounded_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
@@ -471,6 +472,8 @@ class Recogniser:
         """The spec of the layer at a place."""
         modules = {tuple(name.split(".")): module for name, module in layer.named_modules()}
         quantised = {path: module for path, module in modules.items() if is_quantised(module)}
+        if any(map(is_rounded_fp8, modules.values())):
+            raise Unfit("layers: its linear layers round activations to fp8, for which the op has no option")
         mixtures = {path: module for path, module in modules.items() if is_packed_mixture(module)}
         if mixtures and not quantised and len(mixtures) == 1:
             view = view_of(layer, {path: DenseMixture(module) for path, module in mixtures.items()})

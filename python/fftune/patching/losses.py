@@ -96,8 +96,8 @@ def patch_loss(model: nn.Module) -> str | None:
         return None
     name = _head_name(model)
     head = model._modules.get(name)
-    if type(head) is not nn.Linear:
-        raise Unfit("the loss stays the model's: its head is no linear layer")
+    if type(head) is not nn.Linear or head._parameters.get("weight") is None:
+        raise Unfit("the loss stays the model's: its head is no linear layer with a weight")
     if not _is_transformers_loss(model):
         raise Unfit("the loss stays the model's: its loss_function is not transformers' ForCausalLMLoss")
     if "forward" in model.__dict__ or watched(model, head):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._ops.packed import format_of
+from .fp8_linear import has_bias_for, is_rounded_fp8, rounds_alike, scales_of, serves
 from .quantised import fits, has_codes, is_quantised, ordered, packed_of
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, drops, expect_configured_activation,
@@ -72,7 +73,8 @@ def patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | N
     if len(linears) not in (2, 3) or not direct or len(linears) == 2 and len(direct) < 2 \
             or any(isinstance(child, nn.Embedding) for child in linears.values()) \
             or any(p not in others and p.dim() != 1 for p in module.parameters()) \
-            or len(others) > 6 or required_arguments(module) != 1:
+            or len(others) > 6 or required_arguments(module) != 1 \
+            or any(map(is_rounded_fp8, linears.values())):
         return None
     roles = _roles(linears)
     if roles and len(linears) == 3 or roles and not _holds_two_layers(linears):
@@ -175,12 +177,12 @@ def gated_mlp_forward(self, *arguments, **options) -> Tensor:
     return ops.ffn(arguments[0], *weights, act=form.act, recompute=form.recompute)
 
 
-# with a gate, and weights of 4 bits
+# with a gate, and weights with codes
 
-def patch_packed_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
+def patch_coded_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
     """A gated MLP whose three layers were replaced: recognised with dense ones in their place."""
     layers = {name: child for name, child in module.named_modules() if name.count(".") < 2
-              and is_quantised(child)}
+              and (is_quantised(child) or is_rounded_fp8(child))}
     own = {id(t) for child in layers.values() for t in (*child.parameters(), *child.buffers())}
     if len(layers) != 3 or not any("." not in name for name in layers) \
             or any(id(t) not in own for t in (*module.parameters(), *module.buffers())) \
@@ -200,22 +202,48 @@ def patch_packed_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     gate, up, down = (layers[name] for name in (form.gate, form.up, form.down))
     if gate.bias is not None or up.bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
-    if len({(*format_of(w), w.scale.dtype) for w in map(packed_of, (gate, up, down))}) > 1:
+    rounded = rounds_alike(gate, up, down)
+    if not rounded:
+        _expect_one_format(gate, up, down)
+    expect_no_hooks(*list(module.modules())[1:])
+    replace_forward(module, fp8_mlp_forward if rounded else packed_mlp_forward, (form,))
+    return (f"{type(module).__name__} by ffn of fp8, with rounded activations ({form.act})" if rounded else
+            f"{type(module).__name__} by ffn with packed weights ({form.act})")
+
+
+def _expect_one_format(gate: nn.Module, up: nn.Module, down: nn.Module) -> None:
+    layers = gate, up, down
+    if not all(map(is_quantised, layers)):
+        raise Unfit("its layers round activations in different ways")
+    if len({(*format_of(w), w.scale.dtype) for w in map(packed_of, layers)}) > 1:
         raise Unfit("its packed weights have different formats")
-    orders = [layer._fftune_order for layer in (gate, up, down)]
+    orders = [layer._fftune_order for layer in layers]
     if orders[2] is not None or (orders[0] is None) != (orders[1] is None) \
             or orders[0] is not None and not torch.equal(*orders[:2]):
         raise Unfit("the groups of its layers have different orders")
-    expect_no_hooks(*list(module.modules())[1:])
-    replace_forward(module, packed_mlp_forward, (form,))
-    return f"{type(module).__name__} by ffn with packed weights ({form.act})"
+
+
+def _layers_of(mlp: nn.Module) -> list[nn.Module]:
+    form, = mlp._fftune
+    return [mlp.get_submodule(path) for path in (form.gate, form.up, form.down)]
+
+
+@undoable
+def fp8_mlp_forward(self, *arguments, **options) -> Tensor:
+    layers = _layers_of(self)
+    if len(arguments) != 1 or options or not rounds_alike(*layers) or parts_watched(self) or drops(self) \
+            or not all(serves(layer, arguments[0]) for layer in layers) \
+            or torch.is_autocast_enabled(arguments[0].device.type) \
+            or any(layer.bias is not None for layer in layers[:2]) or not has_bias_for(layers[2], arguments[0]):
+        return original(self, *arguments, **options)
+    return ops.ffn_fp8(arguments[0], *(layer.weight for layer in layers), None, *map(scales_of, layers),
+                       bias=layers[2].bias, act=self._fftune[0].act)
 
 
 def packed_layers(mlp: nn.Module, x: Tensor) -> list[nn.Module] | None:
     """Gate, up and down of a packed MLP that the op can run; None if one was exchanged since, or a part
     is watched."""
-    form, = mlp._fftune
-    layers = [mlp.get_submodule(path) for path in (form.gate, form.up, form.down)]
+    layers = _layers_of(mlp)
     if not all(map(is_quantised, layers)) or parts_watched(mlp) or drops(mlp) or not has_kernels(x) \
             or torch.is_autocast_enabled(x.device.type) or any(
                 not fits(packed_of(layer), x) or layer.bias is not None

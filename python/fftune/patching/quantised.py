@@ -11,6 +11,7 @@ activations to integers, but for outliers, so it is left alone.
 The codes are packed in the order of kernels and leave the module, which has None in their place. State
 dicts give them back as they were, and so do load_state_dict() and unpatch(), which end the replacement.
 """
+import itertools
 import types
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,21 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from .._codes import ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, words_of_codes
+from .._codes import (AWQ_OUTPUTS, AWQ_PLACES, ONLY_GROUP, codes_of_pairs, codes_of_words, pairs_of_codes, turned,
+                      words_of_codes)
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
-from .fp8_linear import is_fp8_linear, patch_fp8_linear
-from .recognise import (Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
+from .fp8_experts import is_fp8_experts, patch_fp8_experts
+from .fp8_linear import drop_merged_fp8, is_fp8_linear, is_static_fp8_linear, patch_fp8_linear
+from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
-
-# The place in a word of the j-th of eight outputs, and which output a place holds.
-_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-_AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
-
-
-def _turned(codes: Tensor, order: list[int]) -> Tensor:
-    return codes.unflatten(1, (-1, 8))[..., order].flatten(1)
-
 
 # The codes of a layer [n, k], from the words that it has and back. (A word has eight, so the last one
 # may be padded.)
@@ -47,11 +41,11 @@ def _gptq_words(codes: Tensor) -> Tensor:
 
 
 def _awq_codes(words: Tensor, n: int, k: int) -> Tensor:
-    return _turned(codes_of_words(words, n, 1), _AWQ_PLACES).t()
+    return turned(codes_of_words(words, n, 1), AWQ_PLACES).t()
 
 
 def _awq_words(codes: Tensor) -> Tensor:
-    return words_of_codes(_turned(codes.t(), _AWQ_OUTPUTS), 1)
+    return words_of_codes(turned(codes.t(), AWQ_OUTPUTS), 1)
 
 
 def _row_codes(words: Tensor, n: int, k: int) -> Tensor:
@@ -80,7 +74,8 @@ _FORMATS = {"GPTQ": (_gptq_codes, _gptq_words), "AWQ": (_awq_codes, _awq_words),
             "compressed-tensors of 8 bits": (_byte_codes, _byte_words),
             "compressed-tensors of e2m1": (lambda pairs, n, k: codes_of_pairs(pairs, k), pairs_of_codes),
             "compressed-tensors of int8": (_plain_bytes, lambda codes: codes.view(torch.int8)),
-            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
+            "compressed-tensors of fp8": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn)),
+            "FP8Linear": (_plain_bytes, lambda codes: codes.view(torch.float8_e4m3fn))}
 
 
 class _Layer(NamedTuple):
@@ -100,16 +95,13 @@ class _Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Quantised:
-    """Sizes of a replaced layer, and how its codes were saved."""
+class Quantised(CodedLayer):
+    """A layer with a packed weight, and how its codes were saved."""
 
     format: str
     name: str
-    n: int
-    k: int
     group: int
     code: str
-    dtype: torch.dtype  # of the model
     activations: object = None  # compressed-tensors' arguments by which x is rounded
 
 
@@ -130,9 +122,9 @@ def packed_of(module: nn.Module) -> ops.PackedWeight:
     w, scale, zero = (getattr(module, name) for name in _OWN[:3])
     scale = _as_packed(scale, layer.code)
     if "_fftune_shared" in module.__dict__:
-        owner, rows = module.__dict__["_fftune_shared"]
+        owner, rows, name = module.__dict__["_fftune_shared"]
         blocks = -(-layer.k // 64) * (2 if layer.code in WIDE_SCALES else 1)
-        w = torch.cat((w, owner._fftune_qkv_w[1 + rows[0] // 16 * blocks:1 + rows[1] // 16 * blocks]))
+        w = torch.cat((w, owner._buffers[name][1 + rows[0] // 16 * blocks:1 + rows[1] // 16 * blocks]))
     return ops.PackedWeight(w, scale, zero, layer.n, layer.k, layer.group, layer.code)
 
 
@@ -215,7 +207,7 @@ def _candidates(module: nn.Module) -> list[_Layer]:
     layers = []
     if shape == (k, n // 8) and n % 8 == 0:
         _expect_shape(module, "qzeros", (count, n // 8))
-        zero = _turned(codes_of_words(module.qzeros, n, 1), _AWQ_PLACES).t()
+        zero = turned(codes_of_words(module.qzeros, n, 1), AWQ_PLACES).t()
         layers.append(("AWQ", zero, None))
     if shape == (-(-k // 8), n):
         _expect_shape(module, "qzeros", (count, -(-n // 8)))
@@ -279,19 +271,42 @@ def _compressed_e2m1(module: nn.Module) -> _Layer:
 
 
 def _compressed_fp8(module: nn.Module) -> _Layer:
+    args = module.quantization_scheme.weights
+    block = getattr(args, "block_structure", None)
+    return _fp8(module, "weight_scale", block if _word(args.strategy) == "block" else None)
+
+
+def _fp8(module: nn.Module, name: str, block) -> _Layer:
     """Scales of the tensor, of rows or of blocks."""
-    weight, scale, args = module.weight, module.weight_scale.float(), module.quantization_scheme.weights
+    weight, scale = module.weight, getattr(module, name).float()
     if weight.dtype != torch.float8_e4m3fn:
         raise Unfit(f"its weight is {str(weight.dtype)[6:]}, not float8_e4m3fn")
-    (n, k), block = weight.shape, getattr(args, "block_structure", None)
-    rows, size = block if _word(args.strategy) == "block" and block else (1 if scale.numel() == n else n, k)
+    n, k = weight.shape
+    rows, size = block or (1 if scale.numel() == n else n, k)
     if scale.numel() != -(-n // rows) * -(-k // size):
-        raise Unfit(f"weight_scale is {[*scale.shape]}, not of blocks of {rows} by {size}")
+        raise Unfit(f"{name} is {[*scale.shape]}, not of blocks of {rows} by {size}")
     scale = scale.reshape(-(-n // rows), -1).repeat_interleave(rows, 0)[:n]
     if bool(weight.float().isnan().any()):
         raise Unfit("its weight has NaN")
     return _Layer("compressed-tensors of fp8", "weight", n, k, _plain_bytes(weight, n, k), scale, None,
                   _groups_of(None, k, scale.shape[1], size, scale.device), "fp8")
+
+
+def _static_fp8(module: nn.Module) -> _Layer | None:
+    """transformers' FP8Linear whose activations are divided by a scale that it was given. The scales of the
+    weight become those of the products."""
+    if module.weight.dtype != torch.float8_e4m3fn:
+        return None
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+    block = module.block_size and tuple(module.block_size)
+    if block in (None, tuple(module.weight.shape)):
+        raise Unfit("its weight has one scale: kernels then leave activation_scale unread, or read it")
+    by = module.activation_scale
+    if by is None or by.numel() != 1 or not bool(by.float().isfinite() & (by > 0)):
+        raise Unfit("its activation_scale is no positive number")
+    layer = _fp8(module, "weight_scale_inv", block)
+    return layer._replace(format="FP8Linear", scale=layer.scale * by.float())
 
 
 def _compressed(module: nn.Module) -> _Layer:
@@ -434,9 +449,12 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
-    if is_fp8_linear(module):
-        return patch_fp8_linear(module)
-    layer = _recognised(module)
+    static = is_static_fp8_linear(module)
+    if is_fp8_linear(module) and not static:
+        return patch_fp8_linear(module, dtype)
+    if is_fp8_experts(module):
+        return patch_fp8_experts(module)
+    layer = _static_fp8(module) if static else _recognised(module)
     if layer is None:
         return None
     if not bool(layer.scale.float().isfinite().all()):
@@ -464,22 +482,24 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     for name, tensor in zip(_OWN, (*packed[:3], order)):
         module.register_buffer(name, tensor, persistent=False)
     activations = getattr(kept.get(_SCHEME[0]), "input_activations", None)
-    replace_forward(module, quantised_forward if activations is None else rounded_forward, (
-        Quantised(layer.format, layer.name, layer.n, layer.k, group, layer.code, dtype, activations),))
+    replace_forward(module, static_forward if static else quantised_forward if activations is None else
+                    rounded_forward, (
+        Quantised(layer.n, layer.k, dtype, layer.format, layer.name, group, layer.code, activations),))
     for name, method in zip(_METHODS, (_save, _load)):
         module.__dict__[name] = types.MethodType(method, module)
     groups = f"groups of {group}" if group else "a group a row"
     return (f"{type(module).__name__} by linear with a packed weight ({layer.format}, {groups}"
             f"{', in the order of its groups' if order is not None else ''}"
-            f"{', rounded activations' if activations is not None else ''})")
+            f"{', rounded activations' if static or activations is not None else ''})")
 
 
 def patch_quantised(model: nn.Module, report: PatchReport) -> None:
     """All layers of a model, in whose type their scales are kept."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dim() and
                   p.dtype in (torch.float32, torch.bfloat16, torch.float16)), None)
-    for name, module in model.named_modules():
-        try_to(report, name, lambda: _patch(module, dtype))
+    with torch.no_grad():  # scales may be parameters
+        for name, module in model.named_modules():
+            try_to(report, name, lambda: _patch(module, dtype))
     _keep_from_becoming_dense(model, report)
 
 
@@ -553,50 +573,58 @@ def restore_quantised(module: nn.Module) -> None:
     module.__dict__.update(module.__dict__.pop("_fftune_kept"))
 
 
-# q, k and v in one
+# several layers in one: q, k and v, or a layer of each expert
 
-_MERGED = ("_fftune_qkv_w", "_fftune_qkv_scale", "_fftune_qkv_zero", "_fftune_qkv_bias")
+_PARTS = ("qkv", "gate", "up", "down")
 
 
-def merge(owner: nn.Module, layers: list[nn.Module]) -> None:
+def _merged_names(part: str) -> list[str]:
+    return [f"_fftune_{part}_{tensor}" for tensor in ("w", "scale", "zero", "bias")]
+
+
+def merge(owner: nn.Module, layers: list[nn.Module], part: str = "qkv") -> None:
     """Gives the module one packed weight of all rows of these layers, and one bias. They keep their
     headers, and have their blocks in there. Unfit where they do not go together."""
-    if _MERGED[0] in owner._buffers:
+    names = _merged_names(part)
+    if names[0] in owner._buffers:
         return
+    what = "q, k and v" if part == "qkv" else f"the experts' {part}"
     weights, biases = list(map(packed_of, layers)), [layer.bias for layer in layers]
     first, order = weights[0], layers[0]._fftune_order
     if any(w.n % 16 or (w.k, *format_of(w), w.scale.dtype) != (first.k, *format_of(first), first.scale.dtype)
            for w in weights):
-        raise Unfit("q, k and v have packed weights of different formats")
+        raise Unfit(f"{what} have packed weights of different formats")
     if any((layer._fftune_order is None) != (order is None) or order is not None
            and not torch.equal(layer._fftune_order, order) for layer in layers):
-        raise Unfit("the groups of q, k and v have different orders")
+        raise Unfit(f"the groups of {what} have different orders")
     if len({bias is None for bias in biases}) > 1:
-        raise Unfit("some of q, k and v have a bias, and some have none")
+        raise Unfit(f"some of {what} have a bias, and some have none")
     header = first.w[:1].clone()
     header.view(torch.int32)[0, 2] = sum(w.n for w in weights)
     merged = [torch.cat((header, *(w.w[1:] for w in weights))), torch.cat([w.scale for w in weights]),
               None if first.zero is None else torch.cat([w.zero for w in weights]),
               None if biases[0] is None else torch.cat([
                   b.to(first.scale.dtype) if first.format == "int4" else b for b in biases])]
-    for name, tensor in zip(_MERGED, merged):
+    for name, tensor in zip(names, merged):
         owner.register_buffer(name, None if tensor is None else tensor.detach(), persistent=False)
     start = 0
     for layer, w in zip(layers, weights):
         layer._buffers[_OWN[0]] = w.w[:1].clone()
         for name, tensor in zip(_OWN[1:3], merged[1:3]):
             layer._buffers[name] = None if tensor is None else tensor[start // 16:(start + w.n) // 16]
-        layer.__dict__["_fftune_shared"] = owner, (start, start + w.n)
+        layer.__dict__["_fftune_shared"] = owner, (start, start + w.n), names[0]
         start += w.n
 
 
-def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeight, Tensor | None] | None:
-    """The weight and bias of q, k and v together; None where they are not, or no longer, together."""
-    if owner._buffers.get(_MERGED[0]) is None or not all(
+def merged_of(owner: nn.Module, layers: list[nn.Module], part: str = "qkv"
+              ) -> tuple[ops.PackedWeight, Tensor | None] | None:
+    """The weight and bias of the layers together; None where they are not, or no longer, together."""
+    names = _merged_names(part)
+    if owner._buffers.get(names[0]) is None or not all(
             is_quantised(layer) and layer.__dict__.get("_fftune_shared", (None,))[0] is owner
             for layer in layers):
         return None
-    w, scale, zero, bias = (owner._buffers[name] for name in _MERGED)
+    w, scale, zero, bias = (owner._buffers[name] for name in names)
     format = layers[0]._fftune[0]
     n = sum(layer._fftune[0].n for layer in layers)
     return ops.PackedWeight(w, _as_packed(scale, format.code), zero, n, format.k, format.group, format.code), bias
@@ -604,7 +632,8 @@ def merged_of(owner: nn.Module, layers: list[nn.Module]) -> tuple[ops.PackedWeig
 
 def restore_merged(owner: nn.Module) -> None:
     """Takes back what merge() gave, after the layers were restored."""
-    for name in _MERGED:
+    drop_merged_fp8(owner)
+    for name in itertools.chain(*map(_merged_names, _PARTS)):
         if name in owner._buffers:
             del owner._buffers[name]
             owner._non_persistent_buffers_set.discard(name)
@@ -643,6 +672,26 @@ def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = Non
 @undoable
 def quantised_forward(self, x: Tensor, *_, **__) -> Tensor:
     return quantised_linear(self, x)
+
+
+class _Rounded(torch.autograd.Function):
+    """x over a scale as numbers of e4m3. The gradient is that of the layer's own backward pass, as if nothing
+    was rounded."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        scale, = ctx.saved_tensors
+        return (dy / scale).to(dy.dtype), None
+
+
+@undoable
+def static_forward(self, input: Tensor) -> Tensor:
+    return quantised_linear(self, _Rounded.apply(input, self.activation_scale.detach().float()))
 
 
 @undoable

@@ -65,6 +65,15 @@ def _parts(module: nn.Module) -> list[tuple[str, object]]:
                                             value, (types.FunctionType, types.BuiltinFunctionType)))]
 
 
+@dataclass(frozen=True)
+class CodedLayer:
+    """Sizes of a linear layer with codes that was replaced, and the type in which the model computes."""
+
+    n: int
+    k: int
+    dtype: torch.dtype
+
+
 def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
     """`forward` becomes a method of this instance; its settings are module._fftune."""
     module._fftune = settings
@@ -269,8 +278,8 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
     def of_module(original: nn.Module, own_parts: dict | None = None) -> nn.Module:
         if id(original) in made:
             return made[id(original)]
-        if "_fftune_kept" in original.__dict__:  # a layer with codes: a dense one of its sizes
-            format = original._fftune[0]
+        format = (original.__dict__.get("_fftune") or (None,))[0]
+        if isinstance(format, CodedLayer):  # a dense one of its sizes
             n, k = (sizes.get(size, size) for size in (format.n, format.k))
             other = made[id(original)] = nn.Linear(k, n, original.bias is not None, device,
                                                    dtype or format.dtype).eval()

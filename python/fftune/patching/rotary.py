@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .. import ops, reference
 from . import attention as attentions
 from .norms import norm_forward
+from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, serves
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
@@ -311,16 +312,18 @@ _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "au
 def patch_projections(module: nn.Module, options: Options, known: dict) -> str | None:
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
-        if not is_quantised(layer):
+        if not _has_codes(layer):
             if type(layer) is not nn.Linear:
                 raise Unfit(f"projections: {name} is no Linear")
+            if hasattr(layer.__dict__.get("forward"), "_fftune"):
+                raise Unfit(f"projections: {name} rounds its activations by compressed-tensors")
             expect_plain(layer)
         expect_no_hooks(layer)
     expect_no_hooks(module)
     layers = [module.q_proj, module.k_proj, module.v_proj]
-    if all(map(is_quantised, layers)):
+    if all(map(_has_codes, layers)):
         try:
-            merge(module, layers)
+            (merge if is_quantised(layers[0]) else merge_fp8)(module, layers)
         except Unfit:
             pass  # three products
     scale, _, rotation = module._fftune
@@ -336,19 +339,31 @@ def _stand_in_as_patched(module: nn.Module) -> nn.Module:
     own = stand_in(module)
     Numbers(0).fill(own)
     for one, other in zip(module.modules(), own.modules(), strict=True):
-        if hasattr(one.__dict__.get("forward"), "_fftune") and not is_quantised(one):
+        if hasattr(one.__dict__.get("forward"), "_fftune") and not _has_codes(one):
             replace_forward(other, one.__dict__["forward"].__func__, one._fftune)
     return own
+
+
+def _has_codes(layer: nn.Module | None) -> bool:
+    """Whether it is a replaced layer with codes, which rounds x or does not."""
+    return is_quantised(layer) or is_rounded_fp8(layer)
 
 
 def _linear(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     if is_quantised(layer):
         return quantised_linear(layer, x, residual)
+    if is_rounded_fp8(layer):
+        if serves(layer, x):
+            return fp8_linear(layer, x, residual)
+        y = layer(x)
+        return y if residual is None else y + residual
     return ops.linear(x, layer.weight, layer.bias, residual)
 
 
 def _numbers_of(layer: nn.Module) -> Tensor:
     """A tensor of the type and device of its weight's numbers."""
+    if is_rounded_fp8(layer):
+        return layer.weight.new_empty(0, dtype=layer._fftune[0].dtype)
     return numbers_of(layer) if is_quantised(layer) else layer.weight
 
 
@@ -396,8 +411,9 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
             or not are_angles(options.get("position_embeddings")):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
-                or is_quantised(layer) for layer in layers) and not watched(attention, *layers)
+    # A layer of compressed-tensors is a Linear without a weight.
+    return (all(_has_codes(layer) or type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
+                for layer in layers) and not watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
@@ -434,18 +450,19 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
     scale, _, rotation = attention._fftune
     norms = _head_norms(attention)
     biases = [layer.bias for layer in layers]
-    merged = merged_of(attention, layers)
-    if merged is not None and norms is not None and not torch.is_grad_enabled() \
-            and rows.dtype == torch.int32 and fits(merged[0], x) and has_kernels(x) \
+    merged, rounded = merged_of(attention, layers), merged_fp8_of(attention, layers, x)
+    if (rounded is not None or merged is not None and fits(merged[0], x)) and norms is not None \
+            and not torch.is_grad_enabled() and rows.dtype == torch.int32 and has_kernels(x) \
             and not torch.is_autocast_enabled(x.device.type):
-        (weights, eps), (w, bias) = norms, merged
+        weights, eps = norms
+        w, w_scale, bias = rounded or (merged[0], None, merged[1])
         heads, kv_heads = (layer._fftune[0].n // attention.head_dim for layer in layers[:2])
-        parts = ops.qkv(ordered(layers[0], x), w, heads, kv_heads, bias=bias, norms=weights, eps=eps,
-                        positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
-                        scale=scale, rotation=rotation)
+        parts = ops.qkv(x if rounded else ordered(layers[0], x), w, heads, kv_heads, bias=bias, norms=weights,
+                        eps=eps, positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
+                        scale=scale, rotation=rotation, w_scale=w_scale)
         return tuple(t.transpose(1, 2) for t in parts)
     if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
-            and not any(map(is_quantised, layers)) and len({b is None for b in biases}) == 1:
+            and not any(map(_has_codes, layers)) and len({b is None for b in biases}) == 1:
         weights, eps = norms
         heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
         parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,

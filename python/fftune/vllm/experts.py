@@ -23,7 +23,7 @@ _ROWS = 64  # of a result that are compared
 _tested: set = set()  # kinds of experts whose results agreed with vLLM's
 _failed: dict = {}  # kinds that stay vLLM's -> the reason
 # vLLM's names of activations with a gate, and fftune's.
-_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu-tanh"}
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu-tanh"}
 
 
 def patch_oracle(module) -> None:
@@ -65,7 +65,7 @@ def experts_class(triton: type) -> type:
             if reason is None and (kind in _tested or not is_capturing(output)):
                 try:
                     _run(self, output, hidden_states, w1, w2, topk_weights, topk_ids,
-                         _ACTIVATIONS[activation.value], expert_map, a1q_scale,
+                         ACTIVATIONS[activation.value], expert_map, a1q_scale,
                          apply_router_weight_on_input)
                     if kind in _tested:
                         return None
@@ -101,7 +101,7 @@ def unfit(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, activation
     own = getattr(experts, "activation_config", None)  # of 0.33
     if getattr(experts, "_lora_context", None) is not None:
         return "LoRA"
-    if activation.value not in _ACTIVATIONS:
+    if activation.value not in ACTIVATIONS:
         return f"the activation {activation.value}"
     if config.gemm1_clamp_limit is not None or getattr(own, "clamp_limit", None) is not None:
         return "a clamped activation"
@@ -143,14 +143,19 @@ def _unfit_scales(experts, x: Tensor, w1: Tensor, a1q_scale: Tensor | None) -> s
 def _run(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor,
          topk_ids: Tensor, act: str, expert_map: Tensor | None, a1q_scale: Tensor | None,
          weighed: bool) -> None:
-    if expert_map is not None:
-        # Ids of all ranks' experts become those of this rank's, -1 for others.
-        here = expert_map[topk_ids.clamp(min=0).long()]
-        topk_ids = torch.where(topk_ids < 0, topk_ids, here.to(topk_ids.dtype))
+    topk_ids = local_ids(topk_ids, expert_map)
     if weighed:  # x was multiplied by them before
         topk_weights = torch.ones_like(topk_weights)
     scales = None if a1q_scale is None else (a1q_scale, experts.w1_scale, experts.w2_scale)
     moe_ffn_into(output, x, topk_ids, topk_weights, w1, w2, scales, act=act)
+
+
+def local_ids(topk_ids: Tensor, expert_map: Tensor | None) -> Tensor:
+    """Ids of all ranks' experts as those of this rank's, -1 for others."""
+    if expert_map is None:
+        return topk_ids
+    here = expert_map[topk_ids.clamp(min=0).long()]
+    return torch.where(topk_ids < 0, topk_ids, here.to(topk_ids.dtype))
 
 
 def _words(w1: Tensor, w2: Tensor) -> str:

@@ -1,4 +1,5 @@
 """Changes to modules that are made right after their import, by whoever imports them."""
+import functools
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
@@ -19,6 +20,17 @@ def after_import(name: str, change: Callable) -> None:
     _waiting[name] = change
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def wrap_methods(module, classes: tuple[str, ...], name: str, make: Callable) -> None:
+    """Puts make(class, method) in the place of this method of the module's own classes, once."""
+    for cls in (getattr(module, own, None) for own in classes):
+        method = getattr(cls, name, None)
+        if method is None or cls.__module__ != module.__name__ or hasattr(method, "_fftune_original"):
+            continue
+        wrapped = functools.wraps(method)(make(cls, method))
+        wrapped._fftune_original = method
+        setattr(cls, name, wrapped)
 
 
 def _try(change: Callable, module) -> None:

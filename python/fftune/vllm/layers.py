@@ -26,8 +26,8 @@ from .._library import Plan
 from .._run import BATCH_INVARIANT
 from . import ranks
 from .logs import log, one_line
-from .structure import Layer, Model, Pages, Unfit, expect_known, pages_of
-from .trial import difference, is_capturing
+from .structure import Layer, Model, Pages, expect_known, pages_of
+from .trial import Unfit, difference, is_capturing, reason_of
 
 
 # Whether vLLM runs batches with prompts until the kernels of their sizes are compiled. With batch
@@ -101,14 +101,10 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     except Exception as error:
         if state.model.reduce is not None and known:
             raise  # the other ranks wait for this one
-        _give_up(state, model, _text(error))
+        _give_up(state, model, reason_of(error))
     if counter is not None:
         context.moe_layer_index = counter
     return original(model, *arguments, **named)  # it writes the same keys and values again
-
-
-def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, Unfit) else one_line(error)
 
 
 def _on_all(state: _State, run):
@@ -123,7 +119,7 @@ def _on_all(state: _State, run):
                 torch.cuda.synchronize()
             state.model.group.check()
     except Exception as error:
-        reason = _text(error)
+        reason = reason_of(error)
         if state.model.group is not None:
             state.model.group.close()  # ends the peers' waits
     if reason := ranks.common_reason(reason):
@@ -169,7 +165,7 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
             written.append(torch.stack([cache[0] for cache in caches]))
         reason = difference("results", *results) or difference("keys and values", *written)
     except Exception as error:
-        reason = _text(error)
+        reason = reason_of(error)
     finally:
         vars(context).clear()
         vars(context).update(kept)
@@ -237,7 +233,7 @@ def _examine(model: nn.Module, with_ranks: bool) -> _State:
         if found.reduce is not None and not with_ranks:
             raise Unfit("tensor parallelism, which FFTUNE_VLLM=experts,layers,ranks turns on")
     except Exception as error:  # another vLLM than the one that is known, if it is not Unfit
-        reason = _text(error)
+        reason = reason_of(error)
     reason = ranks.common_reason(reason)
     if reason:
         log(f"layers of {type(model).__name__} stay vLLM's: {reason}")

@@ -15,7 +15,9 @@ from .logs import log, one_line
 PARTS = ("experts", "layers")
 # Parts that were not measured, or are no faster: only FFTUNE_VLLM with their name turns them on.
 # `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
-OPT_IN = ("linears", "prompts", "ranks")
+OPT_IN = ("linears", "fp8-linears", "packed-experts", "prompts", "ranks")
+# Their kernels may give other bits for other numbers of tokens.
+_VARIANT = {"linears", "fp8-linears", "packed-experts"}
 # The versions whose sources the patches were written for, by major and minor number, and those in
 # which they were measured: in the others nobody gets them without asking.
 VERSIONS = ((0, 24), (0, 33))
@@ -27,6 +29,12 @@ _ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
                  for name in ("unquantized", "fp8"))
 _KERNELS = tuple(f"vllm.model_executor.kernels.linear.mixed_precision.{name}"
                  for name in ("machete", "marlin"))
+_QUANTISATION = "vllm.model_executor.layers.quantization"
+_CT = f"{_QUANTISATION}.compressed_tensors"
+_FP8_METHODS = (f"{_QUANTISATION}.fp8", f"{_CT}.schemes.compressed_tensors_w8a8_fp8")
+_EXPERTS_METHODS = (*(f"{_QUANTISATION}.{name}" for name in ("auto_gptq", "auto_awq", "mxfp4")),
+                    *(f"{_CT}.compressed_tensors_moe.compressed_tensors_moe_{name}"
+                      for name in ("wna16_marlin", "wna16")))
 _MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
     ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
     ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"))}
@@ -76,13 +84,13 @@ def _decide() -> Decision:
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
         if os.environ.get(name, "0") in ("", "0"):
             continue
-        # Calls of other numbers of tokens run by vLLM's kernels.
-        left = {"linears", *(() if "prompts" in wanted.parts else ("layers",))} & {*wanted.parts}
+        # Batches with prompts run by vLLM's kernels.
+        left = (_VARIANT if "prompts" in wanted.parts else {*_VARIANT, "layers"}) & {*wanted.parts}
         if left:
-            others = "batches with prompts" if "layers" in left else "calls of many tokens"
+            others = ("batches with prompts run by vLLM's kernels, which give other bits" if "layers" in left else
+                      "kernels of weights with codes give other bits for other numbers of tokens")
             return Decision(tuple(part for part in wanted.parts if part not in left),
-                            f"{' and '.join(sorted(left))} stay vLLM's: {name} is set, and {others} run by "
-                            "vLLM's kernels, which give other bits")
+                            f"{' and '.join(sorted(left))} stay vLLM's: {name} is set, and {others}")
     return wanted
 
 
@@ -141,15 +149,12 @@ def _device_reason() -> str:
 
 
 def _patch(part: str, parts: tuple[str, ...]) -> None:
-    if part == "experts":
-        for name in _ORACLES:
-            after_import(name, _patch_oracle)
-    elif part == "linears":
-        for name in _KERNELS:
-            after_import(name, _patch_kernels)
-    elif part == "layers":
-        for name in _MODELS:
-            after_import(name, functools.partial(_patch_model, parts=parts))
+    names, change = {
+        "experts": (_ORACLES, _patch_oracle), "linears": (_KERNELS, _patch_kernels),
+        "fp8-linears": (_FP8_METHODS, _patch_fp8), "packed-experts": (_EXPERTS_METHODS, _patch_experts),
+        "layers": (_MODELS, functools.partial(_patch_model, parts=parts))}.get(part, ((), None))
+    for name in names:
+        after_import(name, change)
 
 
 def _patch_oracle(module) -> None:
@@ -162,6 +167,18 @@ def _patch_kernels(module) -> None:
     from .linears import patch_kernels
 
     patch_kernels(module)
+
+
+def _patch_fp8(module) -> None:
+    from .fp8_linears import patch_methods
+
+    patch_methods(module)
+
+
+def _patch_experts(module) -> None:
+    from .packed_experts import patch_methods
+
+    patch_methods(module)
 
 
 def _patch_model(module, parts: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed import Group
+from .trial import Unfit
 
 _MODELS = "vllm.model_executor.models."
 # The classes of a decoder layer, its attention and its network, by the class of the model.
@@ -24,10 +25,6 @@ _MIXTURE = "qwen3_moe.Qwen3MoeSparseMoeBlock"
 _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
            "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 _DTYPE = torch.bfloat16
-
-
-class Unfit(Exception):
-    """Why a model stays vLLM's."""
 
 
 @dataclass

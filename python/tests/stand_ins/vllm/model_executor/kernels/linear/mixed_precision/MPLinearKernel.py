@@ -29,29 +29,30 @@ class MPLinearLayerConfig:
     out_type: torch.dtype | None = None
 
 
-def unpacked(words, dim, count):
-    shifts = torch.arange(0, 32, 4)
+def unpacked(words, dim, count, bits=4):
+    shifts = torch.arange(0, 32, bits)
     shape = [1, 1, 1]
-    shape[dim + 1] = 8
-    return ((words.unsqueeze(dim + 1) >> shifts.view(shape)) & 15).flatten(dim, dim + 1).narrow(
+    shape[dim + 1] = 32 // bits
+    return ((words.unsqueeze(dim + 1) >> shifts.view(shape)) & ((1 << bits) - 1)).flatten(dim, dim + 1).narrow(
         dim, 0, count)
 
 
 class MPLinearKernel:
     def __init__(self, config, w_q, w_s, w_zp=None, w_gidx=None):
         self.config = config
-        self.names = w_q, w_s, w_zp, w_gidx
+        self.w_q_name, self.w_s_name, self.w_zp_name, self.w_gidx_name = w_q, w_s, w_zp, w_gidx
 
     def _get_weight_params(self, layer):
-        return tuple(getattr(layer, name or "", None) for name in self.names)
+        return tuple(getattr(layer, name or "", None) for name in (
+            self.w_q_name, self.w_s_name, self.w_zp_name, self.w_gidx_name))
 
     def process_weights_after_loading(self, layer):
         k, n = self.config.partition_weight_shape
         w_q, w_s, w_zp, index = self._get_weight_params(layer)
-        q = unpacked(w_q.data, w_q.input_dim, k)
+        q = unpacked(w_q.data, w_q.input_dim, k, self.config.weight_type.size_bits)
         q = q if w_q.input_dim == 0 else q.t()
         s = w_s.data if w_s.output_dim == 1 else w_s.data.t()
-        z = 8
+        z = self.config.weight_type.bias
         size = k if self.config.group_size == -1 else self.config.group_size
         at = index.data.long() if self.config.has_g_idx else torch.arange(k) // size
         if self.config.zero_points:

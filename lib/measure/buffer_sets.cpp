@@ -1,4 +1,4 @@
-#include "tuning/measure/buffer_sets.hpp"
+#include "measure/buffer_sets.hpp"
 
 #include <algorithm>
 #include <cmath>

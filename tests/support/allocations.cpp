@@ -1,5 +1,5 @@
 // Every form of operator new and delete is replaced, since AddressSanitizer brings every form.
-#include "api/allocations.hpp"
+#include "support/allocations.hpp"
 
 #include <cstdlib>
 #include <new>

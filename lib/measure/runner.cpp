@@ -1,4 +1,4 @@
-#include "tuning/measure/runner.hpp"
+#include "measure/runner.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,0 +1,5 @@
+from .experts import ExpertsMethod
+
+
+class AutoAWQMoEMethod(ExpertsMethod):
+    input_dtype = None

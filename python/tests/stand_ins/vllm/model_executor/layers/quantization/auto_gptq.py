@@ -1,0 +1,5 @@
+from .experts import ExpertsMethod
+
+
+class AutoGPTQMoEMethod(ExpertsMethod):
+    input_dtype = None

@@ -1,0 +1,37 @@
+// Time limits of host code, on machines that do other work too.
+#pragma once
+
+#include <time.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace fftune::test {
+
+/// Seconds that this process has spent on processors, all threads together. Elapsed time also
+/// depends on other processes.
+inline double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Processor seconds of one call.
+template <typename Call>
+double processor_seconds_of(const Call& call) {
+  const double begin = processor_seconds();
+  call();
+  return processor_seconds() - begin;
+}
+
+/// The least result of `measure`, which is asked again, up to `most` times, until one is below
+/// `limit`: a machine whose other work takes caches and clocks makes a measurement longer, never
+/// shorter.
+template <typename Measure>
+double least_of(double limit, const Measure& measure, int most = 30) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < most && least >= limit; ++i) least = std::min(least, measure());
+  return least;
+}
+
+}  // namespace fftune::test
