@@ -125,6 +125,16 @@ def test_states_that_a_call_adds_between_layers():
     assert close(states(ours, **more), states(model, **more))
 
 
+def test_projections_beside_an_attention_that_is_not_known():
+    model = make("LlamaConfig", **SIZES)
+    model.set_attn_implementation("eager")
+    before = model(ids(5)).logits
+    report = str(fftune.patch(model))
+    assert "projections: they run beside the attention sdpa or fftune, not beside eager" in report
+    assert "could not be tried" not in report
+    assert close(model(ids(5)).logits, before)
+
+
 @pytest.mark.parametrize("kind, settings", [
     ("Llama4TextConfig", dict(SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=1,
                               intermediate_size_mlp=48, attention_chunk_size=8)),

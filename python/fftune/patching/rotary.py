@@ -307,9 +307,13 @@ def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> T
 # projections of attention
 
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
+_BESIDE = ("sdpa", *attentions.OURS)  # implementations of attention
 
 
 def patch_projections(module: nn.Module, options: Options, known: dict) -> str | None:
+    if module.config._attn_implementation not in _BESIDE:
+        raise Unfit(f"projections: they run beside the attention sdpa or {attentions.NAME}, not beside "
+                    f"{module.config._attn_implementation}")
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if not _has_codes(layer):
@@ -414,7 +418,7 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
     # A layer of compressed-tensors is a Linear without a weight.
     return (all(_has_codes(layer) or type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
                 for layer in layers) and not watched(attention, *layers)
-            and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
+            and attention.config._attn_implementation in _BESIDE
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
