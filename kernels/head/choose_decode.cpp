@@ -25,7 +25,7 @@ struct Stream : stream_shape {
   std::int64_t m, d, vocab;
   int of_token;  // registers for the best id of each token
 
-  /// What all configurations of a problem share.
+  /// The part that all configurations of a problem share.
   explicit Stream(const Problem& problem)
       : stream_shape{.operands = 1, .tokens = stream_tokens(problem.size("m"))},
         m(problem.size("m")),

@@ -39,7 +39,7 @@ bool finds_scales(const Problem& problem) {
 struct Block : chosen_config {
   std::int64_t k_step;  // elements of a row that four threads load at once
 
-  /// What all configurations of a problem share.
+  /// The part that all configurations of a problem share.
   explicit Block(const Problem& problem)
       : chosen_config{.tokens = stream_tokens(problem.size("m")),
                       .packed = static_cast<weights_of_both>(packing_of(problem)),

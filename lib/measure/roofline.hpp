@@ -2,11 +2,24 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
 #include "device/backend.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
+
+/// The cost of a run of stages by itself, each of whose inputs is read once.
+inline Cost cost_of_stages(const std::vector<StageSpec>& stages, std::size_t first,
+                           std::size_t count) {
+  Cost cost;
+  for (std::size_t i = first; i < first + count; ++i) {
+    cost.flops += stages[i].flops;
+    cost.bytes += stages[i].bytes;
+  }
+  return cost;
+}
 
 /// A limit that is unknown sets no floor.
 inline double floor_seconds(const Cost& cost, const Limits& limits) {

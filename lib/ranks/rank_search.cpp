@@ -199,7 +199,7 @@ void write(const Lockstep& ranks, const std::filesystem::path& presets,
 }  // namespace
 
 RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Catalog& catalog,
-                                 const Op& op, const Problem& problem, Recipe start,
+                                 const Op& op, const Problem& problem, const Recipe& start,
                                  const RankSearch& options) {
   const bool writes = !options.presets.empty();
   Lockstep ranks(backend, group, op, problem, options.clock);

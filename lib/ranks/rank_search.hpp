@@ -42,7 +42,7 @@ struct RankSearchResult {
 /// is wrong or does not run, or the record cannot be written, and Error(device_fault) as
 /// Group::check() does: on all ranks.
 RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Catalog& catalog,
-                                 const Op& op, const Problem& problem, Recipe start,
+                                 const Op& op, const Problem& problem, const Recipe& start,
                                  const RankSearch& options);
 
 }  // namespace fftune

@@ -11,6 +11,7 @@ import fftune
 from fftune import distributed, ops
 from fftune.__main__ import tool_environment
 from fftune._library import tool_path
+from ranks import start
 from test_layers import FORMS, make_layers
 
 
@@ -322,7 +323,7 @@ def test_a_search_of_slices_on_all_ranks_is_a_preset(tmp_path):
     assert _tool("presets", "show", presets).stdout == before
 
 
-def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
+def _from_torch(rank: int, ranks: int, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=ranks)
     group = distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
@@ -338,7 +339,7 @@ def _from_torch(rank: int, ranks: int, name: str, store: str) -> None:
 
 
 def test_a_group_from_a_process_group(tmp_path):
-    _start(_from_torch, 2, str(tmp_path / "store"))
+    start(_from_torch, 2, 2, str(tmp_path / "store"))
 
 
 def _die(rank: int, ranks: int, name: str) -> None:

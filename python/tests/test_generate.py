@@ -149,6 +149,11 @@ def test_what_is_not_known_is_refused_in_one_line():
     assert "give 1 or more" in refused(own, ids, 0)
     assert "give temperature" in refused(own, ids, 4, top_k=3)
     assert "stop is" in refused(own, ids, 4, stop=["</s>"])
+    assert "stop is" in refused(own, ids, 4, stop=3.5)
+    assert "pad is" in refused(own, ids, 4, pad="</s>")
+    for name, value in (("temperature", "1"), ("top_k", [3]), ("top_p", "all"), ("seeds", 1.5j), ("seeds", [1]),
+                        ("seeds", 2**63), ("seeds", torch.arange(7))):
+        assert f"{name} is" in refused(own, ids, 4, **{"temperature": 1.0, name: value})
     hook = own.lm_head.register_forward_hook(lambda *_: None)
     assert "hooks" in refused(own, ids, 4)
     hook.remove()

@@ -79,6 +79,62 @@ def test_whole_layers_that_do_not_rotate():
     assert close(static_logits(ours), static_logits(model))
 
 
+def several_axes(kind: str):
+    """The text part of a model of pictures and films, and positions [axes, sequences, tokens]."""
+    config = getattr(transformers, f"{kind}Config", None)
+    if config is None:
+        pytest.skip(f"this transformers has no {kind}")
+    rope = dict(rope_type="default", rope_theta=100.0, mrope_section=[1, 1, 2])
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{kind}Model")(config(**SIZES, head_dim=8, rope_parameters=rope)).eval()
+    return model, torch.arange(6) * torch.tensor([1, 1, 2, 3])[:, None, None].expand(-1, 2, -1)
+
+
+@pytest.mark.parametrize("kind", ["Qwen3VLText", "Glm4vText", "PaddleOCRText"])
+@pytest.mark.parametrize("options", [dict(), dict(projections=True), dict(whole_layers=True)])
+def test_positions_of_several_axes(kind, options):
+    model, axes = several_axes(kind)
+    ours, report = patched(model, **options)
+    assert "positions of several axes" in words_of(report.left)
+    for position_ids in (None, axes[0], axes[1:], axes):
+        def states(m):
+            cache = transformers.StaticCache(config=m.config, max_cache_len=32)
+            with torch.no_grad():
+                return m(input_ids=ids(6), position_ids=position_ids, past_key_values=cache).last_hidden_state
+        try:
+            theirs = states(model)
+        except Exception:
+            continue  # a model that takes three axes, or four
+        assert close(states(ours), theirs)
+
+
+def test_states_that_a_call_adds_between_layers():
+    model, _ = several_axes("Qwen3VLText")
+    ours, report = patched(model, whole_layers=True)
+    assert "by layer" in words_of(report.replaced)
+
+    def states(m, **more):
+        cache = transformers.StaticCache(config=m.config, max_cache_len=32)
+        with torch.no_grad():
+            return m(input_ids=ids(6), past_key_values=cache, **more).last_hidden_state
+    picture = torch.zeros(2, 6, dtype=torch.bool)
+    picture[:, 2:4] = True
+    more = dict(visual_pos_masks=picture, deepstack_visual_embeds=[torch.ones(4, 32)])
+    assert not close(states(model, **more), states(model))
+    assert close(states(ours), states(model))
+    assert close(states(ours, **more), states(model, **more))
+
+
+def test_projections_beside_an_attention_that_is_not_known():
+    model = make("LlamaConfig", **SIZES)
+    model.set_attn_implementation("eager")
+    before = model(ids(5)).logits
+    report = str(fftune.patch(model))
+    assert "projections: they run beside the attention sdpa or fftune, not beside eager" in report
+    assert "could not be tried" not in report
+    assert close(model(ids(5)).logits, before)
+
+
 @pytest.mark.parametrize("kind, settings", [
     ("Llama4TextConfig", dict(SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=1,
                               intermediate_size_mlp=48, attention_chunk_size=8)),

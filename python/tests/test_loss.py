@@ -2,6 +2,7 @@
 import copy
 import pickle
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -376,11 +377,30 @@ def test_outputs_that_are_made_anew_have_their_logits():
     assert not torch.utils._pytree.tree_map(lambda value: value * 1, other).logits.any()
 
 
-def test_the_number_of_items_may_be_one_of_numpy():
-    numpy = pytest.importorskip("numpy")
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("items", [
+    7, 7.5, True, numpy.int64(7), numpy.float32(7.5), torch.tensor(7), torch.tensor(7.5, dtype=torch.float64),
+    torch.tensor([7]), torch.tensor([7, 9])], ids=repr)
+def test_the_number_of_items_divides_as_in_the_model(items, compiles):
+    if compiles and not (isinstance(items, torch.Tensor) and items.dim()):
+        pytest.skip("one of them shows that both are the same")
     model = make("llama")
     other = copy.deepcopy(model)
     fftune.patch(other)
-    for items in (numpy.int64(7), numpy.float32(7.5), 7, 7.5):
-        ours, theirs = (trained(each, num_items_in_batch=items)[0] for each in (other, model))
-        assert error(ours.loss, theirs.loss) < 1e-5
+    losses = []
+    for each in (model, other):
+        run = torch.compile(each, backend="aot_eager") if compiles and each is other else each
+        outputs = run.train()(**batch_of(), use_cache=False, num_items_in_batch=items)
+        outputs.loss.sum().backward()
+        losses.append(outputs.loss)
+    assert losses[0].dtype == losses[1].dtype and losses[0].shape == losses[1].shape
+    assert error(losses[1], losses[0]) < 1e-5
+    assert error(other.lm_head.weight.grad, model.lm_head.weight.grad) < 2e-4
+
+
+def test_a_model_that_scales_by_one_is_reported_as_it_runs():
+    """Granite divides its logits, by 1 here."""
+    model = make("granite")
+    report = fftune.patch(model)
+    assert any("not those of its head alone" in words for _, words in report.left)
+    assert "logits" in dict(trained(model)[0])

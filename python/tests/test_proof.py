@@ -6,11 +6,11 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import fftune
 from models import make
+from ranks import start
 
 MODES = ("fast", "balanced", "small")
 
@@ -135,7 +135,7 @@ def _sharded(rank, ranks, device, store):
 def test_two_processes(tmp_path, work, device):
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("no two GPUs")
-    mp.start_processes(work, (2, device, str(tmp_path / "store")), nprocs=2, start_method="spawn")
+    start(work, 2, 2, device, str(tmp_path / "store"))
 
 
 def _text(length):

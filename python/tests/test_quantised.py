@@ -307,7 +307,7 @@ def fp8_of(n, k, block=128, **options):
     return fp8_linear(*rounded_to_fp8(torch.randn(n, k), block), **options)
 
 
-FP8_LAYERS = {"file": lambda: of_file("fp8_block_deepseek_v3")[0], "ue8m0": lambda: of_file("fp8_block_ue8m0")[0],
+FP8_LAYERS = {"file": lambda: of_file("fp8_block_deepseek_v3")[0],
               "ragged": lambda: fp8_of(200, 330, bias=nn.Parameter(torch.randn(200))),
               "rows": lambda: fp8_of_rows(96, 200, 96), "rows of one scale": lambda: fp8_of_rows(96, 200, 1),
               "tensor": lambda: fp8_of(96, 272, None, block_size=None),
@@ -325,7 +325,7 @@ def test_fp8_linear_rounds_activations_as_the_layer_itself(kind, device, dtype, 
         layer.bias.data = layer.bias.data.to(dtype)
     before, theirs = bits_of(layer), layer(x)
     ((_, words),) = fftune.patch(layer).replaced
-    assert words.endswith("by blocks of 128" if kind in ("file", "ue8m0", "ragged") else "by token")
+    assert words.endswith("by blocks of 128" if kind in ("file", "ragged") else "by token")
     ours = layer(x)
     finite = theirs.isfinite()
     assert torch.equal(ours.isnan(), ~finite) and ours.dtype == dtype and finite.sum() > ours.numel() * 0.8
@@ -338,9 +338,9 @@ def test_fp8_linear_rounds_activations_as_the_layer_itself(kind, device, dtype, 
 
 
 @pytest.mark.parametrize("device, dtype", DEVICES)
-@pytest.mark.parametrize("block, bias", ((None, True), (128, False)))
+@pytest.mark.parametrize("block, bias", ((64, True), (128, False)))
 def test_fp8_linear_with_a_static_scale(block, bias, device, dtype, fp8_kernels):
-    layer = fp8_of(200, 384, block, block_size=block and (block, block), scheme="static",
+    layer = fp8_of(200, 384, block, block_size=(block, block), scheme="static",
                    bias=nn.Parameter(torch.randn(200)) if bias else None)
     layer.activation_scale = nn.Parameter(torch.tensor(0.004))
     model = model_of(layer, dtype).to(device)
@@ -386,6 +386,11 @@ def test_fp8_layers_that_round_otherwise_are_left_alone_with_the_reason():
     no_number = fp8_of(128, 256, scheme="static")
     no_number.activation_scale = nn.Parameter(torch.tensor(0.0))
     assert left(no_number) == "its activation_scale is no positive number"
+    of_one_scale = "its weight has one scale: kernels then leave activation_scale unread, or read it"
+    assert left(fp8_of(96, 272, None, block_size=None, scheme="static")) == of_one_scale
+    assert left(fp8_of(64, 64, None, block_size=(64, 64), scheme="static")) == of_one_scale
+    assert left(of_file("fp8_block_ue8m0")[0]) == (
+        "its scales are float8_e8m0fnu, for which kernels round activations in several ways")
     of_one_scale = fp8_of(96, 272, None, block_size=None)
     of_one_scale.weight_scale_inv.data = torch.ones(2)
     assert left(of_one_scale) == "weight_scale_inv is [2], not one scale, or one for each row"
@@ -838,6 +843,8 @@ def test_experts_of_fp8_that_round_otherwise_are_left_alone_with_the_reason():
             (dict(has_gate=False), "FP8Experts has no gate"),
             (dict(forward=lambda *_: None), "its forward was replaced already"),
             (dict(down_proj_scale_inv=nn.Parameter(wide)), "its scales are not finite"),
+            (dict(down_proj_scale_inv=nn.Parameter(experts.down_proj_scale_inv.to(torch.float8_e8m0fnu),
+                                                   requires_grad=False)), "its scales are float8_e8m0fnu, for"),
             (dict(down_proj_scale_inv=nn.Parameter(wide[:, :1])), "down_proj_scale_inv is [4, 1, 1], not [4, 2, 1]"),
             (dict(down_proj=nn.Parameter(experts.down_proj.view(torch.int8), requires_grad=False)),
              "its weights are not float8_e4m3fn")):

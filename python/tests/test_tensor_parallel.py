@@ -4,10 +4,10 @@ import socket
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import transformers
 
 import fftune
+from ranks import start
 
 tensor_parallel = pytest.importorskip("transformers.distributed.tensor_parallel")
 DistributedConfig = pytest.importorskip("transformers.distributed").DistributedConfig
@@ -59,7 +59,7 @@ def _start(work, model, ranks: int, folder) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(work, (ranks, str(folder), port), nprocs=ranks, start_method="spawn")
+    start(work, ranks, ranks, str(folder), port)
 
 
 def test_a_model_that_is_split_stays_split(tmp_path):

@@ -10,15 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import test_vllm_layers as of_layers
+from ranks import start
 from test_vllm_layers import MODELS, batch_of, caches, expect_right, model_of, step, warm
 
 
 def _start(work, tmp_path, *arguments, ranks=2):
-    mp.start_processes(_rank, (work, ranks, str(tmp_path / "meeting"), *arguments), nprocs=ranks,
-                       start_method="spawn")
+    start(_rank, ranks, work, ranks, str(tmp_path / "meeting"), *arguments)
 
 
 def _rank(rank, work, ranks, meeting, *arguments):

@@ -2,11 +2,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 import fftune
 from fftune import ops
+from ranks import start
 
 ROWS, D, VOCAB = 33, 24, 70
 SLICES = {1: [70], 2: [40, 30], 3: [1, 60, 9]}
@@ -132,7 +132,7 @@ def _work(rank, ranks, store):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_slices_are_the_whole_vocabulary(tmp_path, ranks):
-    mp.start_processes(_work, (ranks, str(tmp_path / "store")), nprocs=ranks, start_method="spawn")
+    start(_work, ranks, ranks, str(tmp_path / "store"))
 
 
 def _on_gpus(rank, ranks, store):
@@ -147,7 +147,7 @@ def _on_gpus(rank, ranks, store):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
 def test_slices_on_two_gpus(tmp_path):
-    mp.start_processes(_on_gpus, (2, str(tmp_path / "store")), nprocs=2, start_method="spawn")
+    start(_on_gpus, 2, 2, str(tmp_path / "store"))
 
 
 def test_a_slice_without_processes_is_refused():

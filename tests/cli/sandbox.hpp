@@ -14,7 +14,8 @@ namespace fftune::testing {
 class Sandbox {
  public:
   const std::filesystem::path& folder() const { return folder_.path(); }
-  /// "ffn --d 32": words between spaces; '' is an empty word.
+  /// "ffn --d 32": words between spaces; '' is an empty word. A search has `--wait 0s` unless the
+  /// words have a --wait of their own.
   Finished fftune(const std::string& words) const;
   std::unique_ptr<Process> start(const std::string& words) const;
   /// The tool by means of `program`, the words of another one, and with `more` in its environment.

@@ -8,6 +8,13 @@
 
 namespace fftune::test {
 
+/// How many times as long host code may take in this build as in one that is optimised.
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__)
+constexpr double slowness = 1;
+#else
+constexpr double slowness = 40;
+#endif
+
 /// Seconds that this process has spent on processors, all threads together. Elapsed time also
 /// depends on other processes.
 inline double processor_seconds() {

@@ -73,13 +73,9 @@ void Session::set_budget(double budget_seconds) {
 
 double Session::floor_us(std::size_t first_stage, std::size_t stage_count) const {
   const auto stages = op_.stages(problem_);
-  Cost cost;
-  for (std::size_t i = first_stage; i < first_stage + stage_count; ++i) {
-    cost.flops += stages[i].flops;
-    cost.bytes += stages[i].bytes;
-  }
-  // Tensors between stages need not leave the caches.
-  if (stage_count == stages.size()) cost = cost_of(op_, problem_);
+  // Tensors between all of them need not leave the caches.
+  const Cost cost = stage_count == stages.size() ? cost_of(op_, problem_)
+                                                 : cost_of_stages(stages, first_stage, stage_count);
   return floor_seconds(cost, limits_) * 1e6;
 }
 

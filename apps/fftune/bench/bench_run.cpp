@@ -15,6 +15,7 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "measure/roofline.hpp"
 #include "store/preset_library.hpp"
 
 namespace fftune::tool {
@@ -26,23 +27,16 @@ constexpr int most_attempts = 3;
 /// The roofline's floor, from the measured rates of a copy and a GEMM.
 void add_floor(const Op& op, const Limits& limits, BenchResult& result) {
   const Cost cost = cost_of(op, result.problem);
-  const double compute = limits.flops_per_second > 0 ? cost.flops / limits.flops_per_second : 0;
-  const double memory = limits.bytes_per_second > 0 ? cost.bytes / limits.bytes_per_second : 0;
+  const double compute = floor_seconds({cost.flops, 0}, limits);
+  const double memory = floor_seconds({0, cost.bytes}, limits);
   result.floor_us = 1e6 * std::max(compute, memory);
   result.limit = compute > memory ? "compute" : "memory";
 }
 
-/// The least time of a run of stages by itself, each of whose inputs is read once.
+/// The least time of a run of stages by itself, in microseconds.
 double floor_of(const std::vector<StageSpec>& stages, std::size_t first, std::size_t count,
                 const Limits& limits) {
-  double bytes = 0, flops = 0;
-  for (std::size_t i = first; i < first + count; ++i) {
-    bytes += stages[i].bytes;
-    flops += stages[i].flops;
-  }
-  const double compute = limits.flops_per_second > 0 ? flops / limits.flops_per_second : 0;
-  const double memory = limits.bytes_per_second > 0 ? bytes / limits.bytes_per_second : 0;
-  return 1e6 * std::max(compute, memory);
+  return 1e6 * floor_seconds(cost_of_stages(stages, first, count), limits);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 namespace fftune {
 namespace {
 
-/// What the space and the cost model read of a product.
+/// The sizes of a product that the space and the cost model read.
 struct Product {
   std::int64_t m, n, k;
   int operands;

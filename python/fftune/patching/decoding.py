@@ -18,6 +18,7 @@ from .. import ops, reference
 from .._custom import OPS, call
 from .._layer_form import parse
 from .._library import Error
+from .._ops.head import _draw
 from .._ops.layer import has_layout
 from .._ops.packed import packed_word
 from .attention import STATIC_LAYERS
@@ -321,27 +322,29 @@ def _whole_or_none(head: Head) -> Whole | None:
 def _draws(ids: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None,
            min_p: float | None = None, seeds: Tensor | int | None = None) -> dict[str, Tensor]:
     """The arguments of `head` by which each of the sequences draws."""
-    of = lambda value, dtype: torch.full((ids.shape[0],), value, dtype=dtype, device=ids.device)
     if seeds is None:
         seeds = torch.randint(2**62, (ids.shape[0],))
-    draw = {"temperature": of(temperature, torch.float32),
-            "seeds": of(seeds, torch.int64) if isinstance(seeds, int) else
-            seeds.to(ids.device, torch.int64)}
-    if any(v is not None for v in (top_k, top_p, min_p)):
-        draw |= {"top_k": of(top_k or 0, torch.int32),
-                 "top_p": of(1.0 if top_p is None else top_p, torch.float32),
-                 "min_p": of(min_p or 0.0, torch.float32)}
-    return draw
+    names = ("temperature", "seeds", "steps", "top_k", "top_p", "min_p")
+    draw = dict(zip(names, _draw("generate", ids, temperature, seeds, 0, top_k, top_p, min_p)))
+    del draw["steps"]
+    for name, value in draw.items():
+        if value is not None and value.shape != ids.shape[:1]:
+            raise Error(f"generate: {name} is {list(value.shape)}: give a number, or one for each of "
+                        f"{ids.shape[0]} sequences")
+    dtypes = dict(temperature=torch.float32, seeds=torch.int64, top_k=torch.int32, top_p=torch.float32,
+                  min_p=torch.float32)
+    return {name: value.to(ids.device, dtypes[name]) for name, value in draw.items()
+            if value is not None}
 
 
 def _stops(model: nn.Module, stop) -> tuple[int, ...]:
     """The ids that end a sequence: those given, or those of the model."""
     if stop is None:
         stop = getattr(model.generation_config, "eos_token_id", None)
-    stop = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
-    if not all(isinstance(id, int) and not isinstance(id, bool) for id in stop):
+    given = stop if isinstance(stop, (list, tuple)) else () if stop is None else (stop,)
+    if not all(isinstance(id, int) and not isinstance(id, bool) for id in given):
         raise Error(f"generate: stop is {stop!r}: give an id, or a list of ids")
-    return stop
+    return tuple(given)
 
 
 @torch.no_grad()
@@ -381,6 +384,8 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
     if pad is None:
         pad = getattr(model.generation_config, "pad_token_id", None)
         pad = pad if pad is not None else stop[0] if stop else 0
+    if not isinstance(pad, int) or isinstance(pad, bool):
+        raise Error(f"generate: pad is {pad!r}: give an id")
     try:
         head = head_of(model)
     except Exception as error:

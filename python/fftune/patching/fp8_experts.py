@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .experts_interface import gate_of
-from .fp8_linear import has_fp8_products
+from .fp8_linear import expect_scales, has_fp8_products
 from .recognise import (Unfit, expect_no_hooks, has_kernels, original, parts_of, parts_watched, replace_forward,
                         undoable)
 
@@ -42,8 +42,7 @@ def patch_fp8_experts(module: nn.Module) -> str:
         scale, shape = getattr(module, f"{name}_scale_inv"), (count, -(-rows // _BLOCK), -(-columns // _BLOCK))
         if tuple(scale.shape) != shape:
             raise Unfit(f"{name}_scale_inv is {[*scale.shape]}, not {[*shape]}")
-        if not bool(scale.float().isfinite().all()):
-            raise Unfit("its scales are not finite")
+        expect_scales(scale)
         if any(bool(w.float().isnan().any()) for w in getattr(module, name)):
             raise Unfit("its weights have NaN")
     if not has_fp8_products(down.device):

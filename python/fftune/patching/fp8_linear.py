@@ -38,6 +38,15 @@ def is_static_fp8_linear(module: nn.Module) -> bool:
     return is_fp8_linear(module) and getattr(module, "activation_scheme", "dynamic") != "dynamic"
 
 
+def expect_scales(scale: Tensor) -> None:
+    """Finite numbers. Where they are powers of two, DeepGEMM on compute capability 9.0 divides activations by
+    largest magnitudes, and Triton's kernel by powers of two."""
+    if scale.dtype.itemsize == 1:
+        raise Unfit(f"its scales are {str(scale.dtype)[6:]}, for which kernels round activations in several ways")
+    if not bool(scale.float().isfinite().all()):
+        raise Unfit("its scales are not finite")
+
+
 @torch.compiler.assume_constant_result
 def has_fp8_products(device: torch.device) -> bool:
     """Whether linear_fp8 is fast: by wgmma. The CPU, which transformers has no kernels for, has plain loops."""
@@ -71,8 +80,7 @@ def patch_fp8_linear(module: nn.Module, dtype: torch.dtype | None) -> str | None
     if not has_fp8_products(weight.device):
         raise Unfit("its activations are rounded to fp8, for which kernels are fast on compute capability 9.0 "
                     "alone")
-    if not bool(scale.float().isfinite().all()):
-        raise Unfit("its scales are not finite")
+    expect_scales(scale)
     if bool(weight.float().isnan().any()):
         raise Unfit("its weight has NaN")
     replace_forward(module, fp8_forward, (RoundedFp8(n, k, dtype or torch.bfloat16, name, by_token),))

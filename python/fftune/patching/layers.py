@@ -27,6 +27,10 @@ from .rotary import angles_of, are_angles, gives_angles, read_angles, rotation_o
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
+# Arguments of a decoder that change nothing between its layers, or are looked at.
+_OPTIONS = {"past_key_values", "attention_mask", "position_ids", "inputs_embeds", "use_cache",
+            "cache_position", "encoder_hidden_states", "is_causal", "output_attentions",
+            "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep"}
 
 
 class _Group:
@@ -113,6 +117,13 @@ class Layers:
 
     def serve(self, decoder: nn.Module, given: Tensor, options: dict) -> bool:
         """Whether the op runs the layers in this call."""
+        # Others may change what is between layers, or the positions that they rotate by.
+        if any(value is not None and value is not False for name, value in options.items()
+               if name not in _OPTIONS):
+            return False
+        positions = options.get("position_ids")
+        if positions is not None and positions.dim() != 2:
+            return False
         cache = options.get("past_key_values")
         kv = getattr(cache, "layers", None)
         if (torch.is_grad_enabled() or decoder.training or kv is None or len(kv) < self.count

@@ -41,14 +41,25 @@ def _loss(given: _Hidden, logits: Tensor, labels: Tensor, vocab_size: int,
     if logits is not given.seen:
         raise _Changed
     head = given.head
-    if not isinstance(num_items_in_batch, (Tensor, int, float, type(None))):
-        num_items_in_batch = float(num_items_in_batch)  # of NumPy
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     hidden = logits.flatten(0, -2)
-    return ops.linear_cross_entropy(
-        hidden, head.weight, shift_labels.reshape(-1).to(hidden.device), head.bias,
-        items=num_items_in_batch, ignore_index=ignore_index)
+    loss = functools.partial(
+        ops.linear_cross_entropy, hidden, head.weight, shift_labels.reshape(-1).to(hidden.device),
+        head.bias, ignore_index=ignore_index)
+    if _is_divisor(num_items_in_batch):
+        return loss(items=num_items_in_batch)
+    # The quotient has the shape and type that PyTorch gives it.
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(hidden.device)
+    return loss(reduction="sum") / num_items_in_batch
+
+
+def _is_divisor(items) -> bool:
+    """Whether a float32 divided by it is a float32, so that the op may divide."""
+    if isinstance(items, Tensor):
+        return not items.dim() and items.dtype not in (torch.float64, torch.complex64, torch.complex128)
+    return items is None or type(items) in (int, float)
 
 
 def _head_name(model: nn.Module) -> str:
@@ -126,10 +137,12 @@ def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
         given.append(dict(options, logits=logits, labels=labels, vocab_size=vocab_size))
         return loss
 
-    view = view_of(model, {(base,): _Given(hidden), (name,): _Hidden()})
+    asked = _Hidden()
+    view = view_of(model, {(base,): _Given(hidden), (name,): asked})
     view.__dict__["_loss_function"] = loss_function
     outputs = view(input_ids=labels, labels=labels, use_cache=False)
-    if not _is_same(outputs.logits, hidden):
+    # _forward() knows them by being the same tensor: logits divided by 1 are other ones.
+    if outputs.logits is not asked.seen or not _is_same(outputs.logits, hidden):
         raise Unfit("the loss stays the model's: its logits are not those of its head alone")
     right = {"logits": hidden, "labels": labels, "vocab_size": head.out_features}
     if outputs.loss is not loss or len(given) != 1 or given[0].keys() != right.keys() or not all(

@@ -13,9 +13,9 @@ from .. import ops
 from .experts import smaller_sizes
 from .mlps import packed_mlp_forward
 from .quantised import fits, merge, merged_of
-from .recognise import (SCALES, Numbers, Options, Unfit, expect_no_hooks, has_kernels, identify,
-                        is_patched, is_random_in_training, kind_of, original, parts_watched, remembered, replace_forward,
-                        stand_in, undoable)
+from .recognise import (SCALES, Numbers, Options, Unfit, expect_no_hooks, has_kernels, identify, is_patched,
+                        is_random_in_training, kind_of, original, parts_watched, remembered, replace_forward, stand_in,
+                        undoable)
 
 _PARTS = ("gate", "up", "down")
 

@@ -299,10 +299,13 @@ def _static_fp8(module: nn.Module) -> _Layer | None:
         return None
     if "forward" in module.__dict__:
         raise Unfit("its forward was replaced already")
+    block = module.block_size and tuple(module.block_size)
+    if block in (None, tuple(module.weight.shape)):
+        raise Unfit("its weight has one scale: kernels then leave activation_scale unread, or read it")
     by = module.activation_scale
     if by is None or by.numel() != 1 or not bool(by.float().isfinite() & (by > 0)):
         raise Unfit("its activation_scale is no positive number")
-    layer = _fp8(module, "weight_scale_inv", module.block_size and tuple(module.block_size))
+    layer = _fp8(module, "weight_scale_inv", block)
     return layer._replace(format="FP8Linear", scale=layer.scale * by.float())
 
 

@@ -163,6 +163,8 @@ def _attention_function(module: nn.Module, rotary: nn.Module, layout: str):
 def _layout_of(rotary: nn.Module) -> str:
     """How it gives the cosines and sines of positions times its frequencies."""
     own = stand_in(rotary)
+    if _has_axes(own):
+        raise Unfit("it takes positions of several axes")
 
     def draw(numbers: Numbers) -> Tensor:
         return torch.randint(0, 4096, (1, 7), generator=numbers.generator)
@@ -179,6 +181,16 @@ def _layout_of(rotary: nn.Module) -> str:
                     # One pair has no order.
                     canonical=lambda name: name if name == "once" or rotary.inv_freq.numel() > 1
                     else "")
+
+
+def _has_axes(rotary: nn.Module) -> bool:
+    """Whether it takes features of a token from positions [axes, rows, tokens], those of pictures and
+    films say. Others keep the axes."""
+    try:
+        with torch.no_grad():
+            return rotary(torch.zeros(1), torch.arange(21).view(3, 1, 7))[0].dim() == 3
+    except Exception:
+        return False
 
 
 def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
@@ -235,7 +247,7 @@ def are_angles(embeddings: tuple[Tensor, Tensor] | None) -> bool:
 def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]. Angles are
     given as bits: mixed precision, FSDP2's say, casts the floating-point arguments of layers."""
-    if not gives_angles(self):
+    if position_ids.dim() != 2 or not gives_angles(self):
         return original(self, x, position_ids)
     rotation, = self._fftune
     with torch.no_grad():
@@ -295,9 +307,13 @@ def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> T
 # projections of attention
 
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
+_BESIDE = ("sdpa", *attentions.OURS)  # implementations of attention
 
 
 def patch_projections(module: nn.Module, options: Options, known: dict) -> str | None:
+    if module.config._attn_implementation not in _BESIDE:
+        raise Unfit(f"projections: they run beside the attention sdpa or {attentions.NAME}, not beside "
+                    f"{module.config._attn_implementation}")
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if not _has_codes(layer):
@@ -402,7 +418,7 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
     # A layer of compressed-tensors is a Linear without a weight.
     return (all(_has_codes(layer) or type(layer) is nn.Linear and are_plain(layer.weight, layer.bias)
                 for layer in layers) and not watched(attention, *layers)
-            and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
+            and attention.config._attn_implementation in _BESIDE
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 

@@ -39,7 +39,7 @@ def _loading(cls: type, process):
             like = torch.empty(0, dtype=self.config.act_type, device=packed.w.device)
             reason = adopt(self, apply, layer, functools.partial(_run, packed, order), (packed.k, packed.n), like)
             if not reason:
-                free(layer, [getattr(self, name, None) for name in ("w_q_name", "w_s_name", "w_zp_name", "w_gidx_name")])
+                free(layer, [getattr(self, f"w_{part}_name", None) for part in ("q", "s", "zp", "gidx")])
         log_layer(cls.__name__, reason, f"with packed weights ({packed.format})" if packed else "")
 
     return process_weights_after_loading
