@@ -195,9 +195,6 @@ class Draft {
     set_input_kb(*this, config.at("input_kb"));
     config_.head_groups = config.get("head_groups");
     config_.held = config.get("held");
-    set_ahead_kb(*this, config.at("ahead_kb"));
-    config_.straight = config.get("straight") != 0;
-    config_.balanced = config.get("balanced") != 0;
   }
 
   /// But for the stages.
@@ -219,9 +216,6 @@ class Draft {
   }
   static void set_input_kb(Draft& draft, std::int64_t value) {
     set<&persistent_config::input_limit>(draft, value * 1024);
-  }
-  static void set_ahead_kb(Draft& draft, std::int64_t value) {
-    set_apart<&persistent_config::ahead>(draft, value * 1024);
   }
 
  private:
@@ -306,22 +300,17 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .ahead = {}, "
-      ".straight = {}, .balanced = {}, .sinks = {}, .out_bias = {}{}{}{}{}}}",
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
+      ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.ahead, c.straight, c.balanced, c.sinks, c.out_bias, rare + mixture, token,
+      c.held, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
-TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& facts,
-                            bool untuned = false) {
+TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& facts) {
   using C = persistent_config;
-  // Parameters that are 0 untuned, and where the form has no use for them.
-  const auto only_if = [untuned](bool useful, std::vector<std::int64_t> values) {
-    return useful && !untuned ? std::move(values) : std::vector<std::int64_t>{0};
-  };
   TypedSpace<Draft> space{Draft(form, facts)};
   space.parameter("warps", "warps that multiply", Draft::set<&C::warps>, {8, 16})
       .parameter("chunk", "elements of k of a stage of 16 rows of weights", Draft::set<&C::chunk>,
@@ -341,18 +330,6 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
       .when_absent(1)
       .parameter("held", "stages of a product that wait in registers for its activations",
                  Draft::set_apart<&C::held>, {0, 2, 4, 6})
-      .when_absent(0)
-      .parameter("ahead_kb",
-                 "KB of the next layer that a block asks for in L2 while experts are chosen",
-                 Draft::set_ahead_kb, only_if(form.has_experts(), {0, 64, 128}))
-      .when_absent(0)
-      .parameter("straight",
-                 "1: a warp's blocks of a stage of packed weights have no branches between them",
-                 Draft::set_apart<&C::straight>, only_if(form.packs(), {0, 1}))
-      .when_absent(0)
-      .parameter("balanced",
-                 "1: blocks with more tiles of other packed products have fewer of gate and up",
-                 Draft::set<&C::balanced>, only_if(form.packs(), {0, 1}))
       .when_absent(0);
   const auto limit = [&](std::string reason, const TypedSpace<Draft>::Names& reads, auto holds) {
     space.constraint(std::move(reason), reads,
@@ -367,7 +344,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
   limit("16 keys, of a group of heads, fit in a stage", {"chunk", "head_groups"},
         [](const C& c) { return c.own_kv_rows() <= c.chunk; });
   space.constraint("at least 4 stages fit in shared memory beside the activations",
-                   {"warps", "chunk", "input_kb", "head_groups", "balanced"},
+                   {"warps", "chunk", "input_kb", "head_groups"},
                    [](const Draft& draft) { return draft.whole().stages >= 4; });
   limit("the outputs of a warp's queries fit in registers", {"warps"},
         [](const C& c) { return c.fits_queries(); });
@@ -375,7 +352,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
         {"attention_in_flight", "in_flight"},
         [](const C& c) { return c.attention_in_flight <= c.in_flight; });
   space.constraint("no more stages are copied at a time than there are",
-                   {"warps", "chunk", "in_flight", "input_kb", "head_groups", "balanced"},
+                   {"warps", "chunk", "in_flight", "input_kb", "head_groups"},
                    [](const Draft& draft) {
                      const C& c = draft.whole();
                      return c.in_flight <= c.stages;
@@ -501,7 +478,7 @@ class PersistentLayers final : public Family {
       return fmt::format(
           "s={}: {} heads of new tokens share one of k: at most {}, for a thread's registers", s,
           s * heads.heads / heads.kv_heads, form.most_query_features / form.dim * 8);
-    if (drafts_of(form, facts, true).is_empty())
+    if (drafts_of(form, facts).is_empty())
       return "no stages of weights fit in shared memory beside the activations, or attention's "
              "outputs in registers";
     return std::nullopt;
@@ -523,7 +500,7 @@ class PersistentLayers final : public Family {
     const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
                      : packs || post_norms_                                ? 2
                                                                            : 4;
-    const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts, true);
+    const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts);
     return least_cost(drafts, name(), [many, packs, held](const Draft& draft) {
       const persistent_config& c = draft.sizes();
       return std::tuple(c.held != held, packs && c.chunk != 512, c.head_groups, c.warps != 8,

@@ -104,7 +104,6 @@ struct persistent_layers {
   // Which of the keys is that of the sequence's first new token, and which one its first query is
   // at. They differ where the new token has no row in the cache. May be < 0.
   int first_new, first_query;
-  int own_hidden = 0, next_hidden = 0;  // features between gate and down, where they are balanced
   // Kept across layers, because the cleaner's fences leave nothing in L1.
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
@@ -115,10 +114,6 @@ struct persistent_layers {
     head_group = static_cast<int>(blockIdx.x) / c.splits() % c.head_groups;
     split = static_cast<int>(blockIdx.x) % c.splits();
     keys = first_new = first_query = first_key = 0;
-    if constexpr (c.balances()) {
-      own_hidden = c.first_hidden(static_cast<int>(blockIdx.x));
-      next_hidden = c.first_hidden(static_cast<int>(blockIdx.x) + 1);
-    }
     if (sequence < c.sequences()) {
       const int length = length_of(sequence), each = keys_of_split(length);
       first_key = c.first_seen(length) + split * each;
@@ -183,11 +178,10 @@ struct persistent_layers {
   }
   // The first of a CTA's features between gate and down, and their number.
   __device__ __forceinline__ int first_hidden() const {
-    return c.balances() ? own_hidden : c.first_hidden(static_cast<int>(blockIdx.x));
+    return first_row(c.all_hidden(), c.hidden_unit());
   }
   __device__ __forceinline__ int hidden_rows() const {
-    return (c.balances() ? next_hidden : c.first_hidden(static_cast<int>(blockIdx.x) + 1)) -
-           first_hidden();
+    return rows_of_block(c.all_hidden(), c.hidden_unit());
   }
   __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
     if constexpr (c.has_experts() || c.packs())
@@ -333,7 +327,6 @@ struct persistent_layers {
           return run{row_at(router.weights, first_logit, c.d), router.own_weight, of_experts,
                      rows - of_experts};
         });
-        if (c.ahead > 0 && layer + 1 < p.layers) prefetch_qkv(layer + 1, qkv, qkv_rows);
         route(static_cast<const float*>(router.choice_bias), layer);
         if constexpr (c.packs_network) {
           load_packed_experts(of, layer, router);
@@ -412,30 +405,6 @@ struct persistent_layers {
     load_packed<c.format>(of.k, rows / 16, [&](int tile) {
       return packed_run{of, first / 16 + tile};
     });
-  }
-
-  // Memory has nothing to do while the experts are being chosen: L2 takes what the next layer
-  // begins with, of this CTA.
-  __device__ __forceinline__ void prefetch_qkv(int layer, int first, int rows) const {
-    const persistent_layer_pointers& of = layer_of(layer);
-    const u8* from;
-    int bytes;
-    if constexpr (c.packs_attention) {
-      constexpr int row_bytes = static_cast<int>(packed_k_blocks(c.d)) *
-                                c.packed_stage(c.format).block_bytes() / packed_rows;
-      from = static_cast<const u8*>(of.qkv[0]) + packed_part_bytes +
-             static_cast<i64>(first) * row_bytes;
-      bytes = rows * row_bytes;
-    } else {
-      const int part = c.packed_qkv ? 0 : part_of(first);
-      const int end = c.packed_qkv ? c.qkv_rows() : first_of(part + 1);
-      from = static_cast<const u8*>(row_at(of.qkv[part], first - first_of(part), c.d));
-      bytes = smaller(rows, end - first) * c.weight_bytes(c.d);
-    }
-    bytes = smaller(bytes, c.ahead);
-    if (is_elected())
-      for (int at = 0; at < bytes; at += 16 * 1024)
-        prefetch_l2(from + at, smaller(bytes - at, 16 * 1024));
   }
 
   // Tiles of gate and up in turn, then those of down of each slot.
@@ -817,7 +786,7 @@ struct persistent_layers {
   };
   template <packed_form format>
   struct packed_weights {
-    using product = packed_stage_product<T, c.packed_stage(format), c.warps, c.straight>;
+    using product = packed_stage_product<T, c.packed_stage(format), c.warps>;
     using accumulators = typename product::accumulators;
     using fragment = typename product::fragment;
     static constexpr int stage_k = product::stage_k;

@@ -32,9 +32,6 @@ struct persistent_config {
   int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
-  int ahead = 0;            // bytes of the next layer that L2 gets while experts are chosen
-  bool straight = false;    // full stages of packed weights have no branches between blocks
-  bool balanced = false;    // CTAs with more of other packed products have less of gate and up
   bool sinks = false, out_bias = false;
   bool caps_scores = false;
   // Norms behind attention and the feed-forward network. Every CTA has the whole residual stream,
@@ -105,51 +102,10 @@ struct persistent_config {
   // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
   constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
-  // Where the rows of CTA `block` of a product begin.
-  constexpr int first_row(int block, int rows, int unit) const {
-    const int before = static_cast<int>(1ll * up(rows, unit) * block / blocks) * unit;
-    return before < rows ? before : rows;
-  }
-  // Tiles of packed weights are too large to be shared out evenly. With `balanced` a CTA that has
-  // more of the other products has less of gate and up: all streams are as long, and what a CTA
-  // waits for after one product is already there for the next. In half bytes, without scales.
-  constexpr long long other_bytes(int of_qkv, int of_out, int of_down) const {
-    const int attention = packs_attention ? format.parts() : 4;
-    return attention * (1ll * of_qkv * d + 1ll * of_out * q_rows()) +
-           1ll * format.parts() * of_down * h * (has_experts() ? slots() : 1);
-  }
-  constexpr long long other_bytes_before(int block) const {
-    return other_bytes(first_row(block, qkv_rows(), attention_unit()),
-                       first_row(block, d, attention_unit()), first_row(block, d, down_unit()));
-  }
-  constexpr long long hidden_unit_bytes() const { return 2ll * format.parts() * hidden_unit() * d; }
-  constexpr long long all_bytes() const {
-    return other_bytes_before(blocks) + all_hidden() / hidden_unit() * hidden_unit_bytes();
-  }
-  constexpr bool balances() const {
-    return balanced && all_bytes() / blocks > other_bytes(most_rows(qkv_rows(), attention_unit()),
-                                                          most_rows(d, attention_unit()),
-                                                          most_rows(d, down_unit()));
-  }
-  constexpr int first_hidden(int block) const {
-    if (!balances()) return first_row(block, all_hidden(), hidden_unit());
-    const long long before = all_bytes() * block / blocks - other_bytes_before(block);
-    return static_cast<int>(before / hidden_unit_bytes()) * hidden_unit();
-  }
-  constexpr int most_hidden() const {
-    if (!balances()) return most_rows(all_hidden(), hidden_unit());
-    const auto least_rows = [this](int rows, int unit) { return rows / unit / blocks * unit; };
-    const long long least =
-        other_bytes(least_rows(qkv_rows(), attention_unit()), least_rows(d, attention_unit()),
-                    least_rows(d, down_unit()));
-    const long long most = all_bytes() / blocks + 1 - least;
-    return static_cast<int>((most + hidden_unit_bytes() - 1) / hidden_unit_bytes() + 1) *
-           hidden_unit();
-  }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
     const int of[] = {up(most_rows(qkv_rows(), attention_unit()), 16), up(most_residual_rows(), 16),
-                      up(most_hidden(), 8)};
+                      up(most_rows(all_hidden(), hidden_unit()), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,

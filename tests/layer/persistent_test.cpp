@@ -262,7 +262,7 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
 }
 
 /// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
-/// heads are shared out among blocks, with the other parameters of packed weights.
+/// heads are shared out among blocks, with stages in registers.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -280,12 +280,7 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    for (const auto& [name, value] :
-         {std::pair{"held", 2}, {"ahead_kb", 64}, {"straight", 1}, {"balanced", 1}}) {
-      Config more = shared;
-      more.set(name, value);
-      if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
-    }
+    shared.set("held", 2);
     verify_layers(*backend, all[i], 2, shared);
   }
 }
@@ -441,43 +436,6 @@ TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone",
     verify_nan_experts(
         *backend, problem,
         {{std::string(family.name()), family.default_config(problem, backend->facts())}});
-  }
-}
-
-TEST_CASE("balanced CTAs of packed layers have all features between them, and streams as long") {
-  const packed_form int4{}, mxfp4{.group = 32, .code = packed_code::mxfp4};
-  const persistent_config llama{.d = 4096,
-                                .h = 14336,
-                                .heads = 32,
-                                .kv_heads = 8,
-                                .dim = 128,
-                                .blocks = 132,
-                                .balanced = true,
-                                .packs_attention = true,
-                                .packs_network = true,
-                                .format = int4};
-  persistent_config small = llama, qwen = llama, gpt = llama;
-  small.d = 512, small.h = 1152;
-  qwen.d = 2048, qwen.h = 768, qwen.kv_heads = 4, qwen.experts = 128, qwen.choices = 8;
-  gpt.d = gpt.h = 2880, gpt.heads = 64, gpt.dim = 64, gpt.experts = 32, gpt.choices = 4;
-  gpt.packs_attention = false, gpt.format = mxfp4;
-  persistent_config gpt_of_4 = gpt;
-  gpt_of_4.tokens = 4;
-  CHECK_FALSE(small.balances());
-  for (const persistent_config& c : {llama, small, qwen, gpt, gpt_of_4}) {
-    CAPTURE(c.d, c.tokens);
-    CHECK(c.first_hidden(0) == 0);
-    CHECK(c.first_hidden(c.blocks) == c.all_hidden());
-    long long longest = 0;
-    for (int block = 0; block < c.blocks; ++block) {
-      const int first = c.first_hidden(block), rows = c.first_hidden(block + 1) - first;
-      CHECK(first % packed_rows == 0);
-      CHECK(rows >= 0);
-      CHECK(rows <= c.most_hidden());
-      longest = std::max(longest, c.other_bytes_before(block + 1) - c.other_bytes_before(block) +
-                                      rows / packed_rows * c.hidden_unit_bytes());
-    }
-    if (c.balances()) CHECK(longest <= c.all_bytes() / c.blocks + c.hidden_unit_bytes());
   }
 }
 

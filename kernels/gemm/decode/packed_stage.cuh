@@ -60,9 +60,9 @@ __device__ __forceinline__ void load_packed_stage(Pipeline& pipeline, const pack
 }
 
 // A warp's MMAs of its blocks of a stage: every `warps`-th. The interface is stage_product's, but
-// for tokens, which ldmatrix reads. With `straight` there are no branches between blocks, so that
+// for tokens, which ldmatrix reads. There are no branches between the blocks of a warp, so that
 // one's loads and MMAs overlap another's.
-template <class T, packed_stage_shape shape, int warps, bool straight>
+template <class T, packed_stage_shape shape, int warps>
 struct packed_stage_product {
   static constexpr packed_form format = shape.format;
   static constexpr int stage_k = shape.k();
@@ -112,12 +112,8 @@ struct packed_stage_product {
   // elements of k from there on.
   static __device__ __forceinline__ void run(accumulators& sum, const fragment& of, u32 tokens,
                                              int left) {
-    if constexpr (straight) {
-      const int warp = threadIdx.x / 32, there = smaller(ceil_div(left, packed_k), shape.blocks);
-      run_own<steps>(sum, of, tokens, left, (there - warp + warps - 1) / warps);
-    } else {
-      run_steps<0>(sum, of, tokens, left);
-    }
+    const int warp = threadIdx.x / 32, there = smaller(ceil_div(left, packed_k), shape.blocks);
+    run_own<steps>(sum, of, tokens, left, (there - warp + warps - 1) / warps);
   }
 
  private:
