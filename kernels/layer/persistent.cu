@@ -170,17 +170,22 @@ struct persistent_layers {
     return from_float<T>(value * p.token.embed_scale);
   }
   __device__ __forceinline__ bool chooses() const { return c.has_head() && p.token.chooses != 0; }
+  // Where the rows of CTA `block` begin, which are whole units.
+  static __device__ __forceinline__ int first_row_of(u32 block, int rows, int unit) {
+    const i64 before = static_cast<i64>(ceil_div(rows, unit)) * block / c.blocks;
+    return smaller(static_cast<int>(before) * unit, rows);
+  }
   static __device__ __forceinline__ int first_row(int rows, int unit) {
-    return c.first_row(static_cast<int>(blockIdx.x), rows, unit);
+    return first_row_of(blockIdx.x, rows, unit);
   }
   static __device__ __forceinline__ int rows_of_block(int rows, int unit) {
-    return c.first_row(static_cast<int>(blockIdx.x) + 1, rows, unit) - first_row(rows, unit);
+    return first_row_of(blockIdx.x + 1, rows, unit) - first_row(rows, unit);
   }
-  // The first of a CTA's features between gate and down, and their number.
-  __device__ __forceinline__ int first_hidden() const {
+  // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
+  static __device__ __forceinline__ int first_hidden() {
     return first_row(c.all_hidden(), c.hidden_unit());
   }
-  __device__ __forceinline__ int hidden_rows() const {
+  static __device__ __forceinline__ int hidden_rows() {
     return rows_of_block(c.all_hidden(), c.hidden_unit());
   }
   __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
