@@ -157,6 +157,7 @@ persistent_config form_of(const Problem& problem, const Layer& layer, const Devi
                          .sinks = problem.has("sinks", "yes"),
                          .out_bias = problem.has("out-bias", "yes"),
                          .caps_scores = layer.attention.softcap > 0,
+                         .scales_residual = problem.has("residual-scale", "yes"),
                          .post_norms = problem.has("post-norms", "yes"),
                          .ranks = static_cast<int>(size_or(problem, "ranks", 0)),
                          .packs_attention = packs_attention(problem),
@@ -195,6 +196,7 @@ class Draft {
     set_input_kb(*this, config.at("input_kb"));
     config_.head_groups = config.get("head_groups");
     config_.held = config.get("held");
+    config_.digits = config.get("digits") != 0;
   }
 
   /// But for the stages.
@@ -243,10 +245,8 @@ std::int64_t experts_of_token(const Problem& problem) {
 
 /// The first of the options that the kernel does not know.
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
-  const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},
-                                                       {"block", "serial"},
-                                                       {"ffn", experts ? "moe" : "gated"},
-                                                       {"residual-scale", "no"}};
+  const std::pair<const char*, const char*> usual[] = {
+      {"norm", "rms"}, {"block", "serial"}, {"ffn", experts ? "moe" : "gated"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -255,6 +255,8 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   if (!experts && problem.has("ffn-bias", "yes"))
     return "ffn-bias=yes: the kernel adds biases to experts alone";
   if (!experts) return std::nullopt;
+  if (problem.has("residual-scale", "yes"))
+    return "residual-scale=yes: with experts the kernel adds to the residual without a factor";
   if (problem.sizes.contains("groups"))
     return fmt::format("groups={}: the kernel has no groups of experts", problem.size("groups"));
   if (const std::int64_t own = size_or(problem, "shared-h", 0), h = problem.size("h"); own % h != 0)
@@ -291,9 +293,11 @@ std::string text_of(const persistent_config& c) {
   if (c.packs_head)
     packed +=
         fmt::format(", .packs_head = true, .head_format = {}", template_argument(c.head_format));
+  if (c.digits) packed += ", .digits = true";
   std::string rare;
-  for (const auto& [name, value] :
-       {std::pair{"caps_scores", c.caps_scores}, {"post_norms", c.post_norms}})
+  for (const auto& [name, value] : {std::pair{"caps_scores", c.caps_scores},
+                                    {"scales_residual", c.scales_residual},
+                                    {"post_norms", c.post_norms}})
     if (value) rare += fmt::format(", .{} = true", name);
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
@@ -330,6 +334,10 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
       .when_absent(1)
       .parameter("held", "stages of a product that wait in registers for its activations",
                  Draft::set_apart<&C::held>, {0, 2, 4, 6})
+      .when_absent(0)
+      .parameter(
+          "digits", "1: packed products are sums of integers", Draft::set<&C::digits>,
+          form.takes_digits() ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0})
       .when_absent(0);
   const auto limit = [&](std::string reason, const TypedSpace<Draft>::Names& reads, auto holds) {
     space.constraint(std::move(reason), reads,
@@ -344,7 +352,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
   limit("16 keys, of a group of heads, fit in a stage", {"chunk", "head_groups"},
         [](const C& c) { return c.own_kv_rows() <= c.chunk; });
   space.constraint("at least 4 stages fit in shared memory beside the activations",
-                   {"warps", "chunk", "input_kb", "head_groups"},
+                   {"warps", "chunk", "input_kb", "head_groups", "digits"},
                    [](const Draft& draft) { return draft.whole().stages >= 4; });
   limit("the outputs of a warp's queries fit in registers", {"warps"},
         [](const C& c) { return c.fits_queries(); });
@@ -352,7 +360,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
         {"attention_in_flight", "in_flight"},
         [](const C& c) { return c.attention_in_flight <= c.in_flight; });
   space.constraint("no more stages are copied at a time than there are",
-                   {"warps", "chunk", "in_flight", "input_kb", "head_groups"},
+                   {"warps", "chunk", "in_flight", "input_kb", "head_groups", "digits"},
                    [](const Draft& draft) {
                      const C& c = draft.whole();
                      return c.in_flight <= c.stages;
@@ -441,8 +449,10 @@ class PersistentLayers final : public Family {
     if (problem.has("sums", "fused")) return "sums=fused is of the parts: its own sums are within";
     if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
     if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
-                   problem.has("out-bias", "yes") || has_experts(problem)))
-      return "on slices it has no windows, sinks, experts, or biases behind attention";
+                   problem.has("out-bias", "yes") || problem.has("residual-scale", "yes") ||
+                   has_experts(problem)))
+      return "on slices it has no windows, sinks, experts, factors of what is added to the "
+             "residual, or biases behind attention";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (slices && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
       return fmt::format("{} tokens of {} features are more than go as packets", tokens,
@@ -500,13 +510,14 @@ class PersistentLayers final : public Family {
     const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
                      : packs || post_norms_                                ? 2
                                                                            : 4;
+    const int input_kb = many ? 16 : 36;
     const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts);
-    return least_cost(drafts, name(), [many, packs, held](const Draft& draft) {
+    return least_cost(drafts, name(), [=](const Draft& draft) {
       const persistent_config& c = draft.sizes();
-      return std::tuple(c.held != held, packs && c.chunk != 512, c.head_groups, c.warps != 8,
-                        c.chunk != 512, c.chunk, c.in_flight != (c.chunk > 512 ? 2 : 4),
-                        c.attention_in_flight != 1, c.least_keys != 16,
-                        c.input_limit != (many ? 16 : 36) * 1024);
+      return std::tuple(c.digits, c.held != held, packs && c.chunk != 512, c.head_groups,
+                        c.warps != 8, c.chunk != 512, c.chunk,
+                        c.in_flight != (c.chunk > 512 ? 2 : 4), c.attention_in_flight != 1,
+                        c.least_keys != 16, c.input_limit != input_kb * 1024);
     });
   }
 
@@ -701,6 +712,7 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, out), "w_o");
       set_own(offsetof(Pointers, out_bias), "b_o");
       set_own(offsetof(Pointers, sinks), "sinks");
+      set_own(offsetof(Pointers, residual_scale), "residual_scale");
       if (experts) {
         const auto set_router = [&](std::size_t offset, const char* name) {
           set_own(offsetof(persistent_expert_layer, router) + offset, name);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -182,6 +184,11 @@ std::vector<Use> uses_of_ranks() {
            {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
 }
 
+/// And with factors of what is added to the residual stream, as Granite has.
+std::vector<Use> uses_of_factors() {
+  return {{DType::bf16, {{"batch", 7}}, {{"residual-scale", "yes"}, {"out-bias", "yes"}}},
+          {DType::fp16, {{"h", 2176}}, {{"residual-scale", "yes"}, {"weights", "int4"}}}};
+}
 /// And with packed weights: of 4 bits, of 8, and of experts.
 std::vector<Use> uses_of_4_bits() {
   return {{DType::bf16, {{"d", 1024}, {"h", 4352}}, {{"weights", "int4"}}},
@@ -196,7 +203,20 @@ std::vector<Use> uses_of_4_bits() {
            {{"weights", "mxfp4"}, {"qk-norm", "yes"}}},
           {DType::fp16,
            {{"h", 2176}, {"batch", 2}},
-           {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}}};
+           {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}},
+          {DType::fp16,
+           {{"h", 1088}, {"batch", 2}},
+           {{"weights", "int4"}, {"group", "32"}, {"lengths", "ragged"}}},
+          {DType::bf16, {{"h", 4352}, {"s", 2}}, {{"weights", "int4"}, {"group", "row"}}},
+          {DType::bf16,
+           {{"h", 1088}, {"batch", 2}},
+           {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
+          {DType::fp16, {{"h", 2176}}, {{"weights", "int4"}, {"zeros", "yes"}}},
+          {DType::bf16,
+           {{"h", 2176}, {"batch", 2}},
+           {{"weights", "int4"}, {"attn-weights", "dense"}, {"qkv-bias", "yes"}}},
+          {DType::fp16, {{"h", 2176}, {"batch", 2}}, {{"weights", "int8"}, {"group", "64"}}},
+          {DType::bf16, {{"h", 1088}}, {{"weights", "int8"}, {"group", "row"}}}};
 }
 std::vector<Use> uses_of_8_bits() {
   return {{DType::bf16, {{"h", 2176}, {"cache", 300}}, {{"weights", "fp8"}}},
@@ -280,15 +300,20 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    shared.set("held", 2);
+    shared.set("held", shared.get("held") == 0 ? 2 : 0);
+    if (shared.get("digits") != 0) {
+      verify_layers(*backend, all[i], 2, shared);
+      shared.set("digits", 0);
+    }
     verify_layers(*backend, all[i], 2, shared);
   }
 }
 
 std::vector<Use> all_uses() {
   std::vector<Use> all;
-  for (const auto& more : {uses(), uses_of_experts(), uses_of_ranks(), uses_of_norms_behind(),
-                           uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
+  for (const auto& more :
+       {uses(), uses_of_experts(), uses_of_ranks(), uses_of_norms_behind(), uses_of_factors(),
+        uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
     all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -362,7 +387,8 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
   refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
-  refuses(problem_of(DType::bf16, {}, {{"residual-scale", "yes"}}), "residual-scale=yes");
+  refuses(mixture({}, {{"residual-scale", "yes"}}), "residual-scale=yes: with experts");
+  refuses(problem_of(DType::bf16, {{"ranks", 2}}, {{"residual-scale", "yes"}}), "factors");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
   refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
   refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
@@ -434,6 +460,45 @@ TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone",
     verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
     if (family.refusal(problem, backend->facts())) continue;
     verify_nan_experts(
+        *backend, problem,
+        {{std::string(family.name()), family.default_config(problem, backend->facts())}});
+  }
+}
+
+/// A NaN or an infinity in the last token's row of x: its row of y is NaN, the others keep their
+/// bits.
+void verify_bad_token(Backend& backend, const Problem& problem, const Recipe& recipe) {
+  OpRun run(backend, layer_op(), problem);
+  const auto executables = run.compile(layer_op(), problem, recipe);
+  run.run(executables);
+  const std::vector<float> expected = run.values("y");
+  const auto x = run.bytes("x");
+  const auto d = static_cast<std::size_t>(problem.size("d")), others = expected.size() - d;
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    CAPTURE(problem.text(), recipe_text(recipe), value);
+    const std::vector<float> bad{value};
+    auto changed = x;
+    encode(problem.dtype, std::span(bad),
+           changed.data() + (others + d / 2) * x.size() / expected.size());
+    run.write("x", changed);
+    run.run(executables);
+    const std::vector<float> y = run.values("y");
+    const auto last = y.begin() + static_cast<std::ptrdiff_t>(others);
+    CHECK(std::all_of(last, y.end(), [](float each) { return std::isnan(each); }));
+    CHECK(std::equal(y.begin(), last, expected.begin()));
+  }
+}
+
+TEST_CASE("a NaN or an infinity of a token reaches no other token's integers", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const std::size_t at : {5, 7, 10}) {
+    const Use use = uses_of_4_bits()[at];
+    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Family& family = family_for(problem);
+    if (family.refusal(problem, backend->facts())) continue;
+    verify_bad_token(
         *backend, problem,
         {{std::string(family.name()), family.default_config(problem, backend->facts())}});
   }
@@ -596,6 +661,10 @@ TEST_CASE("persistent layers with experts and a network of all tokens that has a
   verify_uses(uses_of_experts(), 7, uses_of_experts().size());
 }
 
+TEST_CASE("persistent layers with factors of what they add to the residual stream", "[gpu]") {
+  verify_uses(uses_of_factors(), 0, uses_of_factors().size());
+}
+
 TEST_CASE("persistent layers with norms behind their parts and soft caps", "[gpu]") {
   verify_uses(uses_of_norms_behind(), 0, 2);
 }
@@ -609,7 +678,20 @@ TEST_CASE("persistent layers with weights of 4 bits against the reference", "[gp
 }
 
 TEST_CASE("persistent layers with weights of 4 bits over pages and of several tokens", "[gpu]") {
-  verify_uses(uses_of_4_bits(), 2, uses_of_4_bits().size());
+  verify_uses(uses_of_4_bits(), 2, 5);
+}
+
+TEST_CASE("persistent layers with sums of integers against the reference", "[gpu]") {
+  verify_uses(uses_of_4_bits(), 5, 7);
+}
+
+TEST_CASE("persistent layers with sums of integers and zero points against the reference",
+          "[gpu]") {
+  verify_uses(uses_of_4_bits(), 7, 10);
+}
+
+TEST_CASE("persistent layers with sums of integers of 8 bits against the reference", "[gpu]") {
+  verify_uses(uses_of_4_bits(), 10, uses_of_4_bits().size());
 }
 
 TEST_CASE("persistent layers with weights of 8 bits against the reference", "[gpu]") {

@@ -95,7 +95,11 @@ struct packed_stage_product {
             read_shared(stage + (block * format.parts() + part) * packed_part_bytes + lane * 16);
 #pragma unroll
       for (int half = 0; half < scales_of_block; ++half) {
-        const int group = (block * packed_k + half * 32) / shape.group();
+        // The same as that of the block, where a warp's blocks are whole groups apart.
+        constexpr int apart = warps * packed_k;
+        const int group = apart % shape.group() == 0
+                              ? warp * packed_k / shape.group() + half + i * (apart / shape.group())
+                              : (block * packed_k + half * 32) / shape.group();
         of.scale[i][half] =
             read_packed<both_scales>(stage + shape.scales_at() + group * shape.group_bytes() +
                                      pair * 2 * format.scale_bytes());
