@@ -447,6 +447,33 @@ TEST_CASE("packed weights that wgmma expands are right on a GPU for any number o
                   [](const Family& of) { return of.name() == "packed_sm90"; });
 }
 
+TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const char* weights : {"fp8", "int8"})
+    for (const DType dtype : {DType::bf16, DType::fp16})
+      for (const std::int64_t m : {33, 70}) {
+        const Problem problem =
+            canonical(linear_op(), problem_of({m, 512, 256}, dtype, {{"weights", weights}}),
+                      DeviceKind::cuda);
+        Verifier verifier(*backend, linear_op(), problem, 8);
+        for (const Family* family : linear_op().families()) {
+          if (!reads_packed_weights(*family) || family->refusal(problem, backend->facts()))
+            continue;
+          const Config config = family->default_config(problem, backend->facts());
+          CAPTURE(problem.text(), family->name(), config.text());
+          const auto compiled =
+              backend->compile(family->program(problem, backend->facts(), config));
+          REQUIRE(compiled.report.failure == "");
+          const auto result = verifier.verify(0, family->stages().size(), {compiled.executable});
+          REQUIRE(result.passed);
+          // The tolerance has a factor of 1.4 beside one rounding of weights and one of y: a second
+          // one of weights makes 1.2 of it.
+          CHECK(result.error <= 1.08 / 1.4 * result.tolerance);
+        }
+      }
+}
+
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

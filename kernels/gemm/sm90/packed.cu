@@ -249,8 +249,8 @@ class packed_sm90_kernel {
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
     a[3] = codes::template pair<3>(word, terms.offsets[1]);
     if constexpr (scales_operands) {
-      const u32 first = codes::twice(terms.scales, 0, step),
-                second = codes::twice(terms.scales, 1, step);
+      const auto first = codes::twice(terms.scales, 0, step);
+      const auto second = codes::twice(terms.scales, 1, step);
       a[0] = multiply_pairs<T>(a[0], first);
       a[1] = multiply_pairs<T>(a[1], second);
       a[2] = multiply_pairs<T>(a[2], first);
