@@ -74,6 +74,8 @@ inline std::vector<std::string> sharded_sizes() {
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);
+/// Whether attention keeps dense weights beside a network whose weights are packed or e4m3.
+bool has_dense_attention(const Problem& problem);
 /// Whether the weights of q, k and v and of the output product are packed.
 bool packs_attention(const Problem& problem);
 

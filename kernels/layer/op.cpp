@@ -17,6 +17,7 @@
 #include "kernels/common/part_stages.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
@@ -72,6 +73,7 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "w_gate_zero",
                                       "w_up_scale",
                                       "w_up_zero",
+                                      "w_gate_up_scale",
                                       "w_down_scale",
                                       "w_down_zero",
                                       "b_gate",
@@ -402,9 +404,12 @@ std::vector<OptionField> option_fields() {
   }
   fields.push_back(rare_option(
       "attn-weights",
-      "with packed weights: whether those of q, k and v and of the output product are packed too, "
-      "or dense, as gpt-oss has them",
+      "with packed weights or quantise: whether those of q, k and v and of the output product are "
+      "like the network's, or dense, as gpt-oss has them",
       {"same", "dense"}));
+  OptionField quantise = quantise_option();
+  quantise.help += "; q, k and v then have one weight, w_qkv";
+  fields.push_back(std::move(quantise));
   return fields;
 }
 
@@ -523,13 +528,16 @@ class Layer final : public DescribedOp {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
-    if (!packed_format(problem).packed && problem.has("attn-weights", "dense"))
-      return "attn-weights=dense is of packed weights: give weights=" + packed_names() + " too";
-    if (packed_format(problem).packed) {
-      const std::string weights = "weights=" + problem.option("weights");
-      if (packs_attention(problem) && problem.has("qkv-weights", "grouped"))
-        return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
-    }
+    if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
+    const char* const format = packed_format(problem).packed ? "weights"
+                               : quantises(problem)          ? "quantise"
+                                                             : nullptr;
+    if (!format && has_dense_attention(problem))
+      return "attn-weights=dense is of packed weights and quantise: give weights=" +
+             packed_names() + ", or quantise=token or block, too";
+    if (format && !has_dense_attention(problem) && problem.has("qkv-weights", "grouped"))
+      return fmt::format("qkv-weights=grouped with {}={}: its rows are those of q, of k and of v",
+                         format, problem.option(format));
     if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
     if (!problem.sizes.contains("page")) return "";
     const std::int64_t least = Sequences::written_pages(problem);

@@ -246,7 +246,8 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},
                                                        {"block", "serial"},
                                                        {"ffn", experts ? "moe" : "gated"},
-                                                       {"residual-scale", "no"}};
+                                                       {"residual-scale", "no"},
+                                                       {"quantise", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
