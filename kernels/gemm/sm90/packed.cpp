@@ -51,7 +51,8 @@ struct Tile : sm90_packed_config {
                            .row_groups = config.get("row_groups"),
                            .k_groups = config.get("k_groups"),
                            .k_blocks = config.get("k_blocks"),
-                           .ctas = config.get("ctas")},
+                           .ctas = config.get("ctas"),
+                           .row_ctas = config.get("row_ctas")},
         split_k(config.get("split_k")) {}
 
   std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
@@ -65,6 +66,10 @@ struct Tile : sm90_packed_config {
   }
   std::int64_t tiles_of(const Product& product) const {
     return row_blocks(product.n) * token_tiles(product);
+  }
+  /// Whether CTAs take several tiles.
+  bool takes_several(const Product& product) const {
+    return persistent(product.operands, product.format, product.grouped) && split_k == 1;
   }
 };
 
@@ -111,6 +116,9 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                  Tiles::to<&Tile::k_groups>, {1, 2, 4})
       .parameter("k_blocks", "blocks of 64 of k of a stage", Tiles::to<&Tile::k_blocks>, {1, 2, 4})
       .parameter("ctas", "CTAs that share an SM", Tiles::to<&Tile::ctas>, {1, 2, 3})
+      .parameter("row_ctas", "CTAs of a cluster that take other rows, and share their tokens",
+                 Tiles::to<&Tile::row_ctas>, {1, 2, 4})
+      .when_absent(1)
       .parameter("split_k", "CTAs of a cluster that share k", Tiles::to<&Tile::split_k>,
                  {1, 2, 3, 4, 5, 6, 7, max_split_k});
   const int operands = product.operands;
@@ -142,6 +150,11 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
   space.constraint("more than half of the tokens would be padding", {"tokens"},
                    [product](const Tile& t) {
                      return product.grouped || product.m <= 64 || t.tokens < 2 * product.m;
+                   });
+  space.constraint("a cluster shares k, or tokens of one group, in eights",
+                   {"tokens", "row_ctas", "split_k"}, [product](const Tile& t) {
+                     return t.row_ctas == 1 || (t.split_k == 1 && !product.grouped &&
+                                                t.tokens % (8 * t.row_ctas) == 0);
                    });
   space.constraint("splitting k pays only while there are fewer tiles than SMs",
                    {"tokens", "tiles", "row_groups", "split_k"},
@@ -278,7 +291,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                          .dtype = gemm.dtype,
                          .rows = gemm.m,
                          .columns = gemm.k,
-                         .box_rows = static_cast<std::uint32_t>(tile.tokens),
+                         .box_rows = static_cast<std::uint32_t>(tile.tokens / tile.row_ctas),
                          .box_columns = packed_k}});
   const auto map = [&](std::size_t array, std::size_t i, TensorMapArgument value) {
     parameters.fields.push_back({array + i * sizeof(tensor_map), std::move(value)});
@@ -309,15 +322,24 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
     of_rows.dtype = DType::u8;
     map(offsetof(sm90_packed_params, zeros), i, of_rows);
   }
-  KernelLaunch& launch = append_gemm(
-      program, "gemm/sm90/packed.cu",
-      fmt::format("packed_sm90<{}, {}, "
-                  "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
-                  template_argument(form_of(gemm)), template_argument(format), tile.tokens,
-                  tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
-      tile.row_blocks(gemm.n) * (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens)
-                                                   : tile.token_tiles(product)),
-      tile.threads(), std::move(parameters));
+  const std::int64_t works =
+      ceil_div(tile.row_blocks(gemm.n), tile.row_ctas) *
+      (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens) : tile.token_tiles(product));
+  parameters.fields.push_back(
+      {offsetof(sm90_packed_params, works), static_cast<std::int32_t>(works)});
+  std::int64_t clusters = works;
+  if (tile.takes_several(product))
+    clusters = std::min<std::int64_t>(
+        works, std::max(1, facts.multiprocessors * tile.ctas / tile.row_ctas));
+  KernelLaunch& launch =
+      append_gemm(program, "gemm/sm90/packed.cu",
+                  fmt::format("packed_sm90<{}, {}, "
+                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}}}>",
+                              template_argument(form_of(gemm)), template_argument(format),
+                              tile.tokens, tile.tiles, tile.row_groups, tile.k_groups,
+                              tile.k_blocks, tile.ctas, tile.row_ctas),
+                  clusters * tile.row_ctas, tile.threads(), std::move(parameters));
+  launch.cluster.x = static_cast<std::uint32_t>(tile.row_ctas);
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
   launch.programmatic = gemm.follows;
   split_launch(program, launch, facts, tile.split_k, 0);

@@ -15,6 +15,7 @@ struct sm90_packed_config {
   int k_groups = 1;    // and MMA warpgroups that take turns at the stages of these rows.
   int k_blocks = 2;    // Blocks of 64 of k of a stage.
   int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
+  int row_ctas = 1;    // CTAs of a cluster that take other rows, and load their tokens together.
 
   static constexpr int most_stages = 12;
   static constexpr int most_accumulators = 128;  // of a thread, with those of a group of k
@@ -105,14 +106,21 @@ struct sm90_packed_config {
     const int fit = (launch_registers() * threads() - producer_registers * 128) / mma_threads();
     return fit < 240 ? fit / 8 * 8 : 240;
   }
+  /// Whether a CTA takes one tile after the other, and the next one's loads begin before the end of
+  /// its last: where shared memory has no accumulators in the end. It takes some registers.
+  constexpr bool persistent(int operands, packed_form form, bool grouped) const {
+    return k_groups == 1 && !grouped && tokens > 64 &&
+           registers(operands, form) + 16 <= mma_registers();
+  }
 };
 
 struct sm90_packed_params {
   packed_params packed;
-  tensor_map tokens;     // A in boxes of [tokens, 64]
+  tensor_map tokens;     // A in boxes of [tokens / row_ctas, 64]
   tensor_map codes[2];   // [tiles of 16 rows, parts of 512 bytes] in words, without the header
   tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
   tensor_map zeros[2];
+  int works;  // tiles of all clusters
 };
 
 }  // namespace fftune
