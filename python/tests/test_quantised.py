@@ -664,16 +664,61 @@ def test_a_model_of_fp8_layers(kind, sizes, qkv, device, dtype, fp8_kernels):
         report = str(fftune.patch(model, whole_layers=True))
         assert "13 more: FP8Linear by linear of fp8" in report, report
         assert "MLP by ffn of fp8, with rounded activations (silu)" in report, report
-        assert "layers: its linear layers round activations to fp8" in report, report
+        assert ("2 layers of" in report) == bool(qkv), report
         assert error(model(ids).logits, before.double()) <= 3 * max(near, 5e-3)
         counts = counts_of(lambda: model(ids))
         assert {name: count for name, count in counts.items() if "fp8" in name} == {
             "ffn_fp8_block": 2, "linear_fp8_block": 2 if qkv else 8, **({"qkv_fp8_block": qkv} if qkv else {})}
+        few = []
+        assert counts_of(lambda: few.append(over_a_cache(model, ids))).get("layer", 0) == bool(qkv)
+        assert error(few[0], before.double()) <= 3 * max(near, 5e-3)
     assert bits_of(model) == saved
     fftune.unpatch(model)
     assert bits_of(model) == saved
     assert not any("_fftune" in name for name, _ in model.named_buffers())
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+
+
+def over_a_cache(model, ids):
+    """Logits of few tokens, which whole layers serve over a static cache."""
+    from transformers import StaticCache
+    return model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=16)).logits
+
+
+@torch.no_grad()
+def test_whole_layers_of_fp8_run_while_their_tensors_are_merged_and_e4m3(fp8_kernels):
+    model = quantise_to_fp8(dense_llama("Qwen3", **WHOLE_BLOCKS))
+    x = torch.randint(3, 96, (1, 5))
+    assert "2 layers of Qwen3Model by layer" in str(fftune.patch(model, whole_layers=True))
+
+    def runs_whole():
+        return counts_of(lambda: over_a_cache(model, x)).get("layer", 0) == 1
+
+    assert runs_whole()
+    key = model.model.layers[1].self_attn.k_proj
+    key.weight = nn.Parameter(key.weight.clone(), requires_grad=False)  # in other memory
+    right = model(x).logits  # merges them again
+    assert runs_whole() and error(over_a_cache(model, x), right.double()) < 1e-3
+    key.weight = nn.Parameter(torch.zeros_like(key.weight), requires_grad=False)
+    assert not runs_whole()
+    assert error(over_a_cache(model, x), right.double()) > 1e-2 and runs_whole()
+
+
+def test_whole_layers_of_fp8_are_left_alone_with_the_reason(fp8_kernels):
+    def reasons(change):
+        model = quantise_to_fp8(dense_llama("Qwen3", **WHOLE_BLOCKS))
+        change(model.model.layers[0])
+        return str(fftune.patch(model, whole_layers=True))
+
+    def dense(layer):
+        layer.self_attn.o_proj = nn.Linear(layer.self_attn.o_proj.in_features, 256, bias=False)
+
+    def narrow(layer):
+        down = layer.mlp.down_proj
+        down.weight_scale_inv.data = down.weight_scale_inv.data.bfloat16()
+
+    assert "layers: some of its linear layers round activations to fp8, and some do not" in reasons(dense)
+    assert "layers: the scales of its linear layers are not float32" in reasons(narrow)
 
 
 @torch.no_grad()

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_form import PACKED, Choice, constant, form_of, packed_experts_form, packed_form, parse
+from .._layer_form import (PACKED, ROUNDED, Choice, constant, form_of, packed_experts_form, packed_form, parse,
+                           rounded_form)
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
 from .experts import experts_of, router_of
 from .inline_mlps import chain_of
-from .fp8_linear import is_rounded_fp8
+from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8, rounds_alike
 from .mxfp4 import LAYER_WEIGHTS, DenseMixture, is_packed_mixture
-from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
+from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
@@ -44,6 +45,7 @@ class Weight:
     rows: tuple[int, int] | None = None
     transposed: bool = False  # the module has [in, out]
     zeros: int = 0  # this number of zeros, in the place of a bias that the module does not have
+    flat: bool = False  # the module has a dimension more
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
@@ -56,6 +58,8 @@ class Weight:
         tensor = module._buffers[self.name] if tensor is None else tensor
         if self.transposed and tensor.dim() > 1:
             tensor = tensor.mT
+        if self.flat:
+            tensor = tensor.reshape(-1)
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
 
 
@@ -80,6 +84,7 @@ class Spec:
     window: int | None  # keys that a query sees at most
     angles: Angles | None
     packed: frozenset[tuple[str, ...]] = frozenset()  # modules that have weights of 4 bits
+    rounded: frozenset[tuple[str, ...]] = frozenset()  # modules that round activations to fp8
 
 
 def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
@@ -353,9 +358,10 @@ def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
 
 def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
     """The layer with dense layers, which have shapes and no numbers, in the place of those with weights
-    of 4 bits."""
+    of 4 bits, or that round activations to fp8."""
     def dense(module: nn.Module) -> nn.Linear:
-        format, like = module._fftune[0], numbers_of(module)
+        format = module._fftune[0]
+        like = module.weight.new_empty(0, dtype=format.dtype) if is_rounded_fp8(module) else numbers_of(module)
         if module.bias is not None and module.bias.dtype != like.dtype:
             raise Unfit("layers: weights of several types")
         linear = nn.Linear(format.k, format.n, module.bias is not None, device="meta")
@@ -370,7 +376,7 @@ def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -
         if any(name.startswith("_fftune") for name in module._buffers):  # q, k and v in one
             module.__dict__["_buffers"] = {name: tensor for name, tensor in module._buffers.items()
                                            if not name.startswith("_fftune")}
-        if is_patched(module, packed_mlp_forward):
+        if is_patched(module, packed_mlp_forward) or is_patched(module, fp8_mlp_forward):
             replace_forward(module, gated_mlp_forward, module._fftune)
     return view
 
@@ -472,8 +478,11 @@ class Recogniser:
         """The spec of the layer at a place."""
         modules = {tuple(name.split(".")): module for name, module in layer.named_modules()}
         quantised = {path: module for path, module in modules.items() if is_quantised(module)}
-        if any(map(is_rounded_fp8, modules.values())):
-            raise Unfit("layers: its linear layers round activations to fp8, for which the op has no option")
+        rounded = {path: module for path, module in modules.items() if is_rounded_fp8(module)}
+        if rounded and quantised:
+            raise Unfit("layers: some of its linear layers round activations to fp8, and some do not")
+        if rounded:
+            return self._rounded(layer, rounded, self._spec_of(_dense_view(layer, rounded), at, runs=False))
         mixtures = {path: module for path, module in modules.items() if is_packed_mixture(module)}
         if mixtures and not quantised and len(mixtures) == 1:
             view = view_of(layer, {path: DenseMixture(module) for path, module in mixtures.items()})
@@ -510,6 +519,34 @@ class Recogniser:
             for name in PACKED[1:]:
                 weights[f"{name}{end}"] = Weight(paths[name], f"_fftune_{part}")
         spec = replace(dense, form=form, packed=frozenset(quantised), kinds=_kinds_of(layer),
+                       weights=tuple(weights[name] for name in parse(form).weights))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        return spec
+
+    def _rounded(self, layer: nn.Module, rounded: dict, dense: Spec) -> Spec:
+        """The spec of a layer whose linear layers round activations to fp8, from that of its dense view."""
+        weights = dict(zip(parse(dense.form).weights, dense.weights))
+        paths = {name: weights[name].path for name in ("w_q", "w_k", "w_v", *ROUNDED[1:]) if name in weights}
+        if {*paths.values()} != {*rounded} or len(rounded) != len(paths) or any(
+                weights[name].rows for name in paths):
+            raise Unfit("layers: some of its linear layers round activations to fp8, and some do not, or they are "
+                        "no q, k, v, o, gate, up and down")
+        own = [rounded[path] for path in paths.values()]
+        if not rounds_alike(*own):
+            raise Unfit("layers: its linear layers round activations in different ways")
+        attention, format = paths["w_q"][:-1], own[0]._fftune[0]
+        try:
+            merge_fp8(layer.get_submodule(".".join(attention)), own[:3])
+            form = rounded_form(dense.form, "token" if format.by_token else "block")
+            for module in own[3:]:
+                expect_scales_of_op(module)
+        except (Unfit, Error) as reason:
+            raise Unfit(f"layers: {str(reason).removeprefix('layer: ')}") from None
+        for name, buffer in zip(("w_qkv", "w_qkv_scale", "b_qkv"), MERGED):
+            weights[name] = Weight(attention, buffer)
+        for name in paths:
+            weights[f"{name}_scale"] = Weight(paths[name], format.scale, flat=format.by_token)
+        spec = replace(dense, form=form, rounded=frozenset(rounded), kinds=_kinds_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
         return spec
