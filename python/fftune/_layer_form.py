@@ -172,6 +172,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         if others or packs_attention and "w_qkv" not in names:
             raise Error(f"layer: {others[0] if others else 'w_qkv'} is missing, or of another weight: those of "
                         f"float8_e4m3fn, {', '.join(ROUNDED)}, have scales, all of a layer or the network's")
+        if choice and "b_down" in names:
+            raise Error("layer: b_down beside experts of float8_e4m3fn: there is no kernel for their biases")
     if packed and not set(PACKED if packs_attention else PACKED_NETWORK) <= names:
         raise Error(f"layer: packed weights are of {', '.join(PACKED)} together: give all of them "
                     "packed, or none")
