@@ -704,6 +704,25 @@ def test_whole_layers_of_fp8_run_while_their_tensors_are_merged_and_e4m3(fp8_ker
     assert error(over_a_cache(model, x), right.double()) > 1e-2 and runs_whole()
 
 
+@torch.no_grad()
+def test_whole_layers_of_compressed_fp8_round_by_token(fp8_kernels):
+    model = dense_llama("Qwen2", torch.bfloat16)
+    for layer in model.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, child in list(part.named_children()):
+                if type(child) is nn.Linear:
+                    own = fp8_of_rows(child.out_features, child.in_features, child.out_features)
+                    scale = child.weight.float().abs().amax(1) / 448
+                    own.weight.data = (child.weight.float() / scale[:, None]).to(torch.float8_e4m3fn)
+                    own.weight_scale.data, own.bias = scale[None], child.bias
+                    setattr(part, name, own)
+    x, given = torch.randint(3, 96, (1, 5)), []
+    before, near = model(x).logits, of_roundings(model, x)
+    assert "2 layers of Qwen2Model by layer" in str(fftune.patch(model, whole_layers=True))
+    assert counts_of(lambda: given.append(over_a_cache(model, x)))["layer"] == 1
+    assert error(given[0], before.double()) <= 3 * max(near, 5e-3)
+
+
 def test_whole_layers_of_fp8_are_left_alone_with_the_reason(fp8_kernels):
     def reasons(change):
         model = quantise_to_fp8(dense_llama("Qwen3", **WHOLE_BLOCKS))
