@@ -407,9 +407,7 @@ std::vector<OptionField> option_fields() {
       "with packed weights or quantise: whether those of q, k and v and of the output product are "
       "like the network's, or dense, as gpt-oss has them",
       {"same", "dense"}));
-  OptionField quantise = quantise_option();
-  quantise.help += "; q, k and v then have one weight, w_qkv";
-  fields.push_back(std::move(quantise));
+  fields.push_back(quantise_option());
   return fields;
 }
 

@@ -1369,8 +1369,7 @@
  *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
  *                                                         e4m3, for weights of e4m3: with a scale
  *                                                         for each token and row of a weight, or
- *                                                         each 128 elements and block of 128 x 128;
- *                                                         q, k and v then have one weight, w_qkv
+ *                                                         each 128 elements and block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1986,8 +1985,7 @@
  *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
  *                                                         e4m3, for weights of e4m3: with a scale
  *                                                         for each token and row of a weight, or
- *                                                         each 128 elements and block of 128 x 128;
- *                                                         q, k and v then have one weight, w_qkv
+ *                                                         each 128 elements and block of 128 x 128
  *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
  *                                                         filtered: a sample of the ids that top-k,
  *                                                         top-p and min-p keep
