@@ -250,16 +250,20 @@ def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     return _as_packed(found, {*names} - one, {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {}))
 
 
-def rounded_form(form: str, quantise: str) -> str:
-    """The form of layers with w_q, w_k, w_v, w_o, w_up and w_down if those, and w_gate, are float8_e4m3fn."""
+def rounded_form(form: str, quantise: str, attention: bool) -> str:
+    """The form of dense layers if the weights of the network, and of `attention`, are float8_e4m3fn."""
     found = dict(entry.split("=") for entry in form.split(" "))
-    names = {*found["weights"].split(",")}
-    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o", "w_up", "w_down"} <= names or "experts" in found:
-        raise Error("layer: weights of float8_e4m3fn are of layers with q, k and v, and no experts")
-    if "b_q" in names:
-        names.add("b_qkv")
-    names = names - {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"} | {"w_qkv"}
-    return _as_packed(found, names | {f"{name}_scale" for name in ROUNDED if name in names}, {"quantise": quantise})
+    names, rounded = {*found["weights"].split(",")}, {*ROUNDED_NETWORK}
+    if "w_shared_gate" in names or "b_gate_up" in names:
+        raise Error("layer: experts of float8_e4m3fn have no biases, and no network beside them")
+    if attention:
+        if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o"} <= names:
+            raise Error("layer: weights of float8_e4m3fn are of layers with q, k and v")
+        names |= {"w_qkv"} | ({"b_qkv"} if "b_q" in names else set())
+        names -= {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
+        rounded |= {*ROUNDED}
+    return _as_packed(found, names | {f"{name}_scale" for name in rounded & names}, {
+        "quantise": quantise, **({} if attention else {"attn-weights": "dense"})})
 
 
 def packed_experts_form(form: str, packed: str, h: int) -> str:

@@ -723,6 +723,25 @@ def test_whole_layers_of_compressed_fp8_round_by_token(fp8_kernels):
     assert error(given[0], before.double()) <= 3 * max(near, 5e-3)
 
 
+@pytest.mark.parametrize("attention", (False, True))
+@torch.no_grad()
+def test_whole_layers_of_fp8_experts(attention, fp8_kernels):
+    model, given = fp8_mixture(hidden_size=256, head_dim=64), []
+    if attention:
+        quantise_to_fp8(model)
+    saved, x = bits_of(model), torch.randint(3, 96, (1, 5))
+    before, near = model(x).logits, of_roundings(model, x)
+    assert "layers of Qwen3MoeModel by layer" in (report := str(fftune.patch(model, whole_layers=True))), report
+    assert counts_of(lambda: given.append(over_a_cache(model, x)))["layer"] == 1
+    assert error(given[0], before.double()) <= 3 * max(near, 5e-3)
+    experts = model.model.layers[0].mlp.experts
+    experts.down_proj_scale_inv.data.mul_(2)  # in place
+    assert error(over_a_cache(model, x), model(x).logits.double()) <= 3 * max(near, 5e-3)
+    experts.down_proj_scale_inv.data.mul_(0.5)
+    fftune.unpatch(model)
+    assert bits_of(model) == saved
+
+
 def test_whole_layers_of_fp8_are_left_alone_with_the_reason(fp8_kernels):
     def reasons(change):
         model = quantise_to_fp8(dense_llama("Qwen3", **WHOLE_BLOCKS))

@@ -21,10 +21,11 @@ from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
-from .experts import experts_of, router_of
+from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
+from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8, rounds_alike
-from .mxfp4 import LAYER_WEIGHTS, DenseMixture, is_packed_mixture
+from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward
 from .quantised import is_quantised, merge, numbers_of, packed_of
@@ -359,7 +360,10 @@ def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
 def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
     """The layer with dense layers, which have shapes and no numbers, in the place of those with weights
     of 4 bits, or that round activations to fp8."""
-    def dense(module: nn.Module) -> nn.Linear:
+    def dense(module: nn.Module) -> nn.Module:
+        if is_rounded_experts(module):
+            like = next(p for p in layer.parameters() if p.dim() == 1)
+            return DenseExperts(module.down_proj.shape, like, ExpertsFound(module._fftune[0], "halves", False, False))
         format = module._fftune[0]
         like = module.weight.new_empty(0, dtype=format.dtype) if is_rounded_fp8(module) else numbers_of(module)
         if module.bias is not None and module.bias.dtype != like.dtype:
@@ -478,7 +482,8 @@ class Recogniser:
         """The spec of the layer at a place."""
         modules = {tuple(name.split(".")): module for name, module in layer.named_modules()}
         quantised = {path: module for path, module in modules.items() if is_quantised(module)}
-        rounded = {path: module for path, module in modules.items() if is_rounded_fp8(module)}
+        rounded = {path: module for path, module in modules.items()
+                   if is_rounded_fp8(module) or is_rounded_experts(module)}
         if rounded and quantised:
             raise Unfit("layers: some of its linear layers round activations to fp8, and some do not")
         if rounded:
@@ -526,26 +531,34 @@ class Recogniser:
     def _rounded(self, layer: nn.Module, rounded: dict, dense: Spec) -> Spec:
         """The spec of a layer whose linear layers round activations to fp8, from that of its dense view."""
         weights = dict(zip(parse(dense.form).weights, dense.weights))
-        paths = {name: weights[name].path for name in ("w_q", "w_k", "w_v", *ROUNDED[1:]) if name in weights}
-        if {*paths.values()} != {*rounded} or len(rounded) != len(paths) or any(
-                weights[name].rows for name in paths):
+        paths = {name: weights[name].path for name in ("w_q", "w_k", "w_v", *ROUNDED[1:])
+                 if name in weights and weights[name].path in rounded}
+        network = {name for name in ROUNDED[2:] if name in weights}
+        linear = {path: module for path, module in rounded.items() if is_rounded_fp8(module)}
+        experts = {path: module for path, module in rounded.items() if path not in linear}
+        attention = "w_q" in paths
+        if {*paths.values()} != {*rounded} or not network <= {*paths} or any(weights[name].rows for name in paths) \
+                or len(paths) != len(network) + 4 * attention or len(linear) != len(paths) - len(experts) * 2:
             raise Unfit("layers: some of its linear layers round activations to fp8, and some do not, or they are "
                         "no q, k, v, o, gate, up and down")
-        own = [rounded[path] for path in paths.values()]
-        if not rounds_alike(*own):
+        by_token = {module._fftune[0].by_token for module in linear.values()} | {False for _ in experts}
+        if len(by_token) > 1:
             raise Unfit("layers: its linear layers round activations in different ways")
-        attention, format = paths["w_q"][:-1], own[0]._fftune[0]
         try:
-            merge_fp8(layer.get_submodule(".".join(attention)), own[:3])
-            form = rounded_form(dense.form, "token" if format.by_token else "block")
-            for module in own[3:]:
-                expect_scales_of_op(module)
+            if attention:
+                owner = paths["w_q"][:-1]
+                merge_fp8(layer.get_submodule(".".join(owner)), [linear[paths[f"w_{name}"]] for name in "qkv"])
+                weights |= {name: Weight(owner, buffer) for name, buffer in
+                            zip(("w_qkv", "w_qkv_scale", "b_qkv"), MERGED)}
+            form = rounded_form(dense.form, "token" if True in by_token else "block", attention)
+            for name, path in paths.items():
+                if path in experts:
+                    weights[f"{name}_scale"] = Weight(path, f"{weights[name].name}_scale_inv")
+                elif name not in ("w_q", "w_k", "w_v"):
+                    weights[f"{name}_scale"] = Weight(path, linear[path]._fftune[0].scale, flat=True in by_token)
+            expect_scales_of_op(*(weights[f"{name}_scale"].of(layer) for name in paths if name not in ("w_q", "w_k", "w_v")))
         except (Unfit, Error) as reason:
             raise Unfit(f"layers: {str(reason).removeprefix('layer: ')}") from None
-        for name, buffer in zip(("w_qkv", "w_qkv_scale", "b_qkv"), MERGED):
-            weights[name] = Weight(attention, buffer)
-        for name in paths:
-            weights[f"{name}_scale"] = Weight(paths[name], format.scale, flat=format.by_token)
         spec = replace(dense, form=form, rounded=frozenset(rounded), kinds=_kinds_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))

@@ -19,6 +19,7 @@ from .._custom import OPS, call
 from .._ops.layer import has_layout
 from . import attention as attentions
 from .mxfp4 import is_packed_mixture
+from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
@@ -60,8 +61,8 @@ class _Group:
                     return False
                 if path in spec.packed and not is_quantised(module) and not is_packed_mixture(module):
                     return False  # a state dict was loaded
-                if path in spec.rounded and not (is_rounded_fp8(module)
-                                                 and module.weight.dtype == torch.float8_e4m3fn):
+                if path in spec.rounded and not is_rounded_experts(module) and not (
+                        is_rounded_fp8(module) and module.weight.dtype == torch.float8_e4m3fn):
                     return False
                 modules.append(module)
             if watched(*modules) or spec.rounded and not _is_merged(layer, spec):
@@ -108,7 +109,9 @@ class _Group:
 
 def _is_merged(layer: nn.Module, spec: Spec) -> bool:
     """Whether q, k and v of a layer that rounds activations are rows of one weight, as when it was recognised."""
-    path = next(weight.path for weight in spec.weights if weight.name == MERGED[0])
+    path = next((weight.path for weight in spec.weights if weight.name == MERGED[0]), None)
+    if path is None:  # its attention is dense
+        return True
     attention = layer.get_submodule(".".join(path))
     return stays_merged(attention, [attention._modules[f"{name}_proj"] for name in "qkv"])
 
