@@ -12,7 +12,6 @@
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
 //   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
 //                    its part of the accumulators of all, in order, and stores that part of C.
-//   clusters         CTAs with other rows and the same tokens load a share of these each, for all
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored
 //   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
@@ -50,7 +49,6 @@ class packed_sm90_kernel {
   static constexpr int operands = form.b_operands(), tiles = config.tiles;
   static constexpr int units = config.units(operands), n_fragments = config.tokens / 8;
   static constexpr int row_groups = config.row_groups, k_groups = config.k_groups;
-  static constexpr int row_ctas = config.row_ctas;
   static constexpr int k_blocks = config.k_blocks, groups = config.groups(format);
   static constexpr int row_tiles = config.row_tiles(), parts = format.parts();
   static constexpr int stage_parts = config.stage_parts(format);
@@ -79,9 +77,6 @@ class packed_sm90_kernel {
     return static_cast<i64>(p.n) * (grouped ? p.groups : 1);
   }
 
-  static __device__ __forceinline__ int rank() {  // in a cluster of CTAs with other rows
-    return row_ctas == 1 ? 0 : static_cast<int>(blockIdx.x) % row_ctas;
-  }
   // The work of a CTA: columns of C from `column` on, which are rows of B from a tile of 16 on;
   // tokens; and stages [first, last) of k.
   struct cta_tile {
@@ -93,9 +88,9 @@ class packed_sm90_kernel {
       const int split = static_cast<int>(blockIdx.y);
       // There are as many tiles as groups can have.
       const int token_tiles =
-          grouped ? works / ceil_div(p.n, config.rows() * row_ctas) : ceil_div(p.m, config.tokens);
+          grouped ? works / ceil_div(p.n, config.rows()) : ceil_div(p.m, config.tokens);
       const int tile = work % token_tiles;
-      first_tile = (work / token_tiles * row_ctas + rank()) * row_tiles;
+      first_tile = work / token_tiles * row_tiles;
       column = first_tile * packed_rows;
       if constexpr (grouped) {
         rows = find_group_tile(p, tile, config.tokens);
@@ -111,7 +106,7 @@ class packed_sm90_kernel {
     // The next one of this CTA; false: there is none.
     __device__ __forceinline__ bool advance(const sm90_packed_params& p) {
       if constexpr (!persistent) return false;
-      const int next = work + static_cast<int>(gridDim.x) / row_ctas;
+      const int next = work + static_cast<int>(gridDim.x);
       if (next >= p.works) return false;
       *this = cta_tile(p.packed.gemm, p.works, next);
       return true;
@@ -154,16 +149,8 @@ class packed_sm90_kernel {
                                                      const stage_pipeline& pipe, int stage) {
 #pragma unroll
     for (int i = 0; i < k_blocks; ++i) {
-      const u32 to = pipe.buffer() + i * config.tokens * 128;
-      const int column = (stage * k_blocks + i) * packed_k;
-      if constexpr (row_ctas == 1) {
-        tma_load(to, p.tokens, pipe.full_barrier(), column, own.rows.first, l2_policy::evict_last);
-      } else {
-        constexpr int share = config.tokens / row_ctas;
-        const int at = rank() * share;
-        tma_load_multicast(to + at * 128, p.tokens, pipe.full_barrier(), column,
-                           own.rows.first + at, (1 << row_ctas) - 1, l2_policy::evict_last);
-      }
+      tma_load(pipe.buffer() + i * config.tokens * 128, p.tokens, pipe.full_barrier(),
+               (stage * k_blocks + i) * packed_k, own.rows.first, l2_policy::evict_last);
     }
   }
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
@@ -189,7 +176,6 @@ class packed_sm90_kernel {
       }
       stage = 0;
     } while (own.advance(p));
-    if constexpr (row_ctas > 1) pipe.drain();
   }
 
   // --- The MMA warpgroups ---
@@ -294,13 +280,8 @@ class packed_sm90_kernel {
 #pragma unroll
     for (int i = 0; i < values; ++i) sum[i] += part[i] * (i % 4 < 2 ? first : second);
   }
-  // The stages of all CTAs that load tokens for this one, and it for them.
   static __device__ __forceinline__ void release(u32 barrier) {
-    if constexpr (row_ctas == 1) {
-      if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-    } else {
-      if (threadIdx.x % 32 < row_ctas) barrier_arrive_remote(barrier, threadIdx.x % 32);
-    }
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
   }
 
   // The MMAs of a stage. Without separate sums its last batch is still running at the end: then
@@ -396,7 +377,7 @@ class packed_sm90_kernel {
       }
     }
     wgmma_wait<0>();
-    if constexpr (persistent || row_ctas > 1) {
+    if constexpr (persistent) {
       if (previous != 0) release(previous);
     }
     if constexpr (format.scales_rows()) {
@@ -537,22 +518,18 @@ class packed_sm90_kernel {
     const u32 barriers = base + stages * stage_bytes;
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
     if constexpr (grouped) wait_for_dependencies();
-    const cta_tile own(p.gemm, all.works, static_cast<int>(blockIdx.x) / row_ctas);
+    const cta_tile own(p.gemm, all.works, static_cast<int>(blockIdx.x));
     if (grouped && own.rows.count == 0) return;
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
       tma_prefetch(all.codes[0]);
       for (int i = 0; i < stages; ++i) {
         barrier_init(pipe.full + i * 8, 1);
-        barrier_init(pipe.empty + i * 8, row_groups * 4 * row_ctas);
+        barrier_init(pipe.empty + i * 8, row_groups * 4);
       }
       barrier_init_fence();
     }
-    if constexpr (row_ctas == 1) {
-      __syncthreads();
-    } else {
-      cluster_barrier();
-    }
+    __syncthreads();
     launch_dependents();
     if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
@@ -607,9 +584,8 @@ class packed_sm90_kernel {
   }
 };
 
-// Grid: (row_ctas * works, split_k), or fewer clusters, which then take several works each; with
-// clusters of (row_ctas, split_k).
-// Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
+// Grid: (works, split_k), with clusters of (1, split_k); or fewer CTAs, which take several works
+// each. Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
 template <gemm_form form, packed_form format, sm90_packed_config config>
 __global__ void __launch_bounds__(config.threads(), config.ctas)
     packed_sm90(const __grid_constant__ sm90_packed_params p) {

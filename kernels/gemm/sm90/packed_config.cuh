@@ -15,7 +15,6 @@ struct sm90_packed_config {
   int k_groups = 1;    // and MMA warpgroups that take turns at the stages of these rows.
   int k_blocks = 2;    // Blocks of 64 of k of a stage.
   int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
-  int row_ctas = 1;    // CTAs of a cluster that take other rows, and load their tokens together.
 
   static constexpr int most_stages = 12;
   static constexpr int most_accumulators = 128;  // of a thread, with those of a group of k
@@ -116,11 +115,11 @@ struct sm90_packed_config {
 
 struct sm90_packed_params {
   packed_params packed;
-  tensor_map tokens;     // A in boxes of [tokens / row_ctas, 64]
+  tensor_map tokens;     // A in boxes of [tokens, 64]
   tensor_map codes[2];   // [tiles of 16 rows, parts of 512 bytes] in words, without the header
   tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
   tensor_map zeros[2];
-  int works;  // tiles of all clusters
+  int works;  // tiles of all CTAs
 };
 
 }  // namespace fftune
