@@ -8,7 +8,7 @@ whose sums over ranks are kernels of it.
 
 bf16, CUDA graphs, microseconds: the median of the replays, the larger of the ranks. `--token` is a whole
 token with embedding and head; each rank has a part of its rows. `--whole` has all layers on each GPU, for
-comparison. `--fused` has sums within the launches of products. `--check` first compares two layers'
+comparison. `--fused` has sums within the launches of products, `--tune` searches before. `--check` first compares two layers'
 slices with the whole layers on one GPU, `--timeline` prints the kernels of a call. Several `--run` have
 the arguments of a measurement each.
 """
@@ -148,7 +148,7 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
                                  angles=angles, fused_sums=given.fused, group=group)
         if given.tune and group is not None:
             with torch.no_grad():
-                group.tune(call, budget=given.tune)
+                group.tune(call, budget=given.tune, presets=given.presets)
         time = replay_time(call, given.replays)
         if group is not None:
             group.check()
@@ -185,6 +185,7 @@ if __name__ == "__main__":
     parser.add_argument("--timeout", type=float, default=20)
     parser.add_argument("--token", action="store_true", help="a whole token, with embedding and head")
     parser.add_argument("--tune", type=float, default=0, help="seconds of a search on all ranks before")
+    parser.add_argument("--presets", help="the folder to which a search writes its records")
     parser.add_argument("--fused", action="store_true", help="sums in the launches of the products")
     parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
     parser.add_argument("--check", action="store_true")
