@@ -28,9 +28,8 @@ std::string template_arguments(const Form& form) {
 /// Adds a kernel with the fields of all_reduce_params. A rank that is alone has its memory in
 /// scratch, cleared before each run.
 KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts& facts,
-                     const char* file, const std::string& expression, std::int64_t grid,
-                     std::int64_t threads, std::int64_t chunk_rows) {
-  const Form form = form_of(problem);
+                     const Form& form, const char* file, const std::string& expression,
+                     std::int64_t grid, std::int64_t threads, std::int64_t chunk_rows) {
   const TensorPlaces places(all_reduce_op().tensors(problem));
   KernelLaunch& launch =
       append_kernel(program, file, expression, {static_cast<std::uint32_t>(grid)},
@@ -85,9 +84,9 @@ std::optional<std::string> refuse_one_shot(const Problem& problem, const DeviceF
   return std::nullopt;
 }
 
-/// Between more ranks two shots move fewer bytes over the link.
-bool between_two(const Problem& problem) {
-  return form_of(problem).ranks <= 2;
+/// They have not run between GPUs yet: a search may choose them.
+bool by_search_alone(const Problem&) {
+  return false;
 }
 
 Space one_shot_space(const Problem& problem, const DeviceFacts& facts) {
@@ -128,19 +127,16 @@ Config one_shot_default(const Problem& problem, const DeviceFacts& facts) {
 
 template <bool words>
 Program one_shot_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
-  const Form form = form_of(problem);
+  Form form = form_of(problem);
+  form.as_words = words;
   Program program;
   KernelLaunch& launch = append(
-      program, problem, facts, one_shot_file,
+      program, problem, facts, form, one_shot_file,
       fmt::format("all_reduce_in_one_shot<{}, fftune::sent_as::{}, {}, {}, {}>",
                   template_arguments(form), words ? "words" : "packets", config.at("threads"),
                   one_shot_vectors(form, config), config.at("cluster")),
       (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
   launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-  if (words && form.loopback) {
-    const auto layout = group_layout(form.ranks, static_cast<std::uint64_t>(form.bytes()));
-    program.scratch.back().bytes = group_bytes(layout);
-  }
   return program;
 }
 
@@ -227,7 +223,7 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
                                                      config.at("blocks") * facts.multiprocessors);
   Program program;
   KernelLaunch& launch =
-      append(program, problem, facts, chunks_file,
+      append(program, problem, facts, form, chunks_file,
              fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
                          template_arguments(form), config.at("shots") == 2, chunk_vector(form),
                          config.at("senders"), config.at("summers"), chunk_vectors(form, config),
@@ -250,7 +246,7 @@ void set_group(ParameterStruct& parameters, Program& program, const Form& form, 
   };
   if (!form.loopback) return set(at.table, TensorArgument{group});
   const group_table table = loopback_table(form);
-  program.scratch.push_back({loopback_bytes(table), true});
+  program.scratch.push_back({loopback_bytes(form), true});
   const auto set_word = [&](std::size_t offset, std::uint64_t value) {
     set(at.loopback + offset, static_cast<std::int64_t>(value));
   };
@@ -278,7 +274,7 @@ std::vector<const Family*> cuda_families() {
                                   .summary = "one shot, words that are empty until data come",
                                   .pass = "fwd",
                                   .sources = {one_shot_file},
-                                  .is_preferred = between_two,
+                                  .is_preferred = by_search_alone,
                                   .refusal = refuse_one_shot<most_word_message>,
                                   .space = one_shot_space,
                                   .default_config = one_shot_default,

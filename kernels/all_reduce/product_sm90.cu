@@ -2,12 +2,12 @@
 // y = residual + the sum over the ranks of A B^T, in one launch. It is gemm_sm90 with another
 // epilogue; tiles, pipeline and split-K are its own (gemm/sm90/gemm.cu).
 //
-//   accumulators ── round ── stmatrix ──> epilogue stage ──> packets ──> peers
-//                                               └── own ──┬── peers' packets of the same rows
+//   accumulators ── round ── stmatrix ──> epilogue stage ──> words ──> peers
+//                                               └── own ──┬── peers' words of the same rows
 //                                     residual ───────────┴──> y
 //
 // A warpgroup sends all of its subtiles before it waits for the peers'. Summands are rounded to the
-// type of y, as those of a product with a kernel of its own are, so that a packet has two.
+// type of y, as those of a product with a kernel of its own are (one_shot.cuh).
 #include "all_reduce/one_shot.cuh"
 #include "all_reduce/product_sm90.cuh"
 #include "gemm/sm90/gemm.cu"
@@ -39,7 +39,7 @@ struct summed_epilogue : value_epilogue<Traits> {
     const u64 policy = l2_eviction_policy<false>();
     wait_for_dependencies();  // the producers have, and so this returns at once
     peer_group<ranks> group(all.table, all.loopback, all.tag);
-    using sent = one_shot<sent_as::packets>;
+    using sent = one_shot<sent_as::words>;
     sent::require_room(group, static_cast<i64>(this->gemm.m) * this->gemm.n / elements);
     if (blockIdx.x == 0 && this->warpgroup == 0) group.send_greeting(thread);
     const auto row_of = [&](int i) { return to.row + thread / chunks + i * row_step; };
@@ -76,7 +76,7 @@ struct summed_epilogue : value_epilogue<Traits> {
 #pragma unroll
         for (int p = 0; p < ranks; ++p) {
           if (!group.is_peer(p)) continue;
-          sent::send(group.packets_for(p), place(subtile, i) / elements, own, group.epoch);
+          sent::send(sent::at_peer(group, p), place(subtile, i) / elements, own, group.epoch);
         }
         store_once(kept + place(subtile, i), own, policy);
       }
@@ -102,18 +102,21 @@ struct summed_epilogue : value_epilogue<Traits> {
       for (int p = 0; p < ranks; ++p) {
         vector theirs[batch];
         if (group.is_peer(p)) {
+          char* const from = sent::here(group, p);
           group.wait(p, [&] {
             bool there = true;
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
               if (!valid(i)) continue;
               const bool own =
-                  sent::arrived(group.packets_of(p), place(subtile, first + i) / elements,
-                                theirs[i], group.epoch);
+                  sent::arrived(from, place(subtile, first + i) / elements, theirs[i], group.epoch);
               there = there && own;
             }
             return there;
           });
+#pragma unroll
+          for (int i = 0; i < batch; ++i)
+            if (valid(i)) sent::take(from, place(subtile, first + i) / elements, theirs[i]);
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {

@@ -104,30 +104,29 @@ def _slices(rank: int, name: str) -> None:
             own, own_caches = _own(rank, weights, caches, heads, kv_heads)
             x = torch.randn(batch, s, 512, device=device).to(DTYPE)
             whole = ops.layer(x, weights, caches, lengths, heads, kv_heads, angles=angles)
-            for fused in (False, True):
-                def call():
-                    return ops.layer(x, own, own_caches, lengths, heads // RANKS, kv_heads // RANKS,
-                                     angles=angles, fused_sums=fused, group=group)
 
-                got = call()
-                assert error(got, whole) < 1e-2, (batch, s, fused, error(got, whole))
-                again = call()
-                assert torch.equal(got, again)
-                # The same bits on both ranks: their difference is no NaN and has no other bits.
-                bits = got.view(torch.int16).long().sum().float().view(1, 1)
-                assert torch.equal(ops.all_reduce(bits, group=group), RANKS * bits)
-                if GPU:
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph):
-                        captured = call()
-                    for _ in range(3):
-                        graph.replay()
-                    torch.cuda.synchronize()
-                    assert torch.equal(captured, got)
+            def call():
+                return ops.layer(x, own, own_caches, lengths, heads // RANKS, kv_heads // RANKS,
+                                 angles=angles, group=group)
+
+            got = call()
+            assert error(got, whole) < 1e-2, (batch, s, error(got, whole))
+            assert torch.equal(call(), got)
+            # The same bits on both ranks.
+            bits = got.view(torch.int16).long().sum().float().view(1, 1)
+            assert torch.equal(ops.all_reduce(bits, group=group), RANKS * bits)
+            if GPU:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    captured = call()
+                for _ in range(3):
+                    graph.replay()
+                torch.cuda.synchronize()
+                assert torch.equal(captured, got)
         group.check()
 
 
-def test_slices_with_sums_in_launches_of_their_own_and_of_products():
+def test_slices_are_the_whole_layers():
     _ranks(_slices)
 
 
