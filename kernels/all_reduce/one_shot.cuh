@@ -100,7 +100,7 @@ struct one_shot<sent_as::words> {
                  : "memory");
     return value.word[0] != 0 && value.word[1] != 0 && value.word[2] != 0 && value.word[3] != 0;
   }
-  // What has arrived, as it was sent; its place is free for the next but one epoch.
+  // Turns what has arrived into what was sent, and frees its place for the epoch after the next.
   template <class Vector>
   __device__ __forceinline__ static void take(char* slot, i64 vector, Vector& value) {
     store(slot + vector * 16, vector16{});

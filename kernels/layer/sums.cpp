@@ -209,7 +209,7 @@ class SummedProduct final : public Family {
   }
 
  private:
-  /// Of the tensors x, w and y.
+  /// It reads x and w, and writes y: the tensors in this order.
   static Program norm_behind(const OpPart& sum, const DeviceFacts& facts) {
     const Op& op = rmsnorm_op();
     const Problem problem = canonical(
