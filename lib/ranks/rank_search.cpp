@@ -153,8 +153,15 @@ class RankSearcher {
   bool search_covers() {
     for (bool changes = true; changes;) {
       changes = false;
-      for (const Recipe& cover :
-           other_covers(ranks_.op(), ranks_.problem(), ranks_.facts(), result_.recipe)) {
+      const auto covers =
+          other_covers(ranks_.op(), ranks_.problem(), ranks_.facts(), result_.recipe);
+      std::vector<Variant> variants;
+      for (const Recipe& cover : covers)
+        for (const Variant& variant : cover)
+          if (std::find(variants.begin(), variants.end(), variant) == variants.end())
+            variants.push_back(variant);
+      compile(variants);
+      for (const Recipe& cover : covers) {
         if (!time_left()) return false;
         changes = takes(cover) || changes;
       }
@@ -173,7 +180,14 @@ class RankSearcher {
     }
     for (std::size_t round = 0; round < longest; ++round) {
       if (!time_left()) return false;
-      compile(others, round);
+      if (round % rounds_compiled == 0) {
+        std::vector<Variant> next;
+        for (const Others& place : others)
+          for (std::size_t i = round; i < std::min(round + rounds_compiled, place.variants.size());
+               ++i)
+            next.push_back(place.variants[i]);
+        compile(next);
+      }
       for (std::size_t place = 0; place < others.size(); ++place) {
         if (round >= others[place].variants.size()) continue;
         if (!time_left()) return false;
@@ -187,25 +201,23 @@ class RankSearcher {
     return true;
   }
 
-  /// Compiles the variants of some rounds side by side: the backend keeps their kernels. A variant
-  /// that fails does so again when its turn comes.
-  void compile(const std::vector<Others>& others, std::size_t round) const {
-    constexpr std::size_t rounds = 2;
-    if (ranks_.facts().kind == DeviceKind::cpu || round % rounds != 0) return;
+  /// Compiles them side by side, which takes longer than their runs: the backend keeps the kernels.
+  /// One that fails does so again when its turn comes.
+  void compile(const std::vector<Variant>& variants) const {
+    if (ranks_.facts().kind == DeviceKind::cpu) return;
     std::vector<std::thread> threads;
-    for (const Others& place : others)
-      for (std::size_t i = round; i < std::min(round + rounds, place.variants.size()); ++i)
-        threads.emplace_back([this, &variant = place.variants[i]] {
-          try {
-            ranks_.backend().compile(
-                family_of(ranks_.op(), variant.family)
-                    .program(ranks_.problem(), ranks_.facts(), variant.config));
-          } catch (const Error&) {
-          }
-        });
+    for (const Variant& variant : variants)
+      threads.emplace_back([this, &variant] {
+        try {
+          ranks_.backend().compile(family_of(ranks_.op(), variant.family)
+                                       .program(ranks_.problem(), ranks_.facts(), variant.config));
+        } catch (const Error&) {
+        }
+      });
     for (std::thread& thread : threads) thread.join();
   }
 
+  static constexpr std::size_t rounds_compiled = 2;
   Lockstep& ranks_;
   const RankSearch& options_;
   std::chrono::steady_clock::time_point begin_;
