@@ -1,4 +1,4 @@
-// The host side of packets.cu and chunks.cu.
+// The host side of one_shot.cu and chunks.cu.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace fftune::all_reduce {
 namespace {
 
-constexpr const char* packets_file = "all_reduce/packets.cu";
+constexpr const char* one_shot_file = "all_reduce/one_shot.cu";
 constexpr const char* chunks_file = "all_reduce/chunks.cu";
 
 /// "fftune::bf16, fftune::llama_norm, true, true, fftune::norm_output::same, 2": the first template
@@ -28,9 +28,8 @@ std::string template_arguments(const Form& form) {
 /// Adds a kernel with the fields of all_reduce_params. A rank that is alone has its memory in
 /// scratch, cleared before each run.
 KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts& facts,
-                     const char* file, const std::string& expression, std::int64_t grid,
-                     std::int64_t threads, std::int64_t chunk_rows) {
-  const Form form = form_of(problem);
+                     const Form& form, const char* file, const std::string& expression,
+                     std::int64_t grid, std::int64_t threads, std::int64_t chunk_rows) {
   const TensorPlaces places(all_reduce_op().tensors(problem));
   KernelLaunch& launch =
       append_kernel(program, file, expression, {static_cast<std::uint32_t>(grid)},
@@ -60,32 +59,37 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   return launch;
 }
 
-// Packets.
+// One shot, as packets or as words.
 
-std::int64_t packet_vectors(const Form& form, const Config& config) {
+std::int64_t one_shot_vectors(const Form& form, const Config& config) {
   return quotient_up(form.row_bytes(), 16 * config.at("threads") * config.at("cluster"));
 }
 
 /// A thread keeps its vectors of x, the residual and w in registers.
-std::int64_t most_packet_vectors(std::int64_t threads) {
+std::int64_t most_vectors(std::int64_t threads) {
   return std::min<std::int64_t>(8, 2048 / threads);
 }
 
-std::optional<std::string> refuse_packets(const Problem& problem, const DeviceFacts& facts) {
+template <std::uint64_t most_bytes>
+std::optional<std::string> refuse_one_shot(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   if (form.row_bytes() % 16 != 0)
-    return fmt::format("rows of d={} are not whole packets: a row must be a multiple of 16 bytes",
+    return fmt::format("rows of d={} are not whole vectors: a row must be a multiple of 16 bytes",
                        form.d);
-  if (static_cast<std::uint64_t>(form.bytes()) > most_packet_message)
-    return fmt::format("{} bytes are more than go as packets, {}", form.bytes(),
-                       most_packet_message);
+  if (static_cast<std::uint64_t>(form.bytes()) > most_bytes)
+    return fmt::format("{} bytes are more than go in this way, {}", form.bytes(), most_bytes);
   const std::int64_t widest = 16 * 2048 * (facts.compute_capability >= 90 ? 8 : 1);
   if (form.row_bytes() > widest)
     return fmt::format("rows of {} bytes exceed what registers hold, {}", form.row_bytes(), widest);
   return std::nullopt;
 }
 
-Space packet_space(const Problem& problem, const DeviceFacts& facts) {
+/// They have not run between GPUs yet: a search may choose them.
+bool by_search_alone(const Problem&) {
+  return false;
+}
+
+Space one_shot_space(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   Space space;
   space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
@@ -104,14 +108,14 @@ Space packet_space(const Problem& problem, const DeviceFacts& facts) {
                   {"threads", "cluster"})
       .constraint("a thread keeps its vectors in registers",
                   [form](const Config& c) {
-                    return packet_vectors(form, c) <= most_packet_vectors(c.at("threads"));
+                    return one_shot_vectors(form, c) <= most_vectors(c.at("threads"));
                   },
                   {"threads", "cluster"});
   return space;
 }
 
 /// A vector a thread, two for rows beyond 16 KB, and clusters for wider ones.
-Config packet_default(const Problem& problem, const DeviceFacts& facts) {
+Config one_shot_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   const std::int64_t vectors = quotient_up(form.row_bytes(), 16);
   const std::int64_t threads = std::clamp<std::int64_t>(power_of_two(vectors), 64, 512);
@@ -121,14 +125,17 @@ Config packet_default(const Problem& problem, const DeviceFacts& facts) {
   return {{"threads", threads}, {"cluster", cluster}};
 }
 
-Program packet_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
-  const Form form = form_of(problem);
+template <bool words>
+Program one_shot_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  Form form = form_of(problem);
+  form.as_words = words;
   Program program;
-  KernelLaunch& launch =
-      append(program, problem, facts, packets_file,
-             fmt::format("all_reduce_packets<{}, {}, {}, {}>", template_arguments(form),
-                         config.at("threads"), packet_vectors(form, config), config.at("cluster")),
-             (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
+  KernelLaunch& launch = append(
+      program, problem, facts, form, one_shot_file,
+      fmt::format("all_reduce_in_one_shot<{}, fftune::sent_as::{}, {}, {}, {}>",
+                  template_arguments(form), words ? "words" : "packets", config.at("threads"),
+                  one_shot_vectors(form, config), config.at("cluster")),
+      (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
   launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
   return program;
 }
@@ -216,7 +223,7 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
                                                      config.at("blocks") * facts.multiprocessors);
   Program program;
   KernelLaunch& launch =
-      append(program, problem, facts, chunks_file,
+      append(program, problem, facts, form, chunks_file,
              fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
                          template_arguments(form), config.at("shots") == 2, chunk_vector(form),
                          config.at("senders"), config.at("summers"), chunk_vectors(form, config),
@@ -239,7 +246,7 @@ void set_group(ParameterStruct& parameters, Program& program, const Form& form, 
   };
   if (!form.loopback) return set(at.table, TensorArgument{group});
   const group_table table = loopback_table(form);
-  program.scratch.push_back({loopback_bytes(table), true});
+  program.scratch.push_back({loopback_bytes(form), true});
   const auto set_word = [&](std::size_t offset, std::uint64_t value) {
     set(at.loopback + offset, static_cast<std::int64_t>(value));
   };
@@ -258,11 +265,20 @@ std::vector<const Family*> cuda_families() {
   static const StageFamily packets({.name = "all_reduce_packets",
                                     .summary = "one shot, packets that hold data and epoch",
                                     .pass = "fwd",
-                                    .sources = {packets_file},
-                                    .refusal = refuse_packets,
-                                    .space = packet_space,
-                                    .default_config = packet_default,
-                                    .program = packet_program});
+                                    .sources = {one_shot_file},
+                                    .refusal = refuse_one_shot<most_packet_message>,
+                                    .space = one_shot_space,
+                                    .default_config = one_shot_default,
+                                    .program = one_shot_program<false>});
+  static const StageFamily words({.name = "all_reduce_words",
+                                  .summary = "one shot, words that are empty until data come",
+                                  .pass = "fwd",
+                                  .sources = {one_shot_file},
+                                  .is_preferred = by_search_alone,
+                                  .refusal = refuse_one_shot<most_word_message>,
+                                  .space = one_shot_space,
+                                  .default_config = one_shot_default,
+                                  .program = one_shot_program<true>});
   static const StageFamily chunks({.name = "all_reduce_chunks",
                                    .summary = "one or two shots, plain data and arrival flags",
                                    .pass = "fwd",
@@ -271,7 +287,7 @@ std::vector<const Family*> cuda_families() {
                                    .space = chunk_space,
                                    .default_config = chunk_default,
                                    .program = chunk_program});
-  return {&packets, &chunks};
+  return {&packets, &words, &chunks};
 }
 
 }  // namespace fftune::all_reduce

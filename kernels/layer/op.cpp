@@ -386,10 +386,6 @@ std::vector<OptionField> option_fields() {
                   "with ranks, peers: a group's memory is given; loopback: one rank plays all, "
                   "whose summands are equal",
                   {"loopback", "peers"}),
-      rare_option("sums",
-                  "with ranks, fused: a sum over them may be computed by the launch of the product "
-                  "in front of it",
-                  {"apart", "fused"}),
       rare_option("lengths",
                   "keys of the sequences in tests and measurements: as many as the cache has room "
                   "for, or fewer",
@@ -503,8 +499,6 @@ class Layer final : public DescribedOp {
       return "pages without page: give the keys of a page";
     if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
       return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
-    if (problem.options.contains("sums") && !problem.sizes.contains("ranks"))
-      return "sums=" + problem.option("sums") + " without ranks: give the ranks of the group";
     if (problem.sizes.contains("ranks") && problem.has("qk-norm", "rows"))
       return fmt::format(
           "qk-norm=rows with ranks={}: a norm of all heads needs those of other ranks",

@@ -113,9 +113,7 @@ class Parts {
   /// Beside a feed-forward network the sum is that of both.
   bool add_attn_reduce() {
     if (!sliced_ || beside_) return false;
-    // A sum that is computed with the product in front of it leaves the norm to what is behind.
-    const bool normed =
-        !post_norms_ && !problem_.has("norm", "layer") && !problem_.has("sums", "fused");
+    const bool normed = !post_norms_ && !problem_.has("norm", "layer");
     add_reduce("attn_reduce", post_norms_ ? "no" : "yes",
                normed ? option_or(problem_, "convention", "llama") : "none",
                {{"x", "attn_out"},

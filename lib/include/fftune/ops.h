@@ -1330,9 +1330,6 @@
  *   link            loopback, peers                       with ranks, peers: a group's memory is
  *                                                         given; loopback: one rank plays all,
  *                                                         whose summands are equal
- *   sums            apart, fused                          with ranks, fused: a sum over them may be
- *                                                         computed by the launch of the product in
- *                                                         front of it
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1946,9 +1943,6 @@
  *   link            loopback, peers                       with ranks, peers: a group's memory is
  *                                                         given; loopback: one rank plays all,
  *                                                         whose summands are equal
- *   sums            apart, fused                          with ranks, fused: a sum over them may be
- *                                                         computed by the launch of the product in
- *                                                         front of it
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer

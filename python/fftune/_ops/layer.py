@@ -236,7 +236,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
-                 wide_logits=False, fused_sums=False, ranks=0) -> tuple[str, list[Tensor], list[Tensor]]:
+                 wide_logits=False, ranks=0) -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -258,7 +258,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
         eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
         multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
                                            grouped=grouped, norm_last=norm_last,
-                                           wide_logits=wide_logits, fused_sums=fused_sums))
+                                           wide_logits=wide_logits))
     if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
@@ -287,8 +287,8 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise, ranks=ranks,
-                   fused_sums=fused_sums)
+                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise,
+                   ranks=ranks)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -308,7 +308,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
           norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False,
-          fused_sums: bool = False, group: Group | None = None) -> Tensor:
+          group: Group | None = None) -> Tensor:
     """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
     A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
@@ -374,8 +374,6 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         norm_last: Norms of q and k are applied after RoPE.
         multiplier: Factor of what is added to the residual.
         wide_logits: Compute router logits as if x and w_router were float32.
-        fused_sums: With a group, the sums over ranks may be computed by the launch of the product in front
-            of them, and the norm behind attention has a kernel of its own.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
             some of the features between up and down; or of a mixture experts / ranks whole experts,
             those of the first rank first, and the whole router. heads and kv_heads are the slice's. The outputs
@@ -396,7 +394,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits, fused_sums=fused_sums, ranks=0 if group is None else group.ranks)
+        wide_logits=wide_logits, ranks=0 if group is None else group.ranks)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s

@@ -1,22 +1,22 @@
-// All-reduce in one shot through packets: a rank sends its rows to every peer in words of 8 bytes
-// that hold 4 bytes of data and the epoch, and polls the words that peers send it. No fence and no
-// flag is on the way, so one trip over the link is all that a small message takes.
+// All-reduce in one shot: a rank sends its rows to every peer as packets or as words
+// (one_shot.cuh), and polls those that peers send it, so one trip over the link is all that a
+// message takes.
 //
 // A cluster of `cluster` blocks has a row. A thread has vectors of 16 bytes, vector i being number
-// (i * cluster + rank) * threads + thread of the row. Each vector is four packets. The last cluster
-// has no row: it exchanges greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
+// (i * cluster + rank) * threads + thread of the row. The last cluster has no row: it exchanges
+// greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
 #include "all_reduce/normed_rows.cuh"
-#include "common/peers.cuh"
-#include "common/vectors.cuh"
+#include "all_reduce/one_shot.cuh"
 
 namespace fftune {
 
 template <class T, class Convention, bool normalises, bool adds, norm_output output, int ranks,
-          int threads, int vectors, int cluster>
+          sent_as kind, int threads, int vectors, int cluster>
 __global__ void __launch_bounds__(threads)
-    all_reduce_packets(const __grid_constant__ all_reduce_params params) {
+    all_reduce_in_one_shot(const __grid_constant__ all_reduce_params params) {
   constexpr int count = 16 / static_cast<int>(sizeof(T));
   using row_sums = row_sum<1, threads, 1, cluster>;
+  using sent = one_shot<kind>;
   __shared__ typename row_sums::memory shared;
   wait_and_launch_dependents();
 
@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(threads)
   const u64 policy = l2_eviction_policy<false>();
   const auto valid = [&](int i) { return has_row && first_column + i * column_step < d; };
   const auto place = [&](int i) { return row * d + first_column + i * column_step; };
+  const auto number = [&](int i) { return place(i) / count; };
 
   aligned_vector<T, count> own[vectors];
 #pragma unroll
@@ -37,20 +38,15 @@ __global__ void __launch_bounds__(threads)
     own[i] = load_once<T, count>(static_cast<const T*>(params.x) + place(i), valid(i), policy);
 
   peer_group<ranks> group(params.table, params.loopback, params.tag);
-  group.require_room(static_cast<u64>(params.rows) * d * sizeof(T) * 2, group.packet_bytes);
+  sent::require_room(group, params.rows * (d / count));
   if (!group.failed) {
 #pragma unroll
     for (int p = 0; p < ranks; ++p) {
       if (!group.is_peer(p)) continue;
-      char* const slot =
-          group.base[p] + group.slot_offset(group.packets, group.packet_bytes, group.slot_at(p));
+      char* const slot = sent::at_peer(group, p);
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        if (!valid(i)) continue;
-        char* const to = slot + place(i) * static_cast<i64>(2 * sizeof(T));
-        store_packets(to, own[i].word[0], own[i].word[1], group.epoch);
-        store_packets(to + 16, own[i].word[2], own[i].word[3], group.epoch);
-      }
+      for (int i = 0; i < vectors; ++i)
+        if (valid(i)) sent::send(slot, number(i), own[i], group.epoch);
     }
   }
 
@@ -75,14 +71,9 @@ __global__ void __launch_bounds__(threads)
     for (int p = 0; p < ranks; ++p) {
       aligned_vector<T, count> value = own[i];
       if (group.is_peer(p)) {
-        const char* const from = group.own +
-                                 group.slot_offset(group.packets, group.packet_bytes, p) +
-                                 place(i) * static_cast<i64>(2 * sizeof(T));
-        group.wait(p, [&] {
-          const bool first = load_packets(from, group.epoch, value.word[0], value.word[1]);
-          const bool second = load_packets(from + 16, group.epoch, value.word[2], value.word[3]);
-          return first && second;
-        });
+        char* const slot = sent::here(group, p);
+        group.wait(p, [&] { return sent::arrived(slot, number(i), value, group.epoch); });
+        sent::take(slot, number(i), value);
       }
       float summand[count];
       to_floats(value, summand);
