@@ -78,7 +78,7 @@ def check(model: tuple, rank: int, ranks: int, group) -> None:
             print(f"check batch {batch} tokens {s} error {error:.5f}", flush=True)
 
 
-def print_timeline(call, rank: int, replays: int = 5) -> None:
+def print_timeline(call, rank: int, ranks: int, replays: int = 5) -> None:
     """The kernels of a replayed call by name: how many, how long, and by how much each moved the end of all
     that ran before it. Launches overlap, so the latter add up to the call."""
     graph = torch.cuda.CUDAGraph()
@@ -91,8 +91,6 @@ def print_timeline(call, rank: int, replays: int = 5) -> None:
         for _ in range(replays):
             graph.replay()
         torch.cuda.synchronize()
-    if rank != 0:
-        return
     kernels: dict[str, list[float]] = {}
     end = None
     for event in sorted((e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA),
@@ -102,9 +100,12 @@ def print_timeline(call, rank: int, replays: int = 5) -> None:
         entry[1] += event.time_range.end - event.time_range.start
         entry[2] += event.time_range.end - end if end is not None else 0
         end = event.time_range.end
-    for name, (count, busy, moved) in sorted(kernels.items(), key=lambda k: -k[1][2]):
-        print(f"  {count / replays:6.1f} x {busy / count:8.2f} us, moves the end {moved / count:8.2f} us each, "
-              f"{moved / replays:9.1f} us a call  {name}", flush=True)
+    for own in range(ranks):
+        dist.barrier()
+        for name, (count, busy, moved) in sorted(kernels.items(), key=lambda k: -k[1][2]):
+            if rank == own and count > replays * 2:
+                print(f"  rank {rank} {count / replays:6.1f} x {busy / count:8.2f} us, moves the end "
+                      f"{moved / count:8.2f} us each, {moved / replays:9.1f} us a call  {name}", flush=True)
 
 
 def measure(given: argparse.Namespace, rank: int, group) -> None:
@@ -157,7 +158,7 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
             print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
                   f"{what} {time:.1f} us", flush=True)
         if given.timeline:
-            print_timeline(call, rank)
+            print_timeline(call, rank, dist.get_world_size())
 
 
 def run(rank: int, store: str, runs: list) -> None:

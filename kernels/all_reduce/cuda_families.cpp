@@ -1,4 +1,4 @@
-// The host side of one_shot.cu and chunks.cu.
+// The host side of words.cu and chunks.cu.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace fftune::all_reduce {
 namespace {
 
-constexpr const char* one_shot_file = "all_reduce/one_shot.cu";
+constexpr const char* words_file = "all_reduce/words.cu";
 constexpr const char* chunks_file = "all_reduce/chunks.cu";
 
 /// "fftune::bf16, fftune::llama_norm, true, true, fftune::norm_output::same, 2": the first template
@@ -59,37 +59,37 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   return launch;
 }
 
-// One shot, as packets or as words.
+// Words.
 
-std::int64_t one_shot_vectors(const Form& form, const Config& config) {
+std::int64_t word_vectors(const Form& form, const Config& config) {
   return quotient_up(form.row_bytes(), 16 * config.at("threads") * config.at("cluster"));
 }
 
 /// A thread keeps its vectors of x, the residual and w in registers.
 std::int64_t most_vectors(std::int64_t threads) {
-  return std::min<std::int64_t>(8, 2048 / threads);
+  return std::min<std::int64_t>(8, (threads > 256 ? 1024 : 2048) / threads);
 }
 
-template <std::uint64_t most_bytes>
-std::optional<std::string> refuse_one_shot(const Problem& problem, const DeviceFacts& facts) {
+std::optional<std::string> refuse_words(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   if (form.row_bytes() % 16 != 0)
     return fmt::format("rows of d={} are not whole vectors: a row must be a multiple of 16 bytes",
                        form.d);
-  if (static_cast<std::uint64_t>(form.bytes()) > most_bytes)
-    return fmt::format("{} bytes are more than go in this way, {}", form.bytes(), most_bytes);
+  if (static_cast<std::uint64_t>(form.bytes()) > most_word_message)
+    return fmt::format("{} bytes are more than go as words, {}", form.bytes(), most_word_message);
   const std::int64_t widest = 16 * 2048 * (facts.compute_capability >= 90 ? 8 : 1);
   if (form.row_bytes() > widest)
     return fmt::format("rows of {} bytes exceed what registers hold, {}", form.row_bytes(), widest);
   return std::nullopt;
 }
 
-/// They have not run between GPUs yet: a search may choose them.
-bool by_search_alone(const Problem&) {
-  return false;
+/// Between more ranks two shots move fewer bytes over the link, which counts in long messages.
+bool prefers_words(const Problem& problem) {
+  const Form form = form_of(problem);
+  return form.ranks <= 2 || static_cast<std::uint64_t>(form.bytes()) <= most_packet_message;
 }
 
-Space one_shot_space(const Problem& problem, const DeviceFacts& facts) {
+Space word_space(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   Space space;
   space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
@@ -108,34 +108,33 @@ Space one_shot_space(const Problem& problem, const DeviceFacts& facts) {
                   {"threads", "cluster"})
       .constraint("a thread keeps its vectors in registers",
                   [form](const Config& c) {
-                    return one_shot_vectors(form, c) <= most_vectors(c.at("threads"));
+                    return word_vectors(form, c) <= most_vectors(c.at("threads"));
                   },
                   {"threads", "cluster"});
   return space;
 }
 
-/// A vector a thread, two for rows beyond 16 KB, and clusters for wider ones.
-Config one_shot_default(const Problem& problem, const DeviceFacts& facts) {
+/// Two vectors a thread or more, which are in flight together, and clusters for wide rows.
+Config word_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   const std::int64_t vectors = quotient_up(form.row_bytes(), 16);
-  const std::int64_t threads = std::clamp<std::int64_t>(power_of_two(vectors), 64, 512);
+  const std::int64_t threads =
+      std::clamp<std::int64_t>(power_of_two(quotient_up(vectors, 2)), 64, 256);
   std::int64_t cluster = 1;
   if (facts.compute_capability >= 90)
-    while (cluster < 8 && vectors > 2 * threads * cluster) cluster *= 2;
+    while (cluster < 8 && vectors > 4 * threads * cluster) cluster *= 2;
   return {{"threads", threads}, {"cluster", cluster}};
 }
 
-template <bool words>
-Program one_shot_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+Program words_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   Form form = form_of(problem);
-  form.as_words = words;
+  form.as_words = true;
   Program program;
-  KernelLaunch& launch = append(
-      program, problem, facts, form, one_shot_file,
-      fmt::format("all_reduce_in_one_shot<{}, fftune::sent_as::{}, {}, {}, {}>",
-                  template_arguments(form), words ? "words" : "packets", config.at("threads"),
-                  one_shot_vectors(form, config), config.at("cluster")),
-      (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
+  KernelLaunch& launch =
+      append(program, problem, facts, form, words_file,
+             fmt::format("all_reduce_words<{}, {}, {}, {}>", template_arguments(form),
+                         config.at("threads"), word_vectors(form, config), config.at("cluster")),
+             (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
   launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
   return program;
 }
@@ -262,23 +261,15 @@ void set_group(ParameterStruct& parameters, Program& program, const Form& form, 
 }
 
 std::vector<const Family*> cuda_families() {
-  static const StageFamily packets({.name = "all_reduce_packets",
-                                    .summary = "one shot, packets that hold data and epoch",
-                                    .pass = "fwd",
-                                    .sources = {one_shot_file},
-                                    .refusal = refuse_one_shot<most_packet_message>,
-                                    .space = one_shot_space,
-                                    .default_config = one_shot_default,
-                                    .program = one_shot_program<false>});
   static const StageFamily words({.name = "all_reduce_words",
                                   .summary = "one shot, words that are empty until data come",
                                   .pass = "fwd",
-                                  .sources = {one_shot_file},
-                                  .is_preferred = by_search_alone,
-                                  .refusal = refuse_one_shot<most_word_message>,
-                                  .space = one_shot_space,
-                                  .default_config = one_shot_default,
-                                  .program = one_shot_program<true>});
+                                  .sources = {words_file},
+                                  .is_preferred = prefers_words,
+                                  .refusal = refuse_words,
+                                  .space = word_space,
+                                  .default_config = word_default,
+                                  .program = words_program});
   static const StageFamily chunks({.name = "all_reduce_chunks",
                                    .summary = "one or two shots, plain data and arrival flags",
                                    .pass = "fwd",
@@ -287,7 +278,7 @@ std::vector<const Family*> cuda_families() {
                                    .space = chunk_space,
                                    .default_config = chunk_default,
                                    .program = chunk_program});
-  return {&packets, &words, &chunks};
+  return {&words, &chunks};
 }
 
 }  // namespace fftune::all_reduce

@@ -7,9 +7,9 @@
 //                                     residual ───────────┴──> y
 //
 // A warpgroup sends all of its subtiles before it waits for the peers'. Summands are rounded to the
-// type of y, as those of a product with a kernel of its own are (one_shot.cuh).
-#include "all_reduce/one_shot.cuh"
+// type of y, as those of a product with a kernel of its own are (words.cuh).
 #include "all_reduce/product_sm90.cuh"
+#include "all_reduce/words.cuh"
 #include "gemm/sm90/gemm.cu"
 
 namespace fftune {
@@ -39,8 +39,7 @@ struct summed_epilogue : value_epilogue<Traits> {
     const u64 policy = l2_eviction_policy<false>();
     wait_for_dependencies();  // the producers have, and so this returns at once
     peer_group<ranks> group(all.table, all.loopback, all.tag);
-    using sent = one_shot<sent_as::words>;
-    sent::require_room(group, static_cast<i64>(this->gemm.m) * this->gemm.n / elements);
+    sent_words::require_room(group, static_cast<i64>(this->gemm.m) * this->gemm.n / elements);
     if (blockIdx.x == 0 && this->warpgroup == 0) group.send_greeting(thread);
     const auto row_of = [&](int i) { return to.row + thread / chunks + i * row_step; };
     const auto column_of = [&](int subtile) {
@@ -76,7 +75,7 @@ struct summed_epilogue : value_epilogue<Traits> {
 #pragma unroll
         for (int p = 0; p < ranks; ++p) {
           if (!group.is_peer(p)) continue;
-          sent::send(sent::at_peer(group, p), place(subtile, i) / elements, own, group.epoch);
+          sent_words::send(sent_words::at_peer(group, p), place(subtile, i) / elements, own);
         }
         store_once(kept + place(subtile, i), own, policy);
       }
@@ -102,21 +101,21 @@ struct summed_epilogue : value_epilogue<Traits> {
       for (int p = 0; p < ranks; ++p) {
         vector theirs[batch];
         if (group.is_peer(p)) {
-          char* const from = sent::here(group, p);
+          char* const from = sent_words::here(group, p);
           group.wait(p, [&] {
             bool there = true;
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
               if (!valid(i)) continue;
               const bool own =
-                  sent::arrived(from, place(subtile, first + i) / elements, theirs[i], group.epoch);
+                  sent_words::arrived(from, place(subtile, first + i) / elements, theirs[i]);
               there = there && own;
             }
             return there;
           });
 #pragma unroll
           for (int i = 0; i < batch; ++i)
-            if (valid(i)) sent::take(from, place(subtile, first + i) / elements, theirs[i]);
+            if (valid(i)) sent_words::take(from, place(subtile, first + i) / elements, theirs[i]);
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {

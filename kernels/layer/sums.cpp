@@ -233,7 +233,10 @@ class SummedProduct final : public Family {
   all_reduce::Form message(const OpPart& sum) const {
     all_reduce::Form form = all_reduce::form_of(sum.problem);
     form.as_words = of_.kernel.summands != DType::f32;
-    if (!form.as_words) form.dtype = DType::f32;
+    if (!form.as_words) {
+      form.dtype = DType::f32;
+      form.d = quotient_up(form.d, 8) * 8;  // eight columns are together
+    }
     return form;
   }
 

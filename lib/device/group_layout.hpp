@@ -31,7 +31,7 @@ struct GroupTable {
 constexpr std::uint64_t most_packet_message = std::uint64_t{512} << 10;
 
 /// Messages up to this size may go as words that are empty until data come
-/// (kernels/all_reduce/one_shot.cuh): each slot of their area takes this much of the memory.
+/// (kernels/all_reduce/words.cuh): each slot of their area takes this much of the memory.
 constexpr std::uint64_t most_word_message = std::uint64_t{64} << 20;
 
 /// The areas for messages of up to `bytes` between `ranks` ranks.
@@ -41,8 +41,7 @@ inline GroupTable group_layout(int ranks, std::uint64_t bytes) {
   GroupTable table;
   table.ranks = static_cast<std::uint32_t>(ranks);
   table.packets = rounded(GroupTable::header_bytes);
-  // Packets of 32 vectors are together.
-  table.packet_bytes = (std::min(bytes, most_packet_message) + 511) / 512 * 1024;
+  table.packet_bytes = rounded(2 * std::min(bytes, most_packet_message));
   table.data = table.packets + 2 * table.ranks * table.packet_bytes;
   table.data_bytes = rounded(bytes);
   return table;

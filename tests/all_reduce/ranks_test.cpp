@@ -238,7 +238,7 @@ void run_many(const Task& task, int count) {
     plans.push_back(
         plan_of(*backend, problem,
                 draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).back()));
-    // Packets too where they serve.
+    // Words too where they serve.
     runs.emplace_back(*backend, task, group.memory(), problem);
     plans.push_back(
         plan_of(*backend, problem,
@@ -268,14 +268,13 @@ void time_variants(const Task& task) {
     for (const auto& [threads, cluster] : configs)
       list.push_back({fmt::format("{}/threads={},cluster={}", family, threads, cluster), sizes});
   };
-  const std::vector<Size> small{{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}};
-  add("all_reduce_packets", {{512, 1}, {256, 2}}, small);
-  add("all_reduce_words", {{512, 1}, {256, 2}, {128, 4}, {256, 1}}, small);
-  const std::vector<Size> large{{138, 6144}, {1024, 4096}, {2048, 4096}, {4096, 8192}};
-  add("all_reduce_words", {{512, 1}, {256, 1}, {256, 2}, {1024, 1}, {128, 4}}, large);
-  for (const char* config :
-       {"senders=4,summers=256,parts=4,blocks=2", "senders=2,summers=256,parts=1,blocks=2"})
-    list.push_back({fmt::format("all_reduce_chunks/shots=1,{}", config), large});
+  const std::vector<Size> small{{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}, {138, 6144}};
+  const std::vector<Size> large{{1024, 4096}, {2048, 4096}, {4096, 8192}};
+  add("all_reduce_words", {{512, 1}, {256, 1}, {128, 1}, {256, 2}}, small);
+  add("all_reduce_words", {{512, 1}, {256, 1}, {128, 1}, {64, 1}, {128, 2}, {64, 2}}, large);
+  list.push_back(
+      {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2", {{138, 6144}}});
+  list.push_back({"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=2", large});
   // Compiles all kernels at once, into the cache.
   std::vector<std::thread> compilers;
   for (const auto& [id, sizes] : list)

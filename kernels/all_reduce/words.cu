@@ -1,22 +1,20 @@
-// All-reduce in one shot: a rank sends its rows to every peer as packets or as words
-// (one_shot.cuh), and polls those that peers send it, so one trip over the link is all that a
-// message takes.
+// All-reduce in one shot: a rank sends its rows to every peer as words (words.cuh), and polls those
+// that peers send it.
 //
 // A cluster of `cluster` blocks has a row. A thread has vectors of 16 bytes, vector i being number
 // (i * cluster + rank) * threads + thread of the row. The last cluster has no row: it exchanges
 // greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
 #include "all_reduce/normed_rows.cuh"
-#include "all_reduce/one_shot.cuh"
+#include "all_reduce/words.cuh"
 
 namespace fftune {
 
 template <class T, class Convention, bool normalises, bool adds, norm_output output, int ranks,
-          sent_as kind, int threads, int vectors, int cluster>
+          int threads, int vectors, int cluster>
 __global__ void __launch_bounds__(threads)
-    all_reduce_in_one_shot(const __grid_constant__ all_reduce_params params) {
+    all_reduce_words(const __grid_constant__ all_reduce_params params) {
   constexpr int count = 16 / static_cast<int>(sizeof(T));
   using row_sums = row_sum<1, threads, 1, cluster>;
-  using sent = one_shot<kind>;
   __shared__ typename row_sums::memory shared;
   wait_and_launch_dependents();
 
@@ -38,17 +36,20 @@ __global__ void __launch_bounds__(threads)
     own[i] = load_once<T, count>(static_cast<const T*>(params.x) + place(i), valid(i), policy);
 
   peer_group<ranks> group(params.table, params.loopback, params.tag);
-  sent::require_room(group, params.rows * (d / count));
+  sent_words::require_room(group, params.rows * (d / count));
   if (!group.failed) {
 #pragma unroll
     for (int p = 0; p < ranks; ++p) {
       if (!group.is_peer(p)) continue;
-      char* const slot = sent::at_peer(group, p);
+      char* const slot = sent_words::at_peer(group, p);
 #pragma unroll
       for (int i = 0; i < vectors; ++i)
-        if (valid(i)) sent::send(slot, number(i), own[i], group.epoch);
+        if (valid(i)) sent_words::send(slot, number(i), own[i]);
     }
   }
+  // The ticket's way to memory and back is beneath that of the data.
+  __syncthreads();
+  if (threadIdx.x == 0) group.finish();
 
   aligned_vector<T, count> others[vectors], weights[vectors];
 #pragma unroll
@@ -62,37 +63,54 @@ __global__ void __launch_bounds__(threads)
   }
   if (!has_row && part == 0) group.greet(static_cast<int>(threadIdx.x));
 
+  float total[vectors][count];
+#pragma unroll
+  for (int p = 0; p < ranks; ++p) {
+    aligned_vector<T, count> values[vectors];
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) values[i] = own[i];
+    if (group.is_peer(p)) {
+      char* const slot = sent_words::here(group, p);
+      group.wait(p, [&] {  // the loads of all vectors are in flight together
+        bool there = true;
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) {
+          if (!valid(i)) continue;
+          const bool own_there = sent_words::arrived(slot, number(i), values[i]);
+          there = there && own_there;
+        }
+        return there;
+      });
+#pragma unroll
+      for (int i = 0; i < vectors; ++i)
+        if (valid(i)) sent_words::take(slot, number(i), values[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      float summand[count];
+      to_floats(values[i], summand);
+#pragma unroll
+      for (int e = 0; e < count; ++e) total[i][e] = p == 0 ? summand[e] : total[i][e] + summand[e];
+    }
+  }
+
   float squares[1] = {0.0f};
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!valid(i)) continue;
-    float total[count];
-#pragma unroll
-    for (int p = 0; p < ranks; ++p) {
-      aligned_vector<T, count> value = own[i];
-      if (group.is_peer(p)) {
-        char* const slot = sent::here(group, p);
-        group.wait(p, [&] { return sent::arrived(slot, number(i), value, group.epoch); });
-        sent::take(slot, number(i), value);
-      }
-      float summand[count];
-      to_floats(value, summand);
-#pragma unroll
-      for (int e = 0; e < count; ++e) total[e] = p == 0 ? summand[e] : total[e] + summand[e];
-    }
     if constexpr (adds) {
       float other[count];
       to_floats(others[i], other);
 #pragma unroll
-      for (int e = 0; e < count; ++e) total[e] += other[e];
+      for (int e = 0; e < count; ++e) total[i][e] += other[e];
     }
-    own[i] = from_floats<T>(total);
+    own[i] = from_floats<T>(total[i]);
     if constexpr (normalises) {
       if constexpr (adds)
         if (!group.failed) store_once(static_cast<T*>(params.sum) + place(i), own[i], policy);
-      to_floats(own[i], total);
+      to_floats(own[i], total[i]);
 #pragma unroll
-      for (int e = 0; e < count; ++e) squares[0] += total[e] * total[e];
+      for (int e = 0; e < count; ++e) squares[0] += total[i][e] * total[i][e];
     } else if (!group.failed) {
       store_once(static_cast<T*>(params.y) + place(i), own[i], policy);
     }
@@ -118,8 +136,6 @@ __global__ void __launch_bounds__(threads)
       if (valid(i) && !group.failed) rows.store(place(i), own[i], weights[i], scale, policy);
     row_sums::finish();
   }
-  __syncthreads();
-  if (threadIdx.x == 0) group.finish();
 }
 
 }  // namespace fftune
