@@ -392,7 +392,8 @@ def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots
                   [own.pages for own in pages], batch.lengths, first.heads, first.kv_heads,
                   slots=slots[:, None].int(), pages=table.int(), positions=batch.positions[:, None],
                   angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
-                  rope_scale=first.rope_scale, rotation=first.rotation, group=model.group)
+                  rope_scale=first.rope_scale, rotation=first.rotation, group=model.group,
+                  **(first.experts.options() if first.experts else {}))
     return None, y[:, 0]
 
 

@@ -28,6 +28,23 @@ _DTYPE = torch.bfloat16
 
 
 @dataclass
+class Experts:
+    """A mixture that the op `layer` computes: a softmax of all logits, and the best experts' networks."""
+
+    gate: nn.Module
+    routed: nn.Module  # w13_weight [experts, 2h, d], per expert gate rows first, and w2_weight [experts, d, h]
+    top_k: int
+    renormalise: bool
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(w_router=self.gate.weight.data, w_gate_up=self.routed.w13_weight.data,
+                    w_down=self.routed.w2_weight.data)
+
+    def options(self) -> dict:
+        return dict(top_k=self.top_k, renormalise=self.renormalise, packing="halves")
+
+
+@dataclass
 class Layer:
     """One decoder layer: its modules, and options of the ops. Weights are looked up at each use:
     vLLM may load others."""
@@ -41,7 +58,8 @@ class Layer:
     head_norm_modules: tuple[nn.Module, nn.Module] | None
     gate_up: nn.Module | None
     down: nn.Module | None
-    mixture: Callable[[Tensor], Tensor] | None
+    mixture: Callable[[Tensor], Tensor] | None  # vLLM's block
+    experts: Experts | None  # what is known of it
     heads: int
     kv_heads: int
     dim: int
@@ -93,14 +111,14 @@ class Layer:
         return None if self.out.bias is None else torch.zeros_like(self.out.bias.data)
 
     def weights(self) -> dict[str, Tensor]:
-        """Those of a layer with a network, as the op `layer` calls them: all ranks have the same
-        names."""
+        """As the op `layer` calls them: all ranks have the same names."""
         q_norm, k_norm = self.head_norms or (None, None)
         found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
                      q_norm=q_norm, k_norm=k_norm, w_o=self.w_o,
                      b_o=self._no_bias if self.b_o is None else self.b_o,
-                     ffn_norm=self.ffn_norm.weight.data, w_gate=self.w_gate, w_up=self.w_up,
-                     w_down=self.w_down)
+                     ffn_norm=self.ffn_norm.weight.data)
+        found |= (dict(w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down) if self.mixture is None else
+                  self.experts.weights())
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -112,17 +130,19 @@ class Model:
 
     @functools.cached_property
     def is_alike(self) -> bool:
-        """Whether the layers are alike in all that the op `layer` takes once: networks without
-        experts, with one epsilon."""
+        """Whether the layers are alike in all that the op `layer` takes once: networks, or mixtures
+        that it computes, with one epsilon."""
         def shared(layer: Layer) -> tuple:
             norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
             return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
                     layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
-                    layer.b_qkv is None, layer.out.bias is None, layer.head_norms is None)
+                    layer.b_qkv is None, layer.out.bias is None, layer.head_norms is None,
+                    layer.experts and layer.experts.options())
 
         first = shared(self.layers[0])
         return (len(first[7]) == 1
-                and all(layer.mixture is None and shared(layer) == first for layer in self.layers))
+                and all((layer.mixture is None or layer.experts is not None) and shared(layer) == first
+                        for layer in self.layers))
 
 
 @dataclass
@@ -281,14 +301,43 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
             raise Unfit("a network that is not known")
     elif mixture.is_sequence_parallel:
         raise Unfit("sequence parallelism")
+    experts = None
+    if mixture is not None and own.o_proj.tp_size == 1 \
+            and not getattr(config.model_config, "enable_return_routed_experts", False):
+        experts = _experts_of(mixture)
     rotary = own.rotary_emb
     if id(rotary) not in tables:
         tables[id(rotary)] = _angles_of(rotary, config.model_config.max_model_len)
     angles, rope_scale = tables[id(rotary)]
     return Layer(own.attn.layer_name, own.attn, own.qkv_proj, own.o_proj, layer.input_layernorm,
-                 layer.post_attention_layernorm, head_norms, gate_up, down, mixture, heads, kv_heads,
-                 dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
+                 layer.post_attention_layernorm, head_norms, gate_up, down, mixture, experts,
+                 heads, kv_heads, dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
                  "halves" if rotary.is_neox_style else "interleaved")
+
+
+def _experts_of(mixture: nn.Module) -> Experts | None:
+    """The mixture as the op `layer` computes it; None if it is another. Its experts have to be those in the
+    place of TritonExperts, which keep the checkpoint's order of the weights."""
+    try:
+        gate, runner = mixture.gate, mixture.experts
+        router, routed = runner.router, runner.routed_experts
+        w13, w2 = routed.w13_weight, routed.w2_weight
+        _expect_linear(gate, "ReplicatedLinear")
+        _expect_tensor("experts", w13)
+        _expect_tensor("experts", w2)
+        is_known = (
+            runner.gate is gate and runner.shared_experts is None and gate.bias is None
+            and type(router).__name__ == "FusedTopKRouter" and router.scoring_func == "softmax"
+            and router.eplb_state is None and routed.expert_map is None
+            and type(routed.quant_method).__name__ == "UnquantizedFusedMoEMethod"
+            and routed.quant_method.experts_cls.__name__ == "FFTuneExperts"
+            and routed.activation.value == "silu" and not routed.apply_router_weight_on_input
+            and not hasattr(routed, "w13_bias") and getattr(routed, "swiglu_limit", None) is None
+            and w13.dim() == 3 and w13.shape == (gate.weight.shape[0], 2 * w2.shape[2], gate.weight.shape[1])
+            and w2.shape == (w13.shape[0], w13.shape[2], w13.shape[1] // 2))
+    except (AttributeError, Unfit):  # another version, or another kind of mixture
+        return None
+    return Experts(gate, routed, router.top_k, router.renormalize) if is_known else None
 
 
 def _scale_of(scale: float, dim: int) -> float:
