@@ -167,6 +167,73 @@ def test_numbers(stand_in, kind):
     expect_right(model, *batch_of(model, (48,)))
 
 
+def set_on(path, value):
+    """A change of all layers, by a path from the layer."""
+    def change(model):
+        for layer in model.layers:
+            *homes, name = path.split(".")
+            home = layer
+            for part in homes:
+                home = getattr(home, part)
+            setattr(home, name, value)
+    return change
+
+
+def mixtures_of(stand_in):
+    """Qwen3-MoE with one epsilon for all norms, as its checkpoints have."""
+    model = model_of(stand_in, "qwen3_moe")
+    for name in ("q_norm", "k_norm"):
+        set_on(f"self_attn.{name}.variance_epsilon", model.layers[0].input_layernorm.variance_epsilon)(model)
+    return model
+
+
+def calls_of_layer(monkeypatch):
+    """A list with an entry for each call of the op `layer` from now on."""
+    ops, calls = importlib.import_module("fftune.ops"), []
+    own = ops.layer
+    monkeypatch.setattr(ops, "layer", lambda *a, **o: calls.append(o) or own(*a, **o))
+    return calls
+
+
+def test_mixtures_are_one_op(stand_in, monkeypatch):
+    for renormalises in (True, False):
+        model = mixtures_of(stand_in)
+        set_on("mlp.experts.router.renormalize", renormalises)(model)
+        warm(model)
+        with monkeypatch.context() as patched:
+            calls = calls_of_layer(patched)
+            expect_right(model, *batch_of(model))
+        one, = calls
+        assert one["top_k"] == 2 and one["renormalise"] is renormalises
+
+
+def with_other_routers(model):
+    for layer in model.layers:
+        router = layer.mlp.experts.router
+        layer.mlp.experts.router = type("GroupedTopKRouter", (type(router),), {})(**vars(router))
+
+
+@pytest.mark.parametrize("change", [
+    set_on("mlp.experts.router.scoring_func", "sigmoid"),
+    set_on("mlp.experts.router.eplb_state", 1),
+    with_other_routers,
+    set_on("mlp.experts.routed_experts.expert_map", torch.arange(4)),
+    set_on("mlp.experts.routed_experts.swiglu_limit", 7.0),
+    set_on("mlp.experts.routed_experts.apply_router_weight_on_input", True),
+    set_on("mlp.experts.routed_experts.quant_method.experts_cls", object),
+    lambda model: delattr(model.layers[1].mlp.experts.routed_experts, "quant_method"),
+    lambda model: setattr(model.vllm_config.model_config, "enable_return_routed_experts", True),
+    lambda model: setattr(model.layers[2].mlp.gate, "skip_bias_add", True),
+    set_on("mlp.experts.shared_experts", torch.nn.Identity())])
+def test_other_mixtures_are_vllms_blocks(stand_in, monkeypatch, change):
+    """The attributes are read before the first batch alone, and the stand-in computes as ever."""
+    model = mixtures_of(stand_in)
+    change(model)
+    calls = calls_of_layer(monkeypatch)
+    expect_right(warm(model), *batch_of(model))
+    assert not calls
+
+
 def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch):
     """Attention leaves them as they are in memory."""
     ops = importlib.import_module("fftune.ops")
@@ -638,18 +705,6 @@ def test_modes_of_graphs(stand_in, caplog, mode, serves):
         expect_right(warm(model), *batch_of(model))
     else:
         assert reasons(stand_in, caplog, model).startswith("CUDA graphs of pieces only")
-
-
-def set_on(path, value):
-    """A change of all layers, by a path from the layer."""
-    def change(model):
-        for layer in model.layers:
-            *homes, name = path.split(".")
-            home = layer
-            for part in homes:
-                home = getattr(home, part)
-            setattr(home, name, value)
-    return change
 
 
 class Fp8LinearMethod:

@@ -49,11 +49,9 @@ class FusedTopKRouter(SimpleNamespace):
 
 
 class MoERunner(nn.Module):
-    shared_experts = None
-
     def __init__(self, gate, c, count):
         super().__init__()
-        self.gate, self.routed_experts = gate, RoutedExperts(c, count)
+        self.gate, self.routed_experts, self.shared_experts = gate, RoutedExperts(c, count), None
         self.router = FusedTopKRouter(top_k=2, renormalize=True, scoring_func="softmax", eplb_state=None)
 
     def forward(self, x):
