@@ -234,6 +234,63 @@ def test_other_mixtures_are_vllms_blocks(stand_in, monkeypatch, change):
     assert not calls
 
 
+class AutoGPTQLinearMethod:
+    pass
+
+
+def packed_of(shape):
+    """A random weight [n, k] of 4 bits."""
+    from fftune import ops
+
+    n, k = shape
+    return ops.pack_weight(torch.randint(0, 256, (n, k // 2), dtype=torch.uint8),
+                           (torch.rand(n, k // 32) / (5 * k**0.5)).bfloat16(), k=k, group=32)
+
+
+def packed_mixtures_of(stand_in):
+    """Qwen3-MoE as the parts linears and packed-experts leave it; the stand-in computes with the same weights."""
+    model = mixtures_of(stand_in)
+    for layer in model.layers:
+        for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj):
+            linear.quant_method = AutoGPTQLinearMethod()
+            linear._fftune_packed = packed_of(linear.weight.shape)
+            linear.weight.data = linear._fftune_packed.dense()
+        routed = layer.mlp.experts.routed_experts
+        count, d, h = routed.w2_weight.shape
+        weights = [packed_of(shape) for shape in ((count * h, d), (count * h, d), (count * d, h))]
+        gate, up, down = (w.dense().unflatten(0, (count, -1)) for w in weights)
+        routed.w13_weight.data, routed.w2_weight.data = torch.cat((gate, up), 1), down.contiguous()
+        routed._fftune_packed = SimpleNamespace(weights=weights, biases=None, sizes=(count, h, d))
+    return model
+
+
+def test_packed_mixtures_are_one_op(prompts, stand_in, monkeypatch):
+    """Batches with prompts stay vLLM's."""
+    model = warm(packed_mixtures_of(stand_in))
+    calls = calls_of_layer(monkeypatch)
+    expect_right(model, *batch_of(model))
+    assert len(calls) == 1
+    step(model, *batch_of(model, *MIXED))
+    assert model.calls == 1 and len(calls) == 1
+
+
+def with_packed_networks(model):
+    for layer in model.layers:
+        layer.mlp.gate_up_proj._fftune_packed = packed_of(layer.mlp.gate_up_proj.weight.shape)
+
+
+@pytest.mark.parametrize("kind, change, reason", [
+    ("llama", with_packed_networks, "quantised weights of a network, whose gate and up are packed together"),
+    ("llama", lambda model: setattr(model.layers[1].self_attn.o_proj, "_fftune_packed", packed_of((64, 64))),
+     "Error: layer: w_down is not packed: packed weights are of w_qkv, w_o, w_gate, w_up, w_down together"),
+    ("qwen3_moe", lambda model: setattr(model.layers[0].mlp.experts.routed_experts._fftune_packed, "biases", 1),
+     "quantised weights of layers that are not alike")])
+def test_quantised_layers_that_are_no_one_op(stand_in, caplog, kind, change, reason):
+    model = packed_mixtures_of(stand_in) if kind == "qwen3_moe" else model_of(stand_in, kind)
+    change(model)
+    assert reasons(stand_in, caplog, model) == reason
+
+
 def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch):
     """Attention leaves them as they are in memory."""
     ops = importlib.import_module("fftune.ops")
@@ -681,7 +738,7 @@ def reasons(stand_in, caplog, model):
 
 
 @pytest.mark.parametrize("change, value, reason", [
-    ("lora_config", 1, "LoRA"), ("quant_config", 1, "quantised weights"),
+    ("lora_config", 1, "LoRA"),
     ("speculative_config", 1, "speculative decoding"), ("kv_transfer_config", 1, "a KV connector"),
     ("model_config__dtype", torch.float16, "elements of torch.float16"),
     ("parallel_config__pipeline_parallel_size", 2, "pipeline parallelism"),
@@ -726,7 +783,7 @@ class LlamaMLPWithLoRA(torch.nn.Module):
     (set_on("self_attn.attn.impl", SimpleNamespace(scale=0.25)),
      "the attention backend SimpleNamespace"),
     (set_on("self_attn.qkv_proj.quant_method", Fp8LinearMethod()),
-     "QKVParallelLinear with Fp8LinearMethod"),
+     "quantised weights, QKVParallelLinear with Fp8LinearMethod"),
     (set_on("mlp.down_proj.reduce_results", False), "a row-parallel product that is not reduced"),
     (set_on("mlp.gate_up_proj.bias", torch.nn.Parameter(torch.zeros(192).bfloat16())),
      "biases of the network"),

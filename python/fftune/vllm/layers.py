@@ -81,7 +81,7 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     if state is None:
         state = _states[model] = _examine(model, "ranks" in parts)
     batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None or batch.offsets is not None and "prompts" not in parts:
+    if batch is None or batch.offsets is not None and ("prompts" not in parts or state.model.is_packed):
         return original(model, *arguments, **named)
     context = _context()
     # A stream that is being captured cannot be waited for.
