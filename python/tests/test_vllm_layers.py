@@ -28,7 +28,7 @@ CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
 def prompts(vllm, monkeypatch):
     """Before stand_in: the plugin serves batches with prompts, all of them."""
     monkeypatch.setattr(importlib.import_module("fftune.vllm.layers"), "COMPILES_BESIDE", False)
-    monkeypatch.setenv("FFTUNE_VLLM", "layers,prompts")
+    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers,prompts")
 
 
 @pytest.fixture
@@ -291,7 +291,8 @@ def test_quantised_layers_that_are_no_one_op(stand_in, caplog, kind, change, rea
     assert reasons(stand_in, caplog, model) == reason
 
 
-def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch):
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch, known):
     """Attention leaves them as they are in memory."""
     ops = importlib.import_module("fftune.ops")
     own = ops.attention
@@ -303,10 +304,14 @@ def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeyp
         return y
 
     monkeypatch.setattr(ops, "attention", attention)
-    model = warm(warm(model_of(stand_in, "qwen3_moe")), *MIXED)
-    seen = []
-    for layer in model.layers:
-        layer.mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model = model_of(stand_in, "qwen3_moe")
+    if not known:
+        set_on("mlp.experts.routed_experts.quant_method.experts_cls", object)(model)
+    warm(warm(model), *MIXED)
+    seen, route = [], ops.moe_route
+    monkeypatch.setattr(ops, "moe_route", lambda x, *a, **o: known and seen.append(x) or route(x, *a, **o))
+    for layer in model.layers:  # vLLM's blocks
+        layer.mlp.register_forward_pre_hook(lambda _, given: None if known else seen.append(given[0]))
     expect_right(model, *batch_of(model, *MIXED))
     assert [len(x) for x in seen[:3]] == [64] * 3 and all(x.isfinite().all() for x in seen)
 

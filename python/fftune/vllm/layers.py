@@ -420,7 +420,7 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             added = model.reduce(ops.linear(y, layer.w_o, layer.b_o))
         if layer.mixture is not None:
             normed, x = _norm(added, x, layer.ffn_norm)
-            added = layer.mixture(normed)  # vLLM's block reduces its result
+            added = _mixture(layer, normed)
         elif model.reduce is None:
             x = ops.ffn_block(x, None, layer.ffn_norm.weight, layer.w_gate, layer.w_up, layer.w_down,
                               eps=layer.ffn_norm.variance_epsilon)
@@ -428,6 +428,16 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             normed, x = _norm(added, x, layer.ffn_norm)
             added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down))
     return added, x
+
+
+def _mixture(layer: Layer, x: Tensor) -> Tensor:
+    """The mixture's result; vLLM's block reduces its own."""
+    own = layer.experts
+    if own is None:
+        return layer.mixture(x)
+    weights = own.weights()
+    ids, shares = ops.moe_route(ops.linear(x, weights["w_router"]), own.top_k, renormalise=own.renormalise)
+    return ops.moe_ffn(x, ids, shares, weights["w_gate_up"], None, weights["w_down"])
 
 
 def _norm(added: Tensor | None, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:

@@ -215,6 +215,9 @@ def expect_known(model: nn.Module) -> Model:
     _expect_norm(model.norm)
     tables: dict = {}
     layers = [_layer_of(model, layer, config, tables) for layer in model.layers]
+    if any(layer.mixture is not None and layer.experts is None for layer in layers):
+        for layer in layers:  # vLLM counts the blocks that ran
+            layer.experts = None
     reduce = None
     if layers[0].out.tp_size > 1:
         from vllm.distributed import tensor_model_parallel_all_reduce as reduce
