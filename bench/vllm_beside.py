@@ -336,9 +336,9 @@ class Engine:
 
     def settle(self):
         """Waits for kernels that are compiled beside the engine."""
-        layers = sys.modules.get("fftune.vllm.layers")
-        while layers and not all(made for state in list(layers._states.values())
-                                 for made in list(state.plans.values())):
+        layers, plans = (sys.modules.get(f"fftune.vllm.{name}") for name in ("layers", "plans"))
+        while layers and (plans._making.locked() or not all(
+                made for state in list(layers._states.values()) for made in list(state.plans.values()))):
             time.sleep(0.1)
 
     def serve(self, requests):
@@ -376,8 +376,8 @@ class Engine:
     def churn(self, requests):
         """Tokens of requests that come and go, with the log-probability of each and the gap between
         the two best. Every eighth is aborted; half of them share a beginning."""
-        if layers := sys.modules.get("fftune.vllm.layers"):
-            layers.COMPILES_BESIDE = False  # all batches run by the ops
+        if plans := sys.modules.get("fftune.vllm.plans"):
+            plans.COMPILES_BESIDE = False  # all batches run by the ops
         shared = self._prompt(200)["prompt_token_ids"]
         waiting = []
         for number in range(requests):

@@ -27,7 +27,7 @@ CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
 @pytest.fixture
 def prompts(vllm, monkeypatch):
     """Before stand_in: the plugin serves batches with prompts, all of them."""
-    monkeypatch.setattr(importlib.import_module("fftune.vllm.layers"), "COMPILES_BESIDE", False)
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.plans"), "COMPILES_BESIDE", False)
     monkeypatch.setenv("FFTUNE_VLLM", "experts,layers,prompts")
 
 
@@ -361,7 +361,7 @@ def test_plans_of_few_numbers_of_sequences(prompts, stand_in, monkeypatch):
 
 def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     layers = importlib.import_module("fftune.vllm.layers")
-    monkeypatch.setattr(layers, "COMPILES_BESIDE", True)
+    monkeypatch.setattr(layers.plans, "COMPILES_BESIDE", True)
     own, made, go = layers.Plan, [], threading.Event()
     monkeypatch.setattr(layers, "Plan",
                         lambda *given: go.wait(60) and made.append(given) or own(*given))
