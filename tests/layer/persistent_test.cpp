@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "device/facts.hpp"
-#include "layer/problems.hpp"
+#include "support/layer_problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
-#include "store/example.hpp"
+#include "support/example.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 

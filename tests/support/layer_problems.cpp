@@ -1,31 +1,12 @@
-// Problems of layer for tests.
-#pragma once
-
-#include <cstdint>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "kernels/layer/layer.hpp"
+#include "support/layer_problems.hpp"
 
 namespace fftune::test {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
-inline Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {
+Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options) {
   return canonical(layer_op(), {"layer", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
 }
 
-/// A model's layer, in the form that it has, with sizes of its own.
-struct SmallModel {
-  const char* name;
-  Sizes sizes;
-  Options options;
-};
-
-inline std::vector<SmallModel> small_models() {
+std::vector<SmallModel> small_models() {
   const auto sizes = [](std::int64_t d, std::int64_t h, std::int64_t heads, std::int64_t kv_heads,
                         std::int64_t dim) {
     return Sizes{{"d", d}, {"h", h}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};

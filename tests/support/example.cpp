@@ -1,23 +1,12 @@
-// Records to write, read, damage and look up.
-#pragma once
-
-#include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <vector>
-
-#include "registry/catalog.hpp"
-#include "store/preset_file.hpp"
+#include "support/example.hpp"
 
 namespace fftune::example {
 
-inline Problem ffn(std::int64_t m, DType dtype = DType::bf16) {
+Problem ffn(std::int64_t m, DType dtype) {
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", 1024}, {"h", 2048}}, {{"act", "silu"}}};
 }
 
-inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
+PresetRecord record(const Problem& problem, double median_us) {
   PresetRecord record;
   record.problem = problem;
   StageRecord gate_up;
@@ -53,9 +42,8 @@ inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
   return record;
 }
 
-/// The problem by this recipe, with the sources of today.
-inline PresetRecord record(const Catalog& catalog, const Op& op, const Problem& problem,
-                           const Recipe& recipe) {
+PresetRecord record(const Catalog& catalog, const Op& op, const Problem& problem,
+                    const Recipe& recipe) {
   PresetRecord all = record(problem);
   const StageRecord any_stage = all.stages.front();
   all.stages.clear();
@@ -69,16 +57,16 @@ inline PresetRecord record(const Catalog& catalog, const Op& op, const Problem& 
   return all;
 }
 
-inline PresetDevice device() {
+PresetDevice device() {
   return {"nvidia-h200", "NVIDIA H200", DeviceKind::cuda, "sm_90a", 132, {"NVIDIA H200 NVL"}};
 }
 
-inline std::string text(const std::filesystem::path& path) {
+std::string text(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-inline void write(const std::filesystem::path& path, const std::string& text) {
+void write(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary) << text;
 }

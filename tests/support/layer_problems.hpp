@@ -1,0 +1,28 @@
+// Problems of layer for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/layer/layer.hpp"
+
+namespace fftune::test {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {});
+
+/// A model's layer, in the form that it has, with sizes of its own.
+struct SmallModel {
+  const char* name;
+  Sizes sizes;
+  Options options;
+};
+
+std::vector<SmallModel> small_models();
+
+}  // namespace fftune::test
