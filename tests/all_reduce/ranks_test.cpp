@@ -23,7 +23,7 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "cpu/open.hpp"
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 #include "ranks/rank_search.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/group.hpp"

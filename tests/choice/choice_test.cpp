@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/error.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

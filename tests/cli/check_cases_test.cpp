@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

@@ -8,7 +8,7 @@
 
 #include "registry/catalog.hpp"
 #include "sandbox.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

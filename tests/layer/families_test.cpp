@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 #include "runtime/plan.hpp"
 #include "support/op_reference.hpp"
 #include "support/verify_plan.hpp"

@@ -7,7 +7,7 @@
 #include "core/distribution.hpp"
 #include "core/error.hpp"
 #include "device/facts.hpp"
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
 

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "core/error.hpp"
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 #include "runtime/plan.hpp"
 #include "support/verify_variants.hpp"
 

@@ -17,7 +17,7 @@
 #include "core/dtype.hpp"
 #include "device/facts.hpp"
 #include "kernels/layer/persistent.cuh"
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 #include "runtime/plan.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"

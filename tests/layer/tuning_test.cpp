@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "cpu/open.hpp"
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"

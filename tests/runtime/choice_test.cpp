@@ -5,7 +5,7 @@
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "registry/op.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

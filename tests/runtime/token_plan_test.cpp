@@ -7,7 +7,7 @@
 
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
 #include "support/seconds.hpp"

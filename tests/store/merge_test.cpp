@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"

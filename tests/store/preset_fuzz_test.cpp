@@ -4,7 +4,7 @@
 #include <string>
 
 #include "store/damage.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "store/json.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"

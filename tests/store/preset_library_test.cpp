@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/distribution.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "support/allocations.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "store/json.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"

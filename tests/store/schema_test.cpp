@@ -3,7 +3,7 @@
 #include <string>
 
 #include "store/damage.hpp"
-#include "support/example.hpp"
+#include "store/example.hpp"
 #include "store/json_schema.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"

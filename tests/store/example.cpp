@@ -1,4 +1,4 @@
-#include "support/example.hpp"
+#include "store/example.hpp"
 
 namespace fftune::example {
 

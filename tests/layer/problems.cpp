@@ -1,4 +1,4 @@
-#include "support/layer_problems.hpp"
+#include "layer/problems.hpp"
 
 namespace fftune::test {
 
