@@ -187,9 +187,9 @@ class PersistentToken final : public Family {
 std::vector<const Family*> persistent_tokens() {
   static const auto families = [] {
     std::vector<std::unique_ptr<const PersistentToken>> all;
-    for (const Family* layers : layer::layers_of_tokens())
-      all.push_back(std::make_unique<PersistentToken>(*layers, false));
-    all.push_back(std::make_unique<PersistentToken>(*layer::layers_of_tokens().front(), true));
+    for (const bool packs_head : {false, true})
+      for (const Family* layers : layer::layers_of_tokens(packs_head))
+        all.push_back(std::make_unique<PersistentToken>(*layers, packs_head));
     return all;
   }();
   std::vector<const Family*> list;

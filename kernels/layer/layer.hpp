@@ -97,10 +97,10 @@ std::vector<const Family*> normed_products();
 std::vector<const Family*> sums();
 
 /// The families that have all stages of layers, and all layers of a plan, in one launch: one for
-/// each kind of feed-forward network and of weights. Those that serve whole tokens too, the one
-/// with a dense network first.
+/// each kind of feed-forward network and of weights. Those that serve whole tokens too, with a
+/// packed head or a dense one.
 std::vector<const Family*> persistent_layers();
-std::vector<const Family*> layers_of_tokens();
+std::vector<const Family*> layers_of_tokens(bool packs_head);
 
 /// The rest of a whole token, which one launch computes together with its layers. The fields are
 /// those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's

@@ -55,8 +55,8 @@ constexpr std::size_t token_at = sizeof(persistent_common),
                       layers_at = token_at + sizeof(persistent_token);
 static_assert(sizeof(persistent_params) ==
               layers_at + sizeof(persistent_layer_pointers) * persistent_params::most_layers);
-static_assert(sizeof(persistent_expert_params) ==
-              layers_at + sizeof(persistent_expert_layer) * persistent_params::most_layers);
+static_assert(sizeof(persistent_packed_expert_params) ==
+              layers_at + sizeof(persistent_packed_expert_layer) * persistent_params::most_layers);
 
 /// The feed-forward network of the layers.
 enum class Network {
@@ -358,7 +358,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
                      return c.in_flight <= c.stages;
                    });
   limit("each thread has one element of the residual stream at most", {"warps"},
-        [](const C& c) { return c.most_rows(c.d, c.residual_unit()) * c.tokens <= c.consumers(); });
+        [](const C& c) { return c.most_residual_rows() * c.tokens <= c.consumers(); });
   limit("each thread has a unit of attention to combine at most", {"warps"},
         [](const C& c) { return c.unit_threads() <= c.consumers(); });
   return space;
@@ -434,8 +434,6 @@ class PersistentLayers final : public Family {
                  : fmt::format("the layers have {}", words_of(network));
     if (const Packing packing = packing_of(problem); packing != packing_)
       return fmt::format("the layers have {}", words_of(packing));
-    if (packing_ != Packing::none && packed_format(problem).code == packed_code::mxfp4)
-      return "weights=mxfp4: the kernel reads int4, nvfp4, fp8 and int8";
     if (problem.has("post-norms", "yes") != post_norms_)
       return post_norms_ ? "the layers have no norms behind their parts"
                          : "the layers have norms behind their parts";
@@ -490,7 +488,6 @@ class PersistentLayers final : public Family {
     return drafts_of(form_of(problem, Layer(problem), facts), facts).space();
   }
 
-  // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
     // with 36 (8 layers of Llama-3.2-1B on an H100).
@@ -531,12 +528,14 @@ class PersistentLayers final : public Family {
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
   bool covers_repetition() const override { return true; }
-  bool serves_tokens() const { return packing_ == Packing::none && !post_norms_; }
+  bool serves_tokens(bool packs_head) const {
+    return network_ != Network::slices && !post_norms_ && !(packs_head && experts_);
+  }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
     if (size_or(problem, "s", 1) > 1) return false;
     const std::int64_t batch = problem.size("batch");
     if (post_norms_) return batch == 1;
-    if (packing_ != Packing::none) return batch <= most_preferred;
+    if (packing_ != Packing::none && !experts_) return batch <= most_preferred;
     if (!experts_)
       return batch <= most_preferred || (batch <= most_preferred_if_short &&
                                          batch * problem.size("d") <= most_preferred_inputs &&
@@ -635,9 +634,10 @@ class PersistentLayers final : public Family {
     const bool experts = layer.router.has_value(), packs = packed_format(one).packed;
     const std::size_t common =
         one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(persistent_common);
-    const std::size_t of_layer = packs     ? sizeof(persistent_packed_layer)
-                                 : experts ? sizeof(persistent_expert_layer)
-                                           : sizeof(persistent_layer_pointers);
+    const std::size_t of_layer = packs && experts ? sizeof(persistent_packed_expert_layer)
+                                 : packs          ? sizeof(persistent_packed_layer)
+                                 : experts        ? sizeof(persistent_expert_layer)
+                                                  : sizeof(persistent_layer_pointers);
     ParameterStruct parameters{
         .bytes = common + sizeof(persistent_token) + persistent_params::most_layers * of_layer,
         .fields = {}};
@@ -725,8 +725,10 @@ class PersistentLayers final : public Family {
       set_own(offsetof(Pointers, values), "v_cache");
       if (!packs) continue;
       using Packed = persistent_packed_pointers;
-      constexpr std::size_t packed = offsetof(persistent_packed_layer, packed);
-      constexpr const char* names[] = {"w_qkv", "w_o", "w_gate", "w_up", "w_down"};
+      const std::size_t packed = experts ? offsetof(persistent_packed_expert_layer, packed)
+                                         : offsetof(persistent_packed_layer, packed);
+      constexpr const char* names[] = {"w_qkv",  "w_o",           "w_gate",      "w_up",
+                                       "w_down", "w_shared_gate", "w_shared_up", "w_shared_down"};
       static_assert(std::size(names) == Packed::count);
       for (std::size_t part = 0; part < std::size(names); ++part) {
         const std::string name = names[part];
@@ -770,7 +772,16 @@ const PersistentLayers families[] = {
      Packing::all, true},
     {"persistent_packed_ffn",
      "the same where the weights of the feed-forward network alone are packed", Network::dense,
-     Packing::network}};
+     Packing::network},
+    {"persistent_packed_experts", "all layers in one launch, with packed weights and experts",
+     Network::experts, Packing::all},
+    {"persistent_packed_ffn_experts", "the same where the weights of the experts alone are packed",
+     Network::experts, Packing::network},
+    {"persistent_packed_shared",
+     "all layers in one launch, with packed weights, experts and a network of all tokens",
+     Network::shared, Packing::all},
+    {"persistent_packed_weighted", "the same where a gate weights the network of all tokens",
+     Network::weighted, Packing::all}};
 
 }  // namespace
 
@@ -780,10 +791,10 @@ std::vector<const Family*> persistent_layers() {
   return list;
 }
 
-std::vector<const Family*> layers_of_tokens() {
+std::vector<const Family*> layers_of_tokens(bool packs_head) {
   std::vector<const Family*> list;
   for (const PersistentLayers& family : families)
-    if (family.serves_tokens()) list.push_back(&family);
+    if (family.serves_tokens(packs_head)) list.push_back(&family);
   return list;
 }
 

@@ -93,7 +93,9 @@ struct persistent_layers {
       typename choose_type<(c.ranks > 0), persistent_rank_params, persistent_params>::type;
   using network_params =
       typename choose_type<c.has_experts(), persistent_expert_params, dense_params>::type;
-  using params = typename choose_type<c.packs(), persistent_packed_params, network_params>::type;
+  using packed_params = typename choose_type<c.has_experts(), persistent_packed_expert_params,
+                                             persistent_packed_params>::type;
+  using params = typename choose_type<c.packs(), packed_params, network_params>::type;
   using peers = peer_group<(c.ranks > 0 ? c.ranks : 1)>;
   const params& p;
   const u32 shared;
@@ -218,10 +220,12 @@ struct persistent_layers {
       }
     }
   }
-  // The same of packed weights, a tile of 16 rows after the other.
+  // The same of packed weights, a tile of 16 rows after the other; from the element `first` of k
+  // on.
   struct packed_run {
     packed_matrix of;
     i64 tile;
+    int first = 0;
   };
   template <packed_form format, class RunOf>
   __device__ __forceinline__ void load_packed(int k, int tiles, const RunOf& run_of) {
@@ -231,7 +235,8 @@ struct persistent_layers {
       for (int tile = 0; tile < tiles; ++tile) {
         const packed_run of = run_of(tile);
         for (int at = begin; at < end; at += shape.k())
-          load_packed_stage<shape>(pipeline, of.of, of.tile, at, smaller(end, at + shape.k()));
+          load_packed_stage<shape>(pipeline, of.of, of.tile, of.first + at,
+                                   of.first + smaller(end, at + shape.k()));
       }
     }
   }
@@ -284,10 +289,11 @@ struct persistent_layers {
   }
 
   __device__ __forceinline__ void produce() {
-    const int qkv = first_row(c.qkv_rows(), c.qkv_unit()),
-              qkv_rows = rows_of_block(c.qkv_rows(), c.qkv_unit());
-    const int out = first_row(c.d, c.residual_unit()),
-              out_rows = rows_of_block(c.d, c.residual_unit());
+    const int qkv = first_row(c.qkv_rows(), c.attention_unit()),
+              qkv_rows = rows_of_block(c.qkv_rows(), c.attention_unit());
+    const int out = first_row(c.d, c.attention_unit()),
+              out_rows = rows_of_block(c.d, c.attention_unit());
+    const int down = first_row(c.d, c.down_unit()), down_rows = rows_of_block(c.d, c.down_unit());
     const int hidden = first_hidden(), of_hidden = hidden_rows();
     for (int layer = 0; layer < p.layers; ++layer) {
       const persistent_layer_pointers& of = layer_of(layer);
@@ -306,16 +312,17 @@ struct persistent_layers {
       // Four exchanges between CTAs follow, and the pipeline is full before them.
       pipeline.most_in_flight = c.attention_in_flight;
       load_keys(of);
-      const auto rows_of = [&](const void* matrix, int k) {
+      const auto rows_of = [](const void* matrix, int k, int first, int rows) {
         return [=](int block) {
-          return run{row_at(matrix, out + block * 16, k), nullptr,
-                     smaller(16, out_rows - block * 16), 0};
+          return run{row_at(matrix, first + block * 16, k), nullptr, smaller(16, rows - block * 16),
+                     0};
         };
       };
       if constexpr (c.packs_attention)
         load_tiles(packed_of(layer, packed::out, of.out, c.q_rows()), out, out_rows);
       else
-        load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
+        load_weights(c.q_rows(), ceil_div(out_rows, 16), 0,
+                     rows_of(of.out, c.q_rows(), out, out_rows));
       if constexpr (c.has_experts()) {
         const persistent_router_pointers& router = p.of[layer].router;
         const int first_logit = first_row(c.router_rows(), 1),
@@ -326,6 +333,10 @@ struct persistent_layers {
                      rows - of_experts};
         });
         route(static_cast<const float*>(router.choice_bias), layer);
+        if constexpr (c.packs_network) {
+          load_packed_experts(of, layer, router);
+          continue;
+        }
         pipeline.most_in_flight = c.in_flight;
         const i64 stride = static_cast<i64>(c.packed_gate_up ? 2 : 1) * c.h;
         load_weights(c.d, of_hidden / 8, 8, [&](int block) {
@@ -342,16 +353,16 @@ struct persistent_layers {
                      c.packed_gate_up ? row_at(of.gate, row + c.h, c.d) : row_at(of.up, row, c.d),
                      8, 8};
         });
-        for (int block = 0; block < ceil_div(out_rows, 16); ++block)
+        for (int block = 0; block < ceil_div(down_rows, 16); ++block)
           for (int slot = 0; slot < c.slots(); ++slot)
             load_weights(c.h, 1, 0, [&](int) {
-              const int expert = expert_of(slot), rows = smaller(16, out_rows - block * 16);
+              const int expert = expert_of(slot), rows = smaller(16, down_rows - block * 16);
               if (c.own > 0 && expert >= all_experts)
                 return run{
-                    static_cast<const W*>(row_at(router.own_down, out + block * 16, c.own * c.h)) +
+                    static_cast<const W*>(row_at(router.own_down, down + block * 16, c.own * c.h)) +
                         (expert - all_experts) * c.h / stream_type<W>::packed,
                     nullptr, rows, 0, c.own * c.h};
-              return run{row_at(of.down, static_cast<i64>(expert) * c.d + out + block * 16, c.h),
+              return run{row_at(of.down, static_cast<i64>(expert) * c.d + down + block * 16, c.h),
                          nullptr, rows, 0};
             });
         continue;
@@ -364,7 +375,7 @@ struct persistent_layers {
                                 : packed_run{packed_of(layer, packed::up, of.up, c.d), tile};
         });
         pipeline.most_in_flight = c.in_flight;
-        load_tiles(packed_of(layer, packed::down, of.down, c.h), out, out_rows);
+        load_tiles(packed_of(layer, packed::down, of.down, c.h), down, down_rows);
         continue;
       }
       const auto gate_up = [&](int block) {
@@ -374,7 +385,7 @@ struct persistent_layers {
       };
       load_weights(c.d, ceil_div(of_hidden, 8), 8, gate_up);
       pipeline.most_in_flight = c.in_flight;
-      load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
+      load_weights(c.h, ceil_div(down_rows, 16), 0, rows_of(of.down, c.h, down, down_rows));
     }
     if constexpr (c.has_head()) {
       if (!chooses()) return;
@@ -399,6 +410,38 @@ struct persistent_layers {
     load_packed<c.format>(of.k, rows / 16, [&](int tile) {
       return packed_run{of, first / 16 + tile};
     });
+  }
+
+  // Tiles of gate and up in turn, then those of down of each slot.
+  __device__ __forceinline__ void load_packed_experts(const persistent_layer_pointers& of,
+                                                      int layer,
+                                                      const persistent_router_pointers& router) {
+    const int hidden = first_hidden();
+    const auto is_own = [](int expert) { return c.own > 0 && expert >= all_experts; };
+    pipeline.most_in_flight = c.in_flight_of(c.d);
+    load_packed<c.format>(c.d, hidden_rows() / 8, [&](int block) {
+      const int first = hidden + block / 2 * 16, expert = expert_of(first / c.h);
+      const bool own = is_own(expert), up = block % 2 != 0;
+      const void* const codes =
+          own ? (up ? router.own_up : router.own_gate) : (up ? of.up : of.gate);
+      const int which = (own ? packed::own_gate : packed::gate) + (up ? 1 : 0);
+      const i64 part = own ? expert - all_experts : expert;
+      return packed_run{packed_of(layer, which, codes, c.d), (part * c.h + first % c.h) / 16};
+    });
+    pipeline.most_in_flight = c.in_flight_of(c.h);
+    const int down = first_row(c.d, c.down_unit()) / 16;
+    const int tiles = rows_of_block(c.d, c.down_unit()) / 16;
+    for (int tile = 0; tile < tiles; ++tile)
+      for (int slot = 0; slot < c.slots(); ++slot)
+        load_packed<c.format>(c.h, 1, [&](int) {
+          const int expert = expert_of(slot);
+          if (is_own(expert))
+            return packed_run{packed_of(layer, packed::own_down, router.own_down, c.own * c.h),
+                              down + tile, (expert - all_experts) * c.h};
+          return packed_run{packed_of(layer, packed::down, of.down, c.h),
+                            static_cast<i64>(expert) * (c.d / 16) + down + tile};
+        });
+    pipeline.most_in_flight = c.in_flight;
   }
 
   // Experts of the weights; behind them parts of the network of all tokens are numbered.
@@ -721,6 +764,7 @@ struct persistent_layers {
     using typename product::accumulators;
     using typename product::fragment;
     static constexpr int stage_k = c.chunk;
+    static constexpr bool normalises = true;  // whether one of the products has a norm in front
     static __device__ __forceinline__ u32 lane_at(u32 stride) {
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       return lane / 4 * stride + warp * 64 + lane % 4 * 16;
@@ -751,6 +795,7 @@ struct persistent_layers {
     using accumulators = typename product::accumulators;
     using fragment = typename product::fragment;
     static constexpr int stage_k = product::stage_k;
+    static constexpr bool normalises = !c.has_experts() || c.packs_attention;
     static __device__ __forceinline__ u32 lane_at(u32 stride) {
       const int lane = threadIdx.x % 32;
       return smaller(lane % 8, c.tokens - 1) * stride + lane / 8 * 16;
@@ -802,23 +847,23 @@ struct persistent_layers {
         pipeline.release();
       }
       if (!(c.has_experts() || c.has_head()) || loads)
-        load_input(from, k, begin, end, normalises, plain);
+        load_input(from, k, begin, end, Weights::normalises && normalises, plain);
       else
         sync_consumers();
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
-        typename Weights::accumulators sum = {};
+        float total[4] = {};
         const u32 input = shared + c.input_at() + Weights::lane_at(c.input_stride());
+        const bool has_token = group < c.tokens;
 #pragma unroll 1
         for (int part = 0; part < parts; ++part) {
+          typename Weights::accumulators sum = {};
           u32 token_at = input;
           int first = begin, last = end;
-          bool has_token = group < c.tokens;
           if (c.has_experts() && by_slot) {
             token_at += part % c.of_token() * c.h * 2;
             last = c.h;
-            has_token = group == part / c.of_token();
           }
           const int before = (block * parts + part) * part_stages;
           if (before < held) {
@@ -836,11 +881,18 @@ struct persistent_layers {
             Weights::multiply_stage(sum, pipeline, token_at, has_token, at, last);
             token_at += 2 * Weights::stage_k;
           }
+          // The other tokens' columns are not the slot's: its weights may be NaN for them.
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const bool is_own = !c.has_experts() || c.tokens == 1 || !by_slot ||
+                                2 * pair + i % 2 == part / c.of_token();
+            if (is_own) total[i] += Weights::total(sum, i);
+          }
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          store_sums(to, Weights::row(group, half), pair, Weights::total(sum, 2 * half),
-                     Weights::total(sum, 2 * half + 1), begin > 0);
+          store_sums(to, Weights::row(group, half), pair, total[2 * half], total[2 * half + 1],
+                     begin > 0);
       }
       sync_consumers();
     }
@@ -874,8 +926,8 @@ struct persistent_layers {
   }
 
   __device__ __forceinline__ void finish_qkv(const persistent_layer_pointers& of, float* to) const {
-    const int first = first_row(c.qkv_rows(), c.qkv_unit()),
-              rows = rows_of_block(c.qkv_rows(), c.qkv_unit());
+    const int first = first_row(c.qkv_rows(), c.attention_unit()),
+              rows = rows_of_block(c.qkv_rows(), c.attention_unit());
 #pragma unroll 1
     for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
       const int row = at / c.tokens, column = at % c.tokens, n = first + row;
@@ -962,22 +1014,38 @@ struct persistent_layers {
   // Each thread has one element of the residual stream at most. bias(feature, token) is added, and
   // with ranks the summands of the peers before it. With post-norms the sum alone is stored.
   template <class Bias, class Group>
-  __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain,
+  __device__ __forceinline__ void finish_residual(float& residual, T* to, int unit, bool plain,
                                                   const Bias& bias,
                                                   [[maybe_unused]] Group& group) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-    if (row >= rows_of_block(c.d, c.residual_unit())) return;
-    const i64 place = static_cast<i64>(column) * c.d + first_row(c.d, c.residual_unit()) + row;
+    if (row >= rows_of_block(c.d, unit)) return;
+    const int feature = first_row(c.d, unit) + row;
+    const i64 place = static_cast<i64>(column) * c.d + feature;
     float sum = sum_of(row / 16, row % 16, column);
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
-    const T result =
-        from_float<T>(residual + sum + bias(first_row(c.d, c.residual_unit()) + row, column));
+    const T result = from_float<T>(residual + sum + bias(feature, column));
     if constexpr (!c.post_norms) residual = to_float(result);
     T* const at = to + place;
     if (plain)
       *at = result;
     else
       store_relaxed(at, result);
+  }
+
+  // The element of the residual stream `from` [tokens, d] that finish_residual() adds to, where the
+  // thread had another one before. load_input() has waited for all of them already.
+  __device__ __forceinline__ float residual_of(const T* from, int unit) const {
+    const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
+    if (row >= rows_of_block(c.d, unit)) return 0;
+    from += static_cast<i64>(column) * c.d + first_row(c.d, unit) + row;
+    T word;
+    int spins = 0;
+    do {
+      word.bits = load_relaxed_half(from);
+      count_spin(spins);
+    } while (word.bits == 0);
+    word.bits = static_cast<u16>(~word.bits);
+    return to_float(word);
   }
 
   // The sum of the experts' biases behind down, each times its weight.
@@ -1519,13 +1587,23 @@ struct persistent_layers {
       for (int at = threadIdx.x; at < p.layers * packed::count; at += c.consumers()) {
         const int layer = at / packed::count, which = at % packed::count;
         const persistent_layer_pointers& of = layer_of(layer);
+        constexpr i64 experts = c.has_experts() ? all_experts : 1;
         if constexpr (c.packs_attention) {
           if (which == packed::qkv) read(of.qkv[0], c.format.code, c.qkv_rows(), c.d);
           if (which == packed::out) read(of.out, c.format.code, c.d, c.q_rows());
         }
-        if (which == packed::gate || which == packed::up)
-          read(which == packed::gate ? of.gate : of.up, c.format.code, c.h, c.d);
-        if (which == packed::down) read(of.down, c.format.code, c.d, c.h);
+        if constexpr (c.packs_network) {
+          if (which == packed::gate || which == packed::up)
+            read(which == packed::gate ? of.gate : of.up, c.format.code, experts * c.h, c.d);
+          if (which == packed::down) read(of.down, c.format.code, experts * c.d, c.h);
+          if constexpr (c.own > 0) {
+            const persistent_router_pointers& router = p.of[layer].router;
+            if (which == packed::own_gate || which == packed::own_up)
+              read(which == packed::own_gate ? router.own_gate : router.own_up, c.format.code,
+                   c.own * c.h, c.d);
+            if (which == packed::own_down) read(router.own_down, c.format.code, c.d, c.own * c.h);
+          }
+        }
       }
     }
     if constexpr (c.packs_head)
@@ -1536,14 +1614,15 @@ struct persistent_layers {
   __device__ __forceinline__ void consume() {
     read_once();
     auto group = group_of_launch();
-    const int out_rows = rows_of_block(c.d, c.residual_unit());
+    const int out_rows = rows_of_block(c.d, c.attention_unit()),
+              down_rows = rows_of_block(c.d, c.down_unit());
     float residual = 0;
     {
       const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
       if (row < out_rows && !c.post_norms) {
         const T* const of_x = row_of_x(column);
         if (!c.has_head() || of_x != nullptr)
-          residual = to_float(of_x[first_row(c.d, c.residual_unit()) + row]);
+          residual = to_float(of_x[first_row(c.d, c.attention_unit()) + row]);
         if constexpr (c.has_head()) residual = to_float(embedded(residual));
       }
       if constexpr (c.packs() || c.packs_head) {
@@ -1579,10 +1658,11 @@ struct persistent_layers {
         const int product = is_head ? logits_product : c.has_experts() || at < router ? at : at + 1;
         const int first_id = at * ids_at_once, some_ids = smaller(ids_at_once, ids - first_id);
         const int blocks = product == qkv_product
-                               ? ceil_div(rows_of_block(c.qkv_rows(), c.qkv_unit()), 16)
+                               ? ceil_div(rows_of_block(c.qkv_rows(), c.attention_unit()), 16)
                            : is_head            ? ceil_div(some_ids, 16)
                            : product == router  ? ceil_div(rows_of_block(c.router_rows(), 1), 16)
                            : product == gate_up ? ceil_div(hidden_rows(), 8)
+                           : product == down    ? ceil_div(down_rows, 16)
                                                 : ceil_div(out_rows, 16);
         const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
         const T* const from = product == qkv_product   ? x
@@ -1594,6 +1674,7 @@ struct persistent_layers {
         const bool normalises = product != out_product && product != down;
         const bool plain = product == qkv_product && layer == 0, by_slot = product == down;
         const bool of_network = product == gate_up || product == down;
+        if (!c.keeps_residual() && product == down) residual = residual_of(mid, c.down_unit());
         if (c.packs_head && is_head)
           multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot);
         else if ((c.packs_network && of_network) || (c.packs_attention && product < router))
@@ -1606,6 +1687,8 @@ struct persistent_layers {
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
           fetch_norms(of.ffn_norm, of.attn_post_norm);
           finish_qkv(of, qkv);
+          // Before this CTA's part of `attended`: with all of them the others set x to zero.
+          if (!c.keeps_residual() && layer > 0) residual = residual_of(x, c.attention_unit());
           if (keys > 0) prepare_heads(of, qkv);
           sync_consumers();
           attend(of, partial, logs);
@@ -1626,7 +1709,8 @@ struct persistent_layers {
           if constexpr (c.has_head()) finish_logits(best, scores, first_id, some_ids);
         } else {
           finish_residual(
-              residual, product == out_product ? mid : y, product == down && end,
+              residual, product == out_product ? mid : y,
+              product == out_product ? c.attention_unit() : c.down_unit(), product == down && end,
               [&](int feature, int token) {
                 float bias = 0;
                 if constexpr (c.out_bias) {

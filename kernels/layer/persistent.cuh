@@ -53,8 +53,10 @@ struct persistent_config {
   bool head_bias = false, rounds_head = false, caps_head = false;
   int ranks = 0;  // of a group, each with its slice of heads and of h; 0: there is none
   // Packed weights: those of q, k, v and the output product, those between mid and y, and the head.
-  bool packs_attention = false, packs_network = false, packs_head = false;
-  packed_form format = {}, head_format = {};
+  bool packs_attention = false, packs_network = false;
+  packed_form format = {};
+  bool packs_head = false;
+  packed_form head_format = {};
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -80,11 +82,14 @@ struct persistent_config {
 
   // Rows of a product, or features between up and down, that are one CTA's: a multiple of these.
   constexpr bool packs() const { return packs_attention || packs_network; }
-  constexpr int qkv_unit() const { return packs_attention ? packed_rows : 1; }
-  constexpr int residual_unit() const { return packs() ? packed_rows : 1; }
+  constexpr int attention_unit() const { return packs_attention ? packed_rows : 1; }
+  constexpr int down_unit() const { return packs_network ? packed_rows : 1; }
   constexpr int hidden_unit() const { return packs_network ? packed_rows : has_experts() ? 8 : 1; }
   constexpr int head_unit() const { return packs_head ? packed_rows : 1; }
   constexpr int most_rows(int rows, int unit) const { return up(up(rows, unit), blocks) * unit; }
+  // Whether a thread has the same element of the residual stream behind both parts of a layer.
+  constexpr bool keeps_residual() const { return attention_unit() == down_unit(); }
+  constexpr int most_residual_rows() const { return most_rows(d, packs() ? packed_rows : 1); }
   constexpr bool has_experts() const { return experts > 0; }
   constexpr bool has_head() const { return vocab > 0; }
   // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
@@ -99,8 +104,7 @@ struct persistent_config {
   constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
-    const int of[] = {up(most_rows(qkv_rows(), qkv_unit()), 16),
-                      up(most_rows(d, residual_unit()), 16),
+    const int of[] = {up(most_rows(qkv_rows(), attention_unit()), 16), up(most_residual_rows(), 16),
                       up(most_rows(all_hidden(), hidden_unit()), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
   }
@@ -178,6 +182,13 @@ struct persistent_config {
   }
   constexpr packed_stage_shape packed_stage(packed_form of) const {
     return {of, packed_blocks(of)};
+  }
+  // Stages in flight that have as many bytes as `in_flight` full ones, of experts' rows of `k`: the
+  // last stage of each row is partly empty.
+  constexpr int in_flight_of(int k) const {
+    const int k_blocks = up(k, packed_k), stage = packed_blocks(format);
+    const int wanted = up(in_flight * up(k_blocks, stage) * stage, k_blocks);
+    return wanted < stages ? wanted : stages;
   }
 
   // Shared memory, in its order.
@@ -279,12 +290,17 @@ struct persistent_expert_layer {
 
 // Packed weights have their codes where dense ones are.
 struct persistent_packed_pointers {
-  enum : int { qkv, out, gate, up, down, count };
+  enum : int { qkv, out, gate, up, down, own_gate, own_up, own_down, count };
   const void* scales[count];
   const unsigned char* zeros[count];
 };
 struct persistent_packed_layer {
   persistent_layer_pointers layer;
+  persistent_packed_pointers packed;
+};
+struct persistent_packed_expert_layer {
+  persistent_layer_pointers layer;
+  persistent_router_pointers router;
   persistent_packed_pointers packed;
 };
 
@@ -349,7 +365,8 @@ using persistent_expert_params = persistent_params_of<persistent_expert_layer, 4
 using persistent_rank_params =
     persistent_params_of<persistent_layer_pointers, 48, persistent_rank_common>;
 using persistent_packed_params = persistent_params_of<persistent_packed_layer, 48>;
-static_assert(sizeof(persistent_params) <= 16384 && sizeof(persistent_expert_params) <= 16384 &&
-              sizeof(persistent_rank_params) <= 16384 && sizeof(persistent_packed_params) <= 16384);
+using persistent_packed_expert_params = persistent_params_of<persistent_packed_expert_layer, 48>;
+static_assert(sizeof(persistent_rank_params) <= 32764 &&
+              sizeof(persistent_packed_expert_params) <= 32764);
 
 }  // namespace fftune

@@ -70,6 +70,11 @@ __device__ __forceinline__ u32 load_relaxed_word(const void* address) {
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+__device__ __forceinline__ u16 load_relaxed_half(const void* address) {
+  u16 value;
+  asm volatile("ld.relaxed.gpu.global.b16 %0, [%1];" : "=h"(value) : "l"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ void store_relaxed(float* address, float value) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(address), "r"(~__float_as_uint(value))
                : "memory");

@@ -49,7 +49,8 @@ class CudaExecutable final : public Executable {
   }
 
  private:
-  static constexpr std::size_t most_parameter_bytes = 16384, most_parameters = 48;
+  /// CUDA's own limit since 12.1, for compute capability 7.0 and newer.
+  static constexpr std::size_t most_parameter_bytes = 32764, most_parameters = 48;
 
   struct Value {
     enum class Kind : std::uint8_t { constant, tensor, workspace } kind = Kind::constant;

@@ -399,7 +399,8 @@ TEST_CASE("every model that decode knows is a problem of it, on pages too") {
       const Recipe recipe = default_recipe(decode_op(), problem, facts);
       CHECK_NOTHROW(check_recipe(decode_op(), problem, facts, recipe));
       // One launch has all stages, or each of them has a family.
-      CHECK((recipe.size() == 1 ? recipe.front().family == "persistent" : recipe.size() >= 4));
+      CHECK((recipe.size() == 1 ? recipe.front().family.rfind("persistent", 0) == 0
+                                : recipe.size() >= 4));
     }
     CHECK(decode_op().tensors(problem).size() <= most_tensors);
   }
@@ -536,8 +537,24 @@ std::vector<Use> uses_in_one_launch() {
         {"head-bias", "yes"}}},
       {{{"batch", 2}, {"cache", 40}, {"h", 160}, {"experts", 20}, {"top-k", 8}, {"shared-h", 320}},
        {{"ffn", "moe"}, {"shared-gate", "yes"}, {"choose", "sample"}}},
+      {{{"batch", 2}, {"cache", 70}, {"h", 1152}, {"vocab", 1001}},
+       {{"weights", "int4"}, {"head-weights", "int8"}, {"lengths", "ragged"}}},
       {{{"batch", 5}, {"cache", 40}},
-       {{"head-weights", "nvfp4"}, {"logprobs", "yes"}, {"choose", "sample"}}}};
+       {{"head-weights", "nvfp4"}, {"logprobs", "yes"}, {"choose", "sample"}}},
+      // As of gpt-oss.
+      {{{"batch", 3}, {"cache", 200}, {"h", 192}, {"experts", 20}, {"top-k", 4}, {"window", 128}},
+       {{"ffn", "moe"},
+        {"weights", "mxfp4"},
+        {"attn-weights", "dense"},
+        {"act", "swiglu-oai"},
+        {"order", "after"},
+        {"sinks", "yes"},
+        {"qkv-bias", "yes"},
+        {"out-bias", "yes"},
+        {"ffn-bias", "yes"},
+        {"lengths", "ragged"}}},
+      {{{"batch", 1}, {"cache", 40}, {"h", 192}, {"experts", 20}, {"top-k", 8}},
+       {{"ffn", "moe"}, {"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}}}};
 }
 
 Problem one_launch_problem(const Use& use, std::int64_t layers) {
@@ -549,8 +566,12 @@ Problem one_launch_problem(const Use& use, std::int64_t layers) {
 }
 
 std::string one_launch_family(const Problem& problem) {
-  if (problem.has("ffn", "moe")) return "persistent_weighted";
-  return problem.options.contains("head-weights") ? "persistent_packed_head" : "persistent";
+  if (problem.has("ffn", "moe"))
+    return !problem.options.contains("weights")        ? "persistent_weighted"
+           : !problem.options.contains("attn-weights") ? "persistent_packed_experts"
+                                                       : "persistent_packed_ffn_experts";
+  return std::string(problem.has("weights", "int4") ? "persistent_packed" : "persistent") +
+         (problem.options.contains("head-weights") ? "_packed_head" : "");
 }
 
 /// Uses [first, last), each of some layers.
@@ -646,8 +667,16 @@ TEST_CASE("decode: whole tokens with experts, in one launch", "[gpu]") {
   verify_one_launch(3, 4);
 }
 
+TEST_CASE("decode: whole tokens with packed weights, in one launch", "[gpu]") {
+  verify_one_launch(4, 5);
+}
+
 TEST_CASE("decode: whole tokens with a packed head, in one launch", "[gpu]") {
-  verify_one_launch(4, uses_in_one_launch().size());
+  verify_one_launch(5, 6);
+}
+
+TEST_CASE("decode: whole tokens with packed experts, in one launch", "[gpu]") {
+  verify_one_launch(6, uses_in_one_launch().size());
 }
 
 TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {

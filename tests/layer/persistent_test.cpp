@@ -1,15 +1,22 @@
 // The persistent family: what it refuses, and on a GPU layers of few tokens against the float64
 // reference.
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <random>
+#include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "device/facts.hpp"
+#include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
+#include "support/op_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
@@ -29,18 +36,24 @@ Problem problem_of(DType dtype, Sizes more, Options options = {}) {
   return layer_problem(DeviceKind::cuda, dtype, std::move(sizes), std::move(options));
 }
 
+std::string packed_family(const Problem& problem) {
+  if (problem.has("post-norms", "yes")) return "persistent_packed_post_norms";
+  const char* attention = problem.has("attn-weights", "dense") ? "_ffn" : "";
+  const char* network = !layer::has_experts(problem)          ? ""
+                        : !problem.sizes.contains("shared-h") ? "_experts"
+                        : problem.has("shared-gate", "yes")   ? "_weighted"
+                                                              : "_shared";
+  return std::string("persistent_packed") + attention + network;
+}
 const Family& family_for(const Problem& problem) {
-  const bool behind = problem.has("post-norms", "yes");
-  if (problem.options.contains("weights"))
-    return family_of(layer_op(), problem.has("attn-weights", "dense") ? "persistent_packed_ffn"
-                                 : behind ? "persistent_packed_post_norms"
-                                          : "persistent_packed");
-  return family_of(layer_op(), problem.sizes.contains("ranks")          ? with_ranks
-                               : behind && !layer::has_experts(problem) ? "persistent_post_norms"
-                               : !layer::has_experts(problem)           ? persistent
-                               : !problem.sizes.contains("shared-h")    ? with_experts
-                               : problem.has("shared-gate", "yes")      ? "persistent_weighted"
-                                                                        : "persistent_shared");
+  if (problem.options.contains("weights")) return family_of(layer_op(), packed_family(problem));
+  return family_of(layer_op(), problem.sizes.contains("ranks") ? with_ranks
+                               : problem.has("post-norms", "yes") && !layer::has_experts(problem)
+                                   ? "persistent_post_norms"
+                               : !layer::has_experts(problem)        ? persistent
+                               : !problem.sizes.contains("shared-h") ? with_experts
+                               : problem.has("shared-gate", "yes")   ? "persistent_weighted"
+                                                                     : "persistent_shared");
 }
 
 std::string refusal_of(const Problem& problem, const char* arch = "sm_90a") {
@@ -169,9 +182,9 @@ std::vector<Use> uses_of_ranks() {
            {{"lengths", "ragged"}, {"qk-norm", "yes"}}}};
 }
 
-/// And with packed weights: of 4 bits and of 8.
+/// And with packed weights: of 4 bits, of 8, and of experts.
 std::vector<Use> uses_of_4_bits() {
-  return {{DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}},
+  return {{DType::bf16, {{"d", 1024}, {"h", 4352}}, {{"weights", "int4"}}},
           {DType::fp16,
            {{"h", 1088}, {"batch", 8}, {"cache", 333}},
            {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
@@ -180,7 +193,7 @@ std::vector<Use> uses_of_4_bits() {
            {{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}}},
           {DType::bf16,
            {{"h", 1088}, {"s", 3}, {"cache", 200}, {"dim", 128}, {"kv-heads", 4}},
-           {{"weights", "nvfp4"}, {"qk-norm", "yes"}}},
+           {{"weights", "mxfp4"}, {"qk-norm", "yes"}}},
           {DType::fp16,
            {{"h", 2176}, {"batch", 2}},
            {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}}};
@@ -194,6 +207,46 @@ std::vector<Use> uses_of_8_bits() {
            {{"h", 1088}, {"batch", 3}, {"window", 50}},
            {{"weights", "int8"}, {"group", "64"}, {"sinks", "yes"}}}};
 }
+std::vector<Use> uses_of_packed_experts() {
+  const auto use = [](DType dtype, Sizes sizes, Options options) {
+    sizes.insert({{"h", 192}, {"experts", 20}, {"top-k", 4}});
+    options.insert({"ffn", "moe"});
+    return Use{dtype, std::move(sizes), std::move(options)};
+  };
+  const auto gpt_oss = [&](Sizes sizes, Options options) {
+    options.insert({{"weights", "mxfp4"},
+                    {"attn-weights", "dense"},
+                    {"order", "after"},
+                    {"act", "swiglu-oai"},
+                    {"router-bias", "yes"},
+                    {"sinks", "yes"},
+                    {"qkv-bias", "yes"},
+                    {"out-bias", "yes"},
+                    {"ffn-bias", "yes"}});
+    return use(DType::bf16, std::move(sizes), std::move(options));
+  };
+  return {use(DType::bf16, {{"d", 1024}, {"h", 768}, {"shared", 1}},
+              {{"weights", "int4"}, {"renormalise", "yes"}, {"qk-norm", "yes"}}),
+          use(DType::fp16, {{"batch", 5}, {"cache", 200}, {"page", 16}},
+              {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}),
+          use(DType::bf16, {{"s", 8}, {"h", 320}, {"cache", 70}, {"top-k", 3}, {"kv-heads", 4}},
+              {{"weights", "int4"}, {"group", "row"}, {"zeros", "yes"}, {"routing", "zipf:1"}}),
+          gpt_oss({{"d", 576}, {"h", 704}, {"cache", 300}, {"window", 128}, {"page", 16}}, {}),
+          gpt_oss({{"batch", 5}, {"cache", 300}, {"window", 33}}, {{"lengths", "ragged"}}),
+          gpt_oss({{"batch", 2}, {"s", 2}, {"heads", 64}, {"cache", 100}}, {{"lengths", "ragged"}}),
+          use(DType::fp16, {{"batch", 2}, {"shared-h", 384}}, {{"weights", "nvfp4"}}),
+          use(DType::bf16, {{"s", 3}, {"h", 1088}, {"cache", 90}}, {{"weights", "nvfp4"}}),
+          use(DType::bf16, {{"batch", 2}, {"shared-h", 192}},
+              {{"weights", "int8"}, {"group", "64"}, {"shared-gate", "yes"}}),
+          use(DType::bf16, {{"batch", 8}, {"h", 256}, {"shared-h", 768}, {"top-k", 2}},
+              {{"weights", "fp8"}, {"shared-gate", "yes"}, {"lengths", "ragged"}}),
+          use(DType::fp16, {{"batch", 2}},
+              {{"weights", "fp8"}, {"group", "row"}, {"score", "sigmoid"}}),
+          // Two stages of down's rows, and blocks without a tile of it.
+          use(DType::bf16, {{"d", 2048}, {"h", 2176}, {"experts", 8}, {"top-k", 2}},
+              {{"weights", "int4"}})};
+}
+
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;
   sizes["layers"] = layers;
@@ -209,7 +262,7 @@ void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const 
 }
 
 /// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
-/// heads are shared out among blocks.
+/// heads are shared out among blocks, with stages in registers.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -227,21 +280,61 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       more.set("head_groups", groups);
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
-    if (family.space(problem, backend->facts()).feasible().size() > 0) shared.set("held", 2);
+    shared.set("held", 2);
     verify_layers(*backend, all[i], 2, shared);
   }
+}
+
+std::vector<Use> all_uses() {
+  std::vector<Use> all;
+  for (const auto& more : {uses(), uses_of_experts(), uses_of_ranks(), uses_of_norms_behind(),
+                           uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// Each expert's down is NaN in turn: tokens that chose it are NaN, and others keep their bits.
+void verify_nan_experts(Backend& backend, const Problem& problem, const Recipe& recipe) {
+  CAPTURE(problem.text(), recipe_text(recipe));
+  OpRun run(backend, layer_op(), problem);
+  const auto executables = run.compile(layer_op(), problem, recipe);
+  run.run(executables);
+  const std::vector<float> expected = run.values("y");
+  REQUIRE(std::none_of(expected.begin(), expected.end(), [](float v) { return std::isnan(v); }));
+  const char* const down = problem.options.contains("weights") ? "w_down_scale" : "w_down";
+  const auto weights = run.bytes(down);
+  const auto experts = static_cast<std::size_t>(problem.size("experts")),
+             d = static_cast<std::size_t>(problem.size("d")), share = weights.size() / experts;
+  std::size_t choices = 0;
+  for (std::size_t expert = 0; expert < experts; ++expert) {
+    auto changed = weights;
+    std::fill_n(changed.begin() + static_cast<std::ptrdiff_t>(expert * share), share,
+                std::byte{0xff});
+    run.write(down, changed);
+    run.run(executables);
+    const std::vector<float> y = run.values("y");
+    for (std::size_t token = 0; token < y.size(); token += d) {
+      const auto own = y.begin() + static_cast<std::ptrdiff_t>(token);
+      const auto end = own + static_cast<std::ptrdiff_t>(d);
+      if (std::all_of(own, end, [](float value) { return std::isnan(value); }))
+        ++choices;
+      else
+        CHECK(std::equal(own, end, expected.begin() + static_cast<std::ptrdiff_t>(token)));
+    }
+  }
+  CHECK(choices == expected.size() / d * static_cast<std::size_t>(problem.size("top-k")));
+}
+
+/// Experts of several tokens, dense and packed.
+std::vector<Use> uses_of_nan_experts() {
+  return {uses_of_experts()[4], uses_of_packed_experts()[1], uses_of_packed_experts()[4]};
 }
 
 }  // namespace
 
 TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
-  auto all = uses();
-  for (Use& use : uses_of_experts()) all.push_back(std::move(use));
-  for (const auto& more :
-       {uses_of_ranks(), uses_of_norms_behind(), uses_of_4_bits(), uses_of_8_bits()})
-    all.insert(all.end(), more.begin(), more.end());
-  for (const Use& use : all)
+  for (const Use& use : all_uses())
     CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
 
   const auto refuses = [](const Problem& problem, const char* reason, const char* arch = "sm_90a") {
@@ -273,7 +366,6 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
   refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
   refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
-  refuses(problem_of(DType::bf16, {{"h", 1088}}, {{"weights", "mxfp4"}}), "mxfp4");
   CHECK(family_of(layer_op(), persistent)
             .refusal(problem_of(DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}),
                      facts_of_architecture("sm_90a"))
@@ -292,6 +384,59 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(mixture({{"experts", 300}}), "experts=300");
   refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
   refuses(mixture({{"h", 96}}), "96 rows");
+}
+
+TEST_CASE("the one launch has every buffer of every layer among its parameters") {
+  const auto facts = facts_of_architecture("sm_90a");
+  std::set<std::string_view> families;
+  for (const Use& use : all_uses()) {
+    Sizes sizes = use.sizes;
+    sizes["layers"] = 49;
+    const Problem problem = problem_of(use.dtype, sizes, use.options);
+    const Family& family = family_for(problem);
+    if (!families.insert(family.name()).second) continue;
+    CAPTURE(problem.text());
+    const Program program = family.program(problem, facts, family.default_config(problem, facts));
+    std::set<std::size_t> used;
+    for (const Step& step : program.steps) {
+      const ParameterStruct& parameters = *std::get<KernelLaunch>(step).parameters;
+      CHECK(parameters.bytes <= 32764);  // CUDA's limit
+      std::set<std::size_t> offsets;
+      for (const auto& [offset, value] : parameters.fields) {
+        CHECK(offsets.insert(offset).second);
+        CHECK(offset + argument_bytes(value) <= parameters.bytes);
+        if (const auto* tensor = std::get_if<TensorArgument>(&value)) used.insert(tensor->tensor);
+      }
+    }
+    const auto tensors = layer_op().tensors(problem);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      CAPTURE(tensors[i].name);
+      if (tensors[i].role != Role::intermediate) CHECK(used.contains(i));
+    }
+  }
+}
+
+TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone, on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const Use& use : uses_of_nan_experts()) {
+    const Problem cuda = problem_of(DType::bf16, use.sizes, use.options);
+    const Problem problem = layer_problem(DeviceKind::cpu, cuda.dtype, cuda.sizes, cuda.options);
+    verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
+  }
+}
+
+TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Use& use : uses_of_nan_experts()) {
+    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Family& family = family_for(problem);
+    verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
+    if (family.refusal(problem, backend->facts())) continue;
+    verify_nan_experts(
+        *backend, problem,
+        {{std::string(family.name()), family.default_config(problem, backend->facts())}});
+  }
 }
 
 TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
@@ -469,6 +614,26 @@ TEST_CASE("persistent layers with weights of 4 bits over pages and of several to
 
 TEST_CASE("persistent layers with weights of 8 bits against the reference", "[gpu]") {
   verify_uses(uses_of_8_bits(), 0, uses_of_8_bits().size());
+}
+
+TEST_CASE("persistent layers with experts in int4 against the reference", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 0, 3);
+}
+
+TEST_CASE("persistent layers with experts in mxfp4 behind dense attention", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 3, 6);
+}
+
+TEST_CASE("persistent layers with experts in nvfp4, and a network of all tokens", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 6, 8);
+}
+
+TEST_CASE("persistent layers with experts in 8 bits, and a gated network of all tokens", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 8, 11);
+}
+
+TEST_CASE("persistent layers with experts whose rows have several stages", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), 11, uses_of_packed_experts().size());
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {

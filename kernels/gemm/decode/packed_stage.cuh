@@ -60,7 +60,8 @@ __device__ __forceinline__ void load_packed_stage(Pipeline& pipeline, const pack
 }
 
 // A warp's MMAs of its blocks of a stage: every `warps`-th. The interface is stage_product's, but
-// for tokens, which ldmatrix reads.
+// for tokens, which ldmatrix reads. There are no branches between the blocks of a warp, so that
+// one's loads and MMAs overlap another's.
 template <class T, packed_stage_shape shape, int warps>
 struct packed_stage_product {
   static constexpr packed_form format = shape.format;
@@ -111,11 +112,33 @@ struct packed_stage_product {
   // elements of k from there on.
   static __device__ __forceinline__ void run(accumulators& sum, const fragment& of, u32 tokens,
                                              int left) {
+    const int warp = threadIdx.x / 32, there = smaller(ceil_div(left, packed_k), shape.blocks);
+    run_own<steps>(sum, of, tokens, left, (there - warp + warps - 1) / warps);
+  }
+
+ private:
+  // A warp that has `own` blocks, `count` of them at most. A loop for each number of blocks would
+  // be too much code for many.
+  template <int count>
+  static __device__ __forceinline__ void run_own(accumulators& sum, const fragment& of, u32 tokens,
+                                                 int left, int own) {
+    if (own >= count)
+      run_steps<count>(sum, of, tokens, left);
+    else if constexpr (steps > 4)
+      run_steps<0>(sum, of, tokens, left);
+    else if constexpr (count > 1)
+      run_own<count - 1>(sum, of, tokens, left, own);
+  }
+
+  // `count`: the warp's blocks; 0: those of them that there are.
+  template <int count>
+  static __device__ __forceinline__ void run_steps(accumulators& sum, const fragment& of,
+                                                   u32 tokens, int left) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < (count > 0 ? count : steps); ++i) {
       const int block = warp + i * warps;
-      if (block * packed_k >= left) continue;
+      if (count == 0 && block * packed_k >= left) continue;
       float part[1][4] = {};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
