@@ -56,7 +56,7 @@ class Options:
 
 
 def reason_of(error: Exception) -> str:
-    """What the report says of it. Logs the error of a module that does not run as it is tried here."""
+    """A sentence for the report. The error of a module that does not run as it is tried is logged."""
     if isinstance(error, Unfit):
         return str(error)
     _log.debug("patch: a module could not be tried", exc_info=error)
