@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from .. import ops
 from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
-from .norms import layernorm_forward, norm_forward, normalises
+from .norms import layernorm_forward, norm_forward, normalises, settings_of
 from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
                         is_patched, kind_of, original, remembered, stand_in,
                         replace_forward, trying, undoable, watched)
@@ -96,7 +96,7 @@ def _expect_feed_forward(module: nn.Module) -> bool:
 
 def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None,
            norms_again: bool) -> Tensor:
-    convention, eps = norm._fftune
+    convention, eps = settings_of(norm)
     form, weights = gated_of(mlp), gated_weights(mlp)
     if norms_again and torch.is_grad_enabled():
         if residual is None:
@@ -148,7 +148,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)
     pair, again = self._fftune
-    convention, eps = norm._fftune
+    convention, eps = settings_of(norm)
     normed = self.input_layernorm(hidden_states)
     with norm_again(again, self.input_layernorm, hidden_states, normed):
         if projects(self.self_attn, normed, options):

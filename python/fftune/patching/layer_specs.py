@@ -25,7 +25,7 @@ from .inline_mlps import chain_of
 from .fp8_linear import is_rounded_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
-from .norms import norm_forward
+from .norms import norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
@@ -245,8 +245,7 @@ def _norm_of(module: nn.Module, known: dict) -> _Norm:
             raise Unfit("layers: a LayerNorm over several dimensions")
         return _Norm("layer", "llama", module.eps)
     if is_patched(module, norm_forward):
-        convention, eps = module.__dict__["_fftune"]
-        return _Norm("rms", convention, eps)
+        return _Norm("rms", *settings_of(module))
     return remembered(known, ("layers' norm", kind_of(module)), lambda: _norm_by_values(module))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from . import attention as attentions
-from .norms import norm_forward
+from .norms import norm_forward, settings_of
 from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, serves
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
@@ -446,7 +446,7 @@ def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, flo
     if not all(is_patched(norm, norm_forward) and not watched(norm) and are_plain(norm.weight)
                for norm in norms):
         return None
-    (convention, eps), other = (norm._fftune for norm in norms)
+    (convention, eps), other = map(settings_of, norms)
     weights = tuple(norm.weight for norm in norms)
     if (convention, eps) != other or convention == "gemma" or any(
             w.shape != (attention.head_dim,) or w.dtype != _numbers_of(attention.q_proj).dtype
