@@ -27,7 +27,7 @@ from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8, rounds_alike
 from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
-from .norms import norm_forward
+from .norms import norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
@@ -251,8 +251,7 @@ def _norm_of(module: nn.Module, known: dict) -> _Norm:
             raise Unfit("layers: a LayerNorm over several dimensions")
         return _Norm("layer", "llama", module.eps)
     if is_patched(module, norm_forward):
-        convention, eps = module.__dict__["_fftune"]
-        return _Norm("rms", convention, eps)
+        return _Norm("rms", *settings_of(module))
     return remembered(known, ("layers' norm", kind_of(module)), lambda: _norm_by_values(module))
 
 
@@ -436,8 +435,8 @@ def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
         try:
             with torch.no_grad():
                 own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False)
-        except Exception as error:
-            reason = (str(error).splitlines() or [""])[0]
+        except Exception:
+            reason = "it does not run with embeddings of tokens alone"
             continue
         calls = [recorder.calls for recorder in recorders]
         if all(len(own_calls) == 1 for own_calls in calls) and all(
