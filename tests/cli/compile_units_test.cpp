@@ -22,3 +22,15 @@ TEST_CASE("an interrupt ends the enumeration of programs") {
   CHECK(compile_units(builtin_catalog().op("moe-ffn"), facts, "", {}, 0, cancel).empty());
   CHECK(std::clock() - begin < CLOCKS_PER_SEC / 2);
 }
+
+TEST_CASE("families of one token, and of two rare options together, have programs") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const std::atomic<bool> cancel{false};
+  const auto has_program = [&](const std::string& op, const std::string& family) {
+    CAPTURE(op, family);
+    CHECK(!compile_units(builtin_catalog().op(op), facts, family, {}, 1, cancel).empty());
+  };
+  has_program("attention", "attention_decode");
+  has_program("layer", "persistent_packed_post_norms");
+  has_program("layer", "persistent_packed_ffn");
+}

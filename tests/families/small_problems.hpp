@@ -20,98 +20,27 @@ namespace fftune::test {
 using Options = std::map<std::string, std::string>;
 
 /// The usual form of the pass, and each rare one by itself.
-inline std::vector<Options> forms_of(const Op& op, const std::string& pass) {
-  std::vector<Options> forms{{}};
-  for (const auto& field : options_of(op, pass))
-    for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
-      forms.push_back({{field.name, field.choices[i]}});
-  return forms;
-}
+std::vector<Options> forms_of(const Op& op, const std::string& pass);
 
 constexpr std::int64_t few_elements = 1 << 20;
 
-inline std::int64_t elements_of(const Op& op, const Problem& problem) {
-  std::int64_t elements = 0;
-  for (const TensorSpec& tensor : op.tensors(problem)) elements += tensor.elements();
-  return elements;
-}
+std::int64_t elements_of(const Op& op, const Problem& problem);
 
 /// Whether its op is made of ops, and its tensors together have few elements.
-inline bool is_small_whole(const Op& op, const Problem& problem) {
-  return !op.parts(problem).empty() && elements_of(op, problem) <= few_elements;
-}
+bool is_small_whole(const Op& op, const Problem& problem);
 
 /// Whether the op is made of ops that are made of ops: forms of those are tried by themselves.
-inline bool is_nested(const Op& op) {
-  Problem problem{std::string(op.name()), op.passes().front(), DType::f32, {}, {}};
-  for (const SizeField& size : op.sizes())
-    if (!size.rare) problem.sizes[size.name] = size.example;
-  return has_nested_parts(op, canonical(op, problem, DeviceKind::cpu));
-}
+bool is_nested(const Op& op);
 
 /// The problem with fewer heads, matrices and the like, where its tensors have many elements
 /// because one extent has to be long. The family refuses neither.
-inline Problem shrunk(const Op& op, const Family& family, Problem problem,
-                      const DeviceFacts& facts) {
-  for (const auto& size : op.sizes())
-    for (const std::int64_t less : {5, 6, 16, 24, 32, 40, 64}) {
-      if (elements_of(op, problem) <= few_elements) return problem;
-      if (size.rare || size.name == op.token_size() || problem.size(size.name) <= less) continue;
-      if (std::any_of(problem.sizes.begin(), problem.sizes.end(),
-                      [&](const auto& other) { return other.second == less; }))
-        continue;
-      try {
-        const Problem smaller = canonical(op, problem.with_size(size.name, less), facts.kind);
-        if (!family.refusal(smaller, facts)) problem = smaller;
-      } catch (const Error&) {  // sizes that do not go together
-      }
-    }
-  return problem;
-}
+Problem shrunk(const Op& op, const Family& family, Problem problem, const DeviceFacts& facts);
 
 /// The first small problem of this pass, dtype and form that the family does not refuse. None over
 /// the memory of other processes, which tests/all_reduce starts.
-inline std::optional<Problem> small_problem(const Op& op, const Family& family,
-                                            const std::string& pass, DType dtype,
-                                            const Options& options, const DeviceFacts& facts) {
-  if (const auto link = options.find("link"); link != options.end() && link->second == "peers")
-    return std::nullopt;
-  constexpr double most_elements = 1 << 25;  // of a tensor with all extents
-  for (const std::int64_t tokens : {33, 5, 128, 1})
-    for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
-      Problem problem;
-      problem.op = op.name();
-      problem.pass = pass;
-      problem.dtype = dtype;
-      problem.options = options;
-      // Unlike extents, so that one taken for another is seen.
-      std::int64_t next = extent;
-      double product = 1;
-      for (const auto& size : op.sizes()) {
-        if (size.rare) continue;
-        problem.sizes[size.name] = size.name == op.token_size() ? tokens : std::min(next, size.max);
-        product *= static_cast<double>(problem.sizes[size.name]);
-        if (size.name != op.token_size()) next += extent;
-      }
-      try {
-        problem = canonical(op, problem, facts.kind);
-      } catch (const Error&) {
-        continue;  // extents that do not go together
-      }
-      if (product > most_elements && !is_small_whole(op, problem)) continue;
-      if (!family.refusal(problem, facts)) return shrunk(op, family, std::move(problem), facts);
-    }
-  return std::nullopt;
-}
+std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
+                                     DType dtype, const Options& options, const DeviceFacts& facts);
 
-inline std::size_t first_stage(const Op& op, const Family& family, const Problem& problem) {
-  const auto stages = op.stages(problem);
-  const auto own = family.stages();
-  const auto first = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
-    return stage.name == own.front();
-  });
-  REQUIRE(first != stages.end());
-  return static_cast<std::size_t>(std::distance(stages.begin(), first));
-}
+std::size_t first_stage(const Op& op, const Family& family, const Problem& problem);
 
 }  // namespace fftune::test

@@ -131,3 +131,22 @@ TEST_CASE("numbers that are not whole are refused") {
     CHECK(std::string(error.what()) == "ngram-block: n=2.5 is not a whole number");
   }
 }
+
+TEST_CASE("few short rows have many threads with few ids each, as an H100 and an H200 measured") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  for (const auto& [ids, bytes] : std::vector<std::pair<std::string, int>>{{"i32", 4}, {"i64", 8}})
+    for (const auto& [len, words] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{512, 1}, {1 << 16, 16 / bytes}}) {
+      const Problem problem = canonical(ngram_block_op(),
+                                        {"ngram-block",
+                                         "fwd",
+                                         DType::bf16,
+                                         {{"b", 256}, {"len", len}, {"vocab", 32128}},
+                                         {{"ids", ids}}},
+                                        DeviceKind::cuda);
+      const Config config = default_recipe(ngram_block_op(), problem, facts).front().config;
+      CAPTURE(problem.text(), config.text());
+      CHECK(config.at("vector") == words * bytes);
+      CHECK(config.at("threads") == (len == 512 ? 512 : 1024));
+    }
+}

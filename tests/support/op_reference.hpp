@@ -18,38 +18,14 @@ namespace fftune::test {
 using Options = std::map<std::string, std::string>;
 
 /// The op is in the catalog, and every source that its families name is embedded.
-inline void check_registration(const Op& op) {
-  const auto& catalog = builtin_catalog();
-  REQUIRE(&catalog.op(op.name()) == &op);
-  for (const auto* family : op.families())
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
-}
+void check_registration(const Op& op);
 
-inline std::vector<std::string> tensor_names(const Op& op, const Problem& problem) {
-  std::vector<std::string> names;
-  for (const auto& tensor : op.tensors(problem)) names.push_back(tensor.name);
-  return names;
-}
+std::vector<std::string> tensor_names(const Op& op, const Problem& problem);
 
 /// Test data of a tensor in its dtype: normal values, or what the op draws for seed 1.
-inline std::vector<std::byte> drawn_bytes(const TensorSpec& spec, std::mt19937_64& random) {
-  std::normal_distribution<double> normal(spec.mean, spec.scale);
-  std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-  if (spec.draw)
-    spec.draw(1, values);
-  else
-    for (double& value : values) value = normal(random);
-  std::vector<std::byte> bytes(spec.bytes());
-  encode(spec.dtype, std::span<const double>(values), bytes.data());
-  return bytes;
-}
+std::vector<std::byte> drawn_bytes(const TensorSpec& spec, std::mt19937_64& random);
 
 /// The tensors with the outputs of the first stage.
-inline ReferenceTensors run_reference(const Op& op, const Problem& problem,
-                                      ReferenceTensors tensors) {
-  HostThreads threads;
-  op.reference(problem, 0, tensors, threads);
-  return tensors;
-}
+ReferenceTensors run_reference(const Op& op, const Problem& problem, ReferenceTensors tensors);
 
 }  // namespace fftune::test

@@ -17,24 +17,12 @@
 namespace fftune::test {
 
 /// The first CUDA device, or null where there is none.
-inline std::unique_ptr<Backend> open_first_cuda() {
-  const Environment environment = read_environment();
-  const auto devices = list_devices(environment);
-  const auto cuda =
-      std::find_if(devices.found.begin(), devices.found.end(),
-                   [](const auto& device) { return device.facts.kind == DeviceKind::cuda; });
-  if (cuda == devices.found.end()) return nullptr;
-  return open_device(cuda->spec, *builtin_catalog().sources, environment);
-}
+std::unique_ptr<Backend> open_first_cuda();
 
 /// Whether a test is for a family.
 using Chosen = bool (*)(const Family&);
-inline bool every_family(const Family&) {
-  return true;
-}
-inline bool reads_packed_weights(const Family& family) {
-  return family.name().find("packed") != std::string_view::npos;
-}
+bool every_family(const Family&);
+bool reads_packed_weights(const Family& family);
 
 /// A variant to verify.
 struct DrawnVariant {
@@ -44,141 +32,34 @@ struct DrawnVariant {
 };
 
 /// The place of the family's first stage, which has to be there, among a problem's.
-inline std::size_t first_stage_of(const Family& family, const std::vector<StageSpec>& stages) {
-  const auto own = family.stages();
-  const auto first = std::find_if(stages.begin(), stages.end(),
-                                  [&](const auto& stage) { return stage.name == own.front(); });
-  REQUIRE(first != stages.end());
-  return static_cast<std::size_t>(first - stages.begin());
-}
+std::size_t first_stage_of(const Family& family, const std::vector<StageSpec>& stages);
 
 /// The default and `more` feasible configurations of every chosen family that serves the problem on
 /// the stages that it covers.
-template <typename Random>
 std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
-                                        const Problem& problem, Random& random, int more,
-                                        Chosen chosen = every_family) {
-  std::vector<DrawnVariant> variants;
-  for (const Family* family : op.families()) {
-    if (family->device_kind() != facts.kind || !chosen(*family) || family->refusal(problem, facts))
-      continue;
-    const std::size_t first_stage = first_stage_of(*family, op.stages(problem));
-    const Space space = family->space(problem, facts);
-    variants.push_back(
-        {family, family->default_config(problem, facts), first_stage, family->stages().size()});
-    CAPTURE(problem.text(), family->name(), variants.back().config.text());
-    REQUIRE(space.violations(variants.back().config).empty());
-    const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
-    for (int i = 0; i < more && !feasible.empty(); ++i)
-      variants.push_back(
-          {family, feasible[random() % feasible.size()], first_stage, family->stages().size()});
-  }
-  return variants;
-}
+                                        const Problem& problem, std::mt19937_64& random, int more,
+                                        Chosen chosen = every_family);
 
 /// Variants one after the other: poisoned outputs, guards, the same bits twice, the error. A
 /// failure does not end the test, so that one run on a device shows all.
-inline void verify_run(Verifier& verifier, const std::vector<DrawnVariant>& variants,
-                       const std::vector<CompileResult>& compiled) {
-  Recipe recipe;
-  Verifier::Executables executables;
-  std::size_t stages = 0;
-  for (std::size_t i = 0; i < variants.size(); ++i) {
-    recipe.push_back({std::string(variants[i].family->name()), variants[i].config});
-    executables.push_back(compiled[i].executable);
-    stages += variants[i].stage_count;
-  }
-  CAPTURE(verifier.problem().text(), recipe_text(recipe));
-  for (const CompileResult& each : compiled) {
-    CHECK(each.report.failure == "");
-    if (!each.report.failure.empty()) return;
-  }
-  const auto result = verifier.verify(variants.front().first_stage, stages, executables);
-  CAPTURE(result.failure, result.error, result.tolerance);
-  CHECK(result.passed);
-}
+void verify_run(Verifier& verifier, const std::vector<DrawnVariant>& variants,
+                const std::vector<CompileResult>& compiled);
 
-inline void verify_variant(Verifier& verifier, const DrawnVariant& variant,
-                           const CompileResult& compiled) {
-  verify_run(verifier, {variant}, {compiled});
-}
+void verify_variant(Verifier& verifier, const DrawnVariant& variant, const CompileResult& compiled);
 
 /// Draws, compiles and verifies; returns how many variants there were.
-template <typename Random>
-int verify_variants(Backend& backend, const Op& op, const Problem& problem, Random& random,
-                    int more) {
-  const DeviceFacts& facts = backend.facts();
-  Verifier verifier(backend, op, problem, random());
-  const auto variants = draw_variants(facts, op, problem, random, more);
-  for (const auto& variant : variants)
-    verify_variant(verifier, variant,
-                   backend.compile(variant.family->program(problem, facts, variant.config)));
-  return static_cast<int>(variants.size());
-}
+int verify_variants(Backend& backend, const Op& op, const Problem& problem, std::mt19937_64& random,
+                    int more);
 
 /// The recipe on all of the op's stages: what one stage writes is what the next one reads.
-inline void verify_recipe(Backend& backend, const Op& op, const Problem& problem,
-                          const Recipe& recipe, std::uint64_t seed) {
-  CAPTURE(problem.text(), recipe_text(recipe));
-  Verifier::Executables executables;
-  for (const Variant& variant : recipe) {
-    const Family& family = family_of(op, variant.family);
-    const auto compiled = backend.compile(family.program(problem, backend.facts(), variant.config));
-    REQUIRE(compiled.report.failure == "");
-    executables.push_back(compiled.executable);
-  }
-  Verifier verifier(backend, op, problem, seed);
-  const auto result = verifier.verify(0, op.stages(problem).size(), executables);
-  CAPTURE(result.failure, result.error, result.tolerance);
-  REQUIRE(result.passed);
-}
+void verify_recipe(Backend& backend, const Op& op, const Problem& problem, const Recipe& recipe,
+                   std::uint64_t seed);
 
 /// On each problem: the default and `more` feasible configurations of every chosen family on the
 /// stages that it covers; the default recipe and the fallback on all stages. Those of several
 /// problems are compiled together, on all cores: one after the other, that is nearly all of the
 /// time that small problems take on a GPU.
-template <typename Random>
 void verify_families(Backend& backend, const Op& op, const std::vector<Problem>& problems,
-                     Random& random, int more, Chosen chosen = every_family) {
-  struct Run {
-    Problem problem;
-    std::vector<DrawnVariant> variants;  // one after the other
-    std::vector<CompileResult> compiled = {};
-  };
-  const DeviceFacts& facts = backend.facts();
-  HostThreads threads;
-  constexpr std::size_t at_once = 16;
-  for (std::size_t first = 0; first < problems.size(); first += at_once) {
-    std::vector<Run> runs;
-    for (std::size_t i = first; i < std::min(first + at_once, problems.size()); ++i) {
-      const Problem problem = canonical(op, problems[i], facts.kind);
-      const auto variants = draw_variants(facts, op, problem, random, more, chosen);
-      CAPTURE(problem.text());
-      REQUIRE_FALSE(variants.empty());
-      for (const DrawnVariant& variant : variants) runs.push_back({problem, {variant}});
-      for (const Recipe& recipe :
-           {default_recipe(op, problem, facts), fallback_recipe(op, problem, facts)}) {
-        auto& all = runs.emplace_back(Run{problem, {}}).variants;
-        for (const Variant& variant : recipe) {
-          const Family& family = family_of(op, variant.family);
-          all.push_back({&family, variant.config, first_stage_of(family, op.stages(problem)),
-                         family.stages().size()});
-        }
-      }
-    }
-    threads.run(static_cast<int>(runs.size()), threads.max_threads(), [&](int i) {
-      auto& [problem, variants, compiled] = runs[static_cast<std::size_t>(i)];
-      for (const DrawnVariant& variant : variants)
-        compiled.push_back(
-            backend.compile(variant.family->program(problem, facts, variant.config)));
-    });
-    std::optional<Verifier> verifier;  // one for a problem, and so one reference
-    for (const auto& [problem, variants, compiled] : runs) {
-      if (!verifier || verifier->problem() != problem)
-        verifier.emplace(backend, op, problem, random());
-      verify_run(*verifier, variants, compiled);
-    }
-  }
-}
+                     std::mt19937_64& random, int more, Chosen chosen = every_family);
 
 }  // namespace fftune::test

@@ -23,108 +23,27 @@ class FakeEvaluator : public Evaluator {
  public:
   using Truth = std::function<double(const Variant&)>;  // µs
 
-  explicit FakeEvaluator(Truth truth, double noise = 0, std::uint64_t seed = 1)
-      : truth_(std::move(truth)), noise_(noise), random_(seed) {
-    facts_.name = "Fake Device";
-    facts_.driver = "1";
-  }
+  explicit FakeEvaluator(Truth truth, double noise = 0, std::uint64_t seed = 1);
 
   const DeviceFacts& facts() const override { return facts_; }
   Limits limits(DType) override { return ceilings; }
   void set_cache(std::size_t bytes) { facts_.l2_bytes = bytes; }
   void set_kind(DeviceKind kind) { facts_.kind = kind; }
-  Setup begin(const Problem& problem) override {
-    clock += begin_seconds;
-    ++begun[problem.text()];
-    return {2, 1000, refusal};
-  }
+  Setup begin(const Problem& problem) override;
 
-  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override {
-    std::vector<Compiled> all(candidates.size());
-    bool go_on = true;
-    for (std::size_t i = 0; i < candidates.size(); ++i) {
-      if (!go_on) {
-        all[i].failure = "not started";
-        continue;
-      }
-      const auto id = candidates[i].id();
-      clock += compile_seconds;
-      ++compiled[id];
-      all[i].registers = registers ? registers(id) : 32;
-      if (behaves(id, Misbehaviour::compile)) all[i].failure = "no such instruction";
-      if (behaves(id, Misbehaviour::spill)) all[i].spill_bytes = 68;
-      if (behaves(id, Misbehaviour::spill_little)) all[i].spill_bytes = 40;
-      go_on = sink(i, all[i]);
-    }
-    return all;
-  }
+  std::vector<Compiled> compile(const Candidates& candidates, const CompileSink& sink) override;
 
-  Verified verify(const Candidate& candidate) override {
-    const auto id = candidate.id();
-    clock += 0.002;
-    ++verified[id];
-    if (cancel && *cancel) ++verified_after_cancel;
-    if (behaves(id, Misbehaviour::wrong)) return {false, 0.5, 1e-3, false, "wrong by 0.5"};
-    if (behaves(id, Misbehaviour::fault)) return {false, 0, 1e-3, true, "illegal address"};
-    if (behaves(id, Misbehaviour::killed)) {
-      clock += restart_seconds;
-      Verified killed{false, 0, 1e-3, false, "killed by SIGKILL"};
-      killed.fatal = killed.killed = true;
-      return killed;
-    }
-    if (behaves(id, Misbehaviour::lose_device)) {
-      lost_ = "illegal address";
-      return {false, 0, 1e-3, true, "illegal address"};
-    }
-    Verified passed{true, 1e-4, 1e-3, false, ""};
-    passed.bits = bits ? bits(id) : "00000000000000aa";
-    return passed;
-  }
+  Verified verify(const Candidate& candidate) override;
 
-  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override {
-    const double began = clock;
-    std::vector<Timing> all(candidates.size());
-    for (int round = 0; round < request.samples; ++round) {
-      for (std::size_t i = 0; i < candidates.size(); ++i) {
-        const auto id = candidates[i].id();
-        if (behaves(id, Misbehaviour::launch)) all[i].failure = "too many resources requested";
-        if (!all[i].failure.empty() || all[i].abandoned) continue;
-        const double us = sample(candidates[i]);
-        clock += std::max(us, 200.0) * 1e-6;
-        ++sampled[id];
-        all[i].samples_us.push_back(us);
-        all[i].abandoned = is_hopeless(all[i].samples_us, request.abandon_above_us);
-        if (cancel && cancel_after > 0 && --cancel_after == 0) *cancel = true;
-      }
-      const bool doubt = std::any_of(all.begin(), all.end(), [&](const Timing& timing) {
-        return is_doubtful(timing.samples_us, request.abandon_above_us);
-      });
-      if (clock - began >= request.seconds && !doubt) break;
-    }
-    return all;
-  }
+  std::vector<Timing> time(const Candidates& candidates, const TimeRequest& request) override;
 
-  std::vector<std::string> disturbances() override {
-    return disturbed ? disturbed(clock) : std::vector<std::string>{};
-  }
+  std::vector<std::string> disturbances() override;
 
   std::string lost() const override { return lost_; }
 
   /// Options whose clock is this evaluator's.
-  TuneOptions options(double budget_seconds, const std::string& strategy = TuneOptions().strategy) {
-    TuneOptions options = this->options();
-    options.budget_seconds = budget_seconds;
-    options.strategy = strategy;
-    return options;
-  }
-  TuneOptions options() {
-    TuneOptions options;
-    options.now = [this] { return clock; };
-    options.sleep = [this](double seconds) { clock += seconds; };
-    // One burst, as on a GPU: what a test counts is then what it asks for.
-    options.bursts = [](DeviceKind, double) { return BurstPlan{}; };
-    return options;
-  }
+  TuneOptions options(double budget_seconds, const std::string& strategy = TuneOptions().strategy);
+  TuneOptions options();
 
   double clock = 0;
   Limits ceilings{1e9, 1e12};
@@ -144,23 +63,9 @@ class FakeEvaluator : public Evaluator {
   int verified_after_cancel = 0;
 
  private:
-  bool behaves(const std::string& id, Misbehaviour kind) const {
-    const auto found = misbehaving.find(id);
-    return found != misbehaving.end() && found->second == kind;
-  }
+  bool behaves(const std::string& id, Misbehaviour kind) const;
 
-  double sample(const Candidate& candidate) {
-    double us = 0;
-    if (!candidate.baseline.empty())
-      us = 1000;
-    else if (candidate.recipe.size() > 1 && whole_us)
-      us = whole_us(candidate.recipe);
-    else
-      for (const auto& variant : candidate.recipe) us += truth_(variant);
-    std::normal_distribution<double> normal;
-    if (stretch) us *= stretch(candidate.id());
-    return us * (1 + noise_ * std::abs(normal(random_)));
-  }
+  double sample(const Candidate& candidate);
 
   DeviceFacts facts_;
   Truth truth_;

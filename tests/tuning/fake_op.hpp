@@ -23,19 +23,9 @@ class FakeFamily : public Family {
   DeviceKind device_kind() const override { return kind; }
   std::vector<std::string> stages() const override { return stages_; }
   bool is_fallback() const override { return fallback; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
-    return refused;
-  }
-  Space space(const Problem&, const DeviceFacts&) const override {
-    std::vector<std::int64_t> values;
-    for (int i = 0; i < variants_; ++i) values.push_back(i);
-    Space space;
-    space.parameter("p", "its place", values);
-    return space;
-  }
-  Config default_config(const Problem&, const DeviceFacts&) const override {
-    return {{"p", default_value}};
-  }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
+  Space space(const Problem&, const DeviceFacts&) const override;
+  Config default_config(const Problem&, const DeviceFacts&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override { return {}; }
   std::vector<std::string> sources() const override { return {"fake.cu"}; }
 
@@ -54,10 +44,7 @@ class FakeOp : public Op {
  public:
   explicit FakeOp(int stages) : stages_(stages) {}
 
-  FakeFamily& add(std::string name, std::vector<std::string> stages, int variants) {
-    families_.push_back(std::make_unique<FakeFamily>(std::move(name), std::move(stages), variants));
-    return *families_.back();
-  }
+  FakeFamily& add(std::string name, std::vector<std::string> stages, int variants);
 
   std::string_view name() const override { return "fake"; }
   std::string_view summary() const override { return "made up"; }
@@ -66,34 +53,12 @@ class FakeOp : public Op {
   std::vector<OptionField> options() const override { return {}; }
   std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
   std::string_view token_size() const override { return "m"; }
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return {{"x", DType::f32, {problem.size("m"), 100}, Role::input, 1},
-            {"y", DType::f32, {problem.size("m"), 100}, Role::output, 1}};
-  }
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    std::vector<StageSpec> all;
-    for (int i = 0; i < stages_; ++i)
-      all.push_back({std::string(1, static_cast<char>('a' + i)),
-                     {},
-                     {},
-                     1,
-                     1e6 * static_cast<double>(problem.size("m")),
-                     1e3});
-    return all;
-  }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override;
+  std::vector<StageSpec> stages(const Problem& problem) const override;
   void reference(const Problem&, std::size_t, ReferenceTensors&, Parallel&) const override {}
-  std::vector<const Family*> families() const override {
-    std::vector<const Family*> all;
-    for (const auto& family : families_) all.push_back(family.get());
-    return all;
-  }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override {
-    return {{"unfused", "made up", {}, {}}};
-  }
-  std::vector<OpPart> parts(const Problem& problem) const override {
-    if (!is_made_of_ops) return {};
-    return {{"part", this, problem, {}}};
-  }
+  std::vector<const Family*> families() const override;
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override;
+  std::vector<OpPart> parts(const Problem& problem) const override;
 
   bool is_made_of_ops = false;
 
@@ -106,11 +71,7 @@ class FakeOp : public Op {
 struct FakeCatalog {
   explicit FakeCatalog(int stages) : op(stages) {}
   /// One stage, and one family "f" with that number of variants.
-  static FakeCatalog of_variants(int variants) {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, variants);
-    return fake;
-  }
+  static FakeCatalog of_variants(int variants);
 
   Catalog catalog() const { return {{&op}, &sources}; }
   Problem problem(std::int64_t m = 1) const { return {"fake", "fwd", DType::f32, {{"m", m}}, {}}; }

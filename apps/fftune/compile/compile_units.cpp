@@ -151,6 +151,35 @@ std::vector<Problem> model_problems(const Op& op, const ProblemOptions& chosen) 
   return all;
 }
 
+/// One token of the examples with each rare option, and with each two of them together, for
+/// families that serve none of these either.
+std::vector<Problem> paired_problems(const Op& op, const ProblemOptions& chosen) {
+  ProblemOptions one = chosen;
+  one.sizes.emplace(op.token_size(), "1");
+  std::vector<OptionField> rare = op.options();
+  std::erase_if(rare, [&](const OptionField& field) {
+    return !field.rare || field.choices.size() < 2 || chosen.options.contains(field.name);
+  });
+  std::vector<Problem> all = problems_if_any(op, one);
+  for (std::size_t i = 0; i < rare.size(); ++i)
+    for (std::size_t j = i; j < rare.size(); ++j) {
+      ProblemOptions pair = one;
+      for (const OptionField* field : {&rare[i], &rare[j]})
+        pair.options.emplace(field->name, field->choices[1]);
+      for (Problem& problem : problems_if_any(op, pair)) all.push_back(std::move(problem));
+    }
+  return all;
+}
+
+/// The first of the problems that the family serves; none where it serves none of them.
+std::vector<Problem> first_served(const Family& family, const DeviceFacts& facts,
+                                  const std::vector<Problem>& problems) {
+  const auto first = std::find_if(problems.begin(), problems.end(), [&](const Problem& problem) {
+    return !family.refusal(problem, facts);
+  });
+  return first == problems.end() ? std::vector<Problem>{} : std::vector{*first};
+}
+
 }  // namespace
 
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
@@ -162,7 +191,7 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
   const auto take = [&](Units& units) {
     for (CompileUnit& unit : units.take()) all.push_back(std::move(unit));
   };
-  std::optional<std::vector<Problem>> rare, of_models;  // once a family needs them
+  std::optional<std::vector<Problem>> rare, of_models, paired;  // once a family needs them
   for (const Family* each : op.families()) {
     const std::string name(each->name());
     if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
@@ -202,6 +231,10 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
     if (units.empty() && !cancel) {
       if (!of_models) of_models = model_problems(op, chosen);
       add(*of_models);
+    }
+    if (units.empty() && !cancel) {
+      if (!paired) paired = paired_problems(op, chosen);
+      add(first_served(*each, facts, *paired));
     }
     take(units);
   }

@@ -344,24 +344,34 @@ function failures(group) {
 /// "fwd bf16": the words in front of a record's options.
 const passAndType = (record) => record.layer.split(" ").slice(0, 2).join(" ");
 
-/// Every op's share of the limit, a device beside the other. `sections` gives the id of an op's
-/// section on a device.
+/// The problems that every device with one of these records has; all of them if it has none in common.
+function sharedProblems(records) {
+  const of = [...groupBy(records, (record) => record.device).values()]
+    .map((own) => new Set(own.map((record) => record.problem)));
+  const shared = [...of[0]].filter((problem) => of.every((each) => each.has(problem)));
+  return new Set(shared.length > 0 ? shared : records.map((record) => record.problem));
+}
+
+/// Every op's share of the limit, a device beside the other, over the same problems where there are
+/// some. `sections` gives the id of an op's section on a device.
 function glanceSection(sections) {
   const devices = [...new Set(data.records.map((record) => record.device))];
   const rows = [...groupBy(data.records, (record) => `${record.op} ${passAndType(record)}`)].sort()
-    .map(([name, records]) => ({
-      name,
-      shares: devices.map((device) => {
+    .map(([name, records]) => {
+      const problems = sharedProblems(records);
+      return { name, shares: devices.map((device) => {
         const own = records.filter((record) => record.device === device);
-        const sorted = own.map((record) => record.roofline).sort((a, b) => a - b);
+        const sorted = own.filter((record) => problems.has(record.problem))
+          .map((record) => record.roofline).sort((a, b) => a - b);
         const middle = sorted.length / 2;
         const median = (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2;
         const range = sorted.length > 1 ? ` (${percent(sorted[0])} to ${percent(sorted.at(-1))})` : "";
-        return { median, count: own.length, words: own.length ? percent(median) + range : "no record",
+        const counted = sorted.length < own.length ? `${sorted.length} of ${own.length}` : `${own.length}`;
+        return { median, count: own.length, counted, words: own.length ? percent(median) + range : "no record",
           section: sections.get(`${records[0].op}\n${device}`) };
-      }),
-    }));
-  const node = figure("Median share of the limit (roofline) over the records", "Median share of the roofline: " + rows.map((row) => `${row.name}: ` + row.shares.map((share, i) => `${share.words} on ${devices[i]}`).join(", ")).join("; "), () =>
+      }) };
+    });
+  const node = figure("Median share of the limit (roofline), over the problems that the devices have in common where there are some", "Median share of the roofline: " + rows.map((row) => `${row.name}: ` + row.shares.map((share, i) => `${share.words} on ${devices[i]}`).join(", ")).join("; "), () =>
     barChart(rows.map((row) => row.name), devices.map((device, i) => ({
       label: device, backgroundColor: color("series-" + (i % 6)), barPercentage: 0.9, skipNull: true,
       data: rows.map(({ shares }, y) => ({ y, words: shares[i].words,
@@ -369,9 +379,9 @@ function glanceSection(sections) {
     })), "% of the limit", false));
   node.querySelector(".plot").style.height = 6 + (1 + 0.6 * devices.length) * rows.length + "rem";
   const cell = (share) => share.count === 0 ? "-" :
-    element("a", { href: "#" + share.section }, `${share.words}, ${share.count} record${share.count > 1 ? "s" : ""}`);
+    element("a", { href: "#" + share.section }, `${share.words}, ${share.counted} record${share.count > 1 ? "s" : ""}`);
   return element("section", { id: "glance" }, element("h2", {}, "At a glance"), node,
-    table("Median share of the limit, from the least to the most; the links lead to the records",
+    table("Median share of the limit, from the least to the most, over those records; the links lead to all of them",
       [{ title: "op, pass, dtype" }, ...devices.map((device) => ({ title: device }))],
       rows.map((row) => [row.name, ...row.shares.map(cell)])));
 }
@@ -385,12 +395,15 @@ function comparisonSection() {
   });
   const who = (record) => `${record.device}, ${record.date.slice(0, 10)}` + (data.paths.length > 1 ? `, ${data.paths[record.path]}` : "");
   const counts = ["FASTER", "SLOWER", "SAME", "UNDECIDED"].map((name) => `${rows.filter((row) => row.verdict === name).length} ${name}`).join(", ");
+  const only = (side) => new Set(rows.map((row) => row[side].device)).size === 1;
+  const named = only("before") && only("after") && rows[0].before.device !== rows[0].after.device;
+  const [first, second] = named ? [rows[0].before.device, rows[0].after.device] : ["the first", "the second"];
   const tones = { FASTER: "good", SLOWER: "bad", SAME: "limit", UNDECIDED: "caution" };
-  const node = figure("Time of the second over that of the first, by the 95% intervals: below 1 the second is faster", "Comparison: " + rows.map((row) => `${row.name}: ${row.verdict}`).join("; "), () =>
+  const node = figure(`Time of ${second} over that of ${first}, by the 95% intervals: below 1 ${second} is faster`, "Comparison: " + rows.map((row) => `${row.name}: ${row.verdict}`).join("; "), () =>
     barChart(rows.map((row) => row.name + " " + row.verdict), [{
-      label: "second / first", data: rows.map((row, i) => ({ x: [row.least, row.most], y: i, words: `${row.least.toFixed(3)} to ${row.most.toFixed(3)}, ${row.verdict}` })),
+      label: `${second} / ${first}`, data: rows.map((row, i) => ({ x: [row.least, row.most], y: i, words: `${row.least.toFixed(3)} to ${row.most.toFixed(3)}, ${row.verdict}` })),
       backgroundColor: rows.map((row) => color(tones[row.verdict])), borderSkipped: false, barPercentage: 0.6, minBarLength: 3,
-    }], "second / first", false));
+    }], `${second} / ${first}`, false));
   node.querySelector(".plot").style.height = Math.max(10, 6 + 3.2 * rows.length) + "rem";
   return element("section", { id: "comparison" }, element("h2", {}, "Side by side"),
     element("p", {}, `${counts}. SAME: the intervals lie within 2% of each other. FASTER and SLOWER: they do not overlap. UNDECIDED: more samples are needed.`),
@@ -421,9 +434,17 @@ function opSection(op, device, records, benches, searches, id) {
 
 function build() {
   const main = document.getElementById("content"), contents = document.getElementById("contents");
-  const enter = (id, title) => contents.append(element("li", {}, element("a", { href: "#" + id }, title)));
+  // One line for the sections of all devices, and one for each device.
+  const lines = new Map();
+  const enter = (id, title, device = "") => {
+    if (!lines.has(device)) {
+      lines.set(device, element("li", {}, ...(device ? [element("strong", {}, device)] : [])));
+      contents.append(lines.get(device));
+    }
+    lines.get(device).append(element("a", { href: "#" + id }, title));
+  };
   document.getElementById("summary").textContent =
-    `${data.records.length} records, ${data.searches.length} searches and ${data.benches.length} bench rows from ${data.paths.join(", ")}; made by fftune ${data.fftune} on ${data.date}.`;
+    `${data.records.length} records, ${data.searches.length} searches and ${data.benches.length} bench rows from ${data.paths.join(", ")}; made by fftune ${data.fftune} on ${data.date.replace("T", ", ").replace(/:\d+Z$/, " UTC")}.`;
   document.getElementById("footer").textContent =
     "Times are medians with 95% confidence intervals; the limit (roofline) is measured on the device. Drawn by Chart.js (MIT licence), which this file contains.";
   const groups = groupBy([...data.records, ...data.benches, ...data.searches],
@@ -441,7 +462,7 @@ function build() {
     const { op, device } = group[0], id = sections.get(key);
     const of = (list) => list.filter((each) => each.op === op && each.device === device);
     main.append(opSection(op, device, of(data.records), of(data.benches), of(data.searches), id));
-    enter(id, `${op} on ${device}`);
+    enter(id, op, device);
   }
 }
 
