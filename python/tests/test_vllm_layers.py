@@ -399,6 +399,34 @@ def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     go.set()
 
 
+def test_batches_of_many_rows_share_plans(prompts, stand_in, monkeypatch):
+    """All ops but attention, whose plans have the number of sequences too."""
+    layers, run = (importlib.import_module(f"fftune.{name}") for name in ("vllm.layers", "_run"))
+    monkeypatch.setattr(layers.plans, "COMPILES_BESIDE", True)
+    monkeypatch.setattr(layers.plans, "EXACT", 16)
+    run.forget_plans()
+    model = warm(model_of(stand_in, "qwen3_moe"))
+    state = layers._states[model]
+
+    def made():
+        deadline = time.monotonic() + 60
+        while not all(state.plans.values()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    try:
+        step(model, *batch_of(model, *MIXED))  # tested, and vLLM's
+        made()
+        for queries in ([5, 1, 20, 1], [5, 1, 30, 1]):
+            expect_right(model, *batch_of(model, (5, 40, 33, 17), 0, queries))
+        step(model, *batch_of(model, (48,) * 4, 0, [48, 20, 1, 1]))
+        made()
+        expect_right(model, *batch_of(model, (48,) * 4, 0, [48, 20, 1, 1]))
+        assert {dict(problem)["op"] for _, problem in state.made} == {"attention"}
+        assert run.PlanAt in map(type, run._plans.values())
+    finally:
+        run.forget_plans()
+
+
 def test_rows_have_the_same_bits_in_every_batch(prompts, stand_in, monkeypatch):
     run = importlib.import_module("fftune._run")
     for home in ("fftune._run", "fftune.vllm.layers"):

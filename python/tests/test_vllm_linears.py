@@ -83,6 +83,31 @@ def test_calls_run_by_linear_and_the_weight_is_in_memory_once(linears, caplog, k
             assert error(y, x.float() @ kernel.dense.float() + bias.float()) < 0.01
 
 
+def test_many_tokens_of_requests_share_a_plan(linears, monkeypatch):
+    from vllm.forward_context import set_forward_context
+
+    plans, running = module("fftune.vllm.plans"), module("fftune._run")
+    for name, value in (("EXACT", 16), ("most_rows", lambda: 50), ("COMPILES_BESIDE", False)):
+        monkeypatch.setattr(plans, name, value)
+    running.forget_plans()
+    kernel, layer = a_layer()
+    kernel.process_weights_after_loading(layer)
+
+    def kinds_of(rows):
+        running._plans.clear()
+        x = torch.randn(rows, 128, dtype=torch.bfloat16)
+        assert error(kernel.apply_weights(layer, x), x.float() @ kernel.dense.float()) < 0.01
+        return {type(plan) for plan in running._plans.values()}
+
+    try:
+        assert kinds_of(40) == {running.Plan}, "of vLLM's profile run"
+        with set_forward_context({}):
+            assert [kinds_of(rows) for rows in (40, 16, 41, 51)] == [
+                {running.PlanAt}, {running.Plan}, {running.PlanAt}, {running.Plan}]
+    finally:
+        running.forget_plans()
+
+
 def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog):
     monkeypatch.setenv("FFTUNE_VLLM", "linears")
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")

@@ -103,9 +103,9 @@ TOUCHED = {
         "CompressedTensorsWNA16MarlinMoEMethod": "process_weights_after_loading num_bits actorder"},
     f"{_LAYERS}/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_wna16": {
         "CompressedTensorsWNA16MoEMethod": "process_weights_after_loading num_bits"},
-    "config/vllm": {"VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
+    "config/vllm": {"": "get_current_vllm_config", "VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
                                   "model_config parallel_config compilation_config scheduler_config"},
-    "config/scheduler": {"SchedulerConfig": "max_num_seqs"},
+    "config/scheduler": {"SchedulerConfig": "max_num_seqs max_num_batched_tokens"},
     "config/model": {"ModelConfig": "dtype max_model_len enable_return_routed_experts"},
     "config/parallel": {
         "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "

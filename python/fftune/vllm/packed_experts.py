@@ -9,8 +9,10 @@ import functools
 import torch
 from torch import Tensor, nn
 
+from .. import _run as running
 from .. import ops
 from .._codes import AWQ_PLACES, codes_of_words, pairs_of_codes, turned
+from . import plans
 from .experts import ACTIVATIONS, local_ids
 from .imports import wrap_methods
 from .logs import log_once, one_line
@@ -69,6 +71,7 @@ class Experts:
     """The packed weights of a layer's experts, and how their choices are given."""
 
     def __init__(self, method, layer: nn.Module):
+        self.many: tuple[list[tuple[int, dict]], int] = [], 0  # as plans.prepare() takes them
         self._expect_plain(method, layer)
         names = layer._parameters
         read = (self._mxfp4 if "w13_weight" in names else self._awq if type(method).__name__ == "AutoAWQMoEMethod"
@@ -154,6 +157,7 @@ class Experts:
     # what runs
 
     def run(self, layer: nn.Module, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        plans.prepare(len(x), *self.many)
         ids = local_ids(topk_ids, layer.expert_map)
         weigh = "before" if layer.apply_router_weight_on_input else "after"
         return ops.moe_ffn(x, ids, topk_weights, *self.weights, biases=self.biases, act=self.act, weigh=weigh)
@@ -169,9 +173,12 @@ class Experts:
             ours = getattr(self, f"_{name}")(method, layer)
             generator = torch.Generator().manual_seed(0)
             for rows in _ROWS:
-                reason = self._difference(method, layer, name, ours, rows, generator)
+                problems: dict = {}
+                with running.listening(problems):
+                    reason = self._difference(method, layer, name, ours, rows, generator)
                 if reason:
                     return reason
+            self.many = list(problems.values()), plans.most_rows()
         except Exception as error:
             return one_line(error)
         setattr(method, name, ours)

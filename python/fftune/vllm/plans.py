@@ -36,6 +36,22 @@ def are_ready(problems: list[tuple[int, dict]], most: int) -> bool:
     return not COMPILES_BESIDE
 
 
+def most_rows() -> int:
+    """The most tokens of a batch of the engine whose model is loaded; 0 if that is not known."""
+    try:
+        from vllm.config import get_current_vllm_config
+
+        return get_current_vllm_config().scheduler_config.max_num_batched_tokens
+    except Exception:  # outside of an engine
+        return 0
+
+
+def prepare(rows: int, problems: list[tuple[int, dict]], most: int) -> None:
+    """Begins with plans for any number of rows when so many come. Whether they are there is no matter."""
+    if EXACT < rows <= most:
+        are_ready(problems, most)
+
+
 def _has_requests() -> bool:
     """Whether this call of a model is for requests, not vLLM's profile run."""
     from vllm.forward_context import get_forward_context, is_forward_context_available

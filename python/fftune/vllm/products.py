@@ -8,16 +8,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .. import _run as running
+from . import plans
 from .logs import log_once, one_line
 from .trial import difference
 
-_layers: "dict[str, Callable[[Tensor, Tensor | None], Tensor]]" = {}  # by the number that a trace has
+# By the number that a trace has: what runs a layer, and its problems as plans.prepare() takes them.
+_layers: "dict[str, tuple[Callable[[Tensor, Tensor | None], Tensor], list[tuple[int, dict]], int]]" = {}
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
 
 
 @torch.library.custom_op("fftune_vllm::linear", mutates_args=())
 def _linear(x: Tensor, bias: Tensor | None, key: str, n: int) -> Tensor:
-    return _layers[key](x, bias)
+    run, problems, most = _layers[key]
+    plans.prepare(x.numel() // x.shape[-1], problems, most)
+    return run(x, bias)
 
 
 @_linear.register_fake
@@ -29,17 +34,21 @@ def adopt(kernel, apply: Callable, layer: nn.Module, run: Callable, sizes: tuple
     """Makes `run(x, bias)` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)`
     does, for x [rows, sizes[0]] of the type and device of `like`: the reason why not, or ""."""
     k, n = sizes
+    problems: dict = {}
     try:
         generator = torch.Generator().manual_seed(0)
         for rows in _ROWS:
             x = torch.randn(rows, k, generator=generator).to(like)
-            reason = difference("results", run(x, None), apply(kernel, layer, x, None))
+            problems.clear()
+            with running.listening(problems):
+                y = run(x, None)
+            reason = difference("results", y, apply(kernel, layer, x, None))
             if reason:
                 return reason
     except Exception as error:
         return one_line(error)
     key = kernel.__dict__.get("_fftune_key") or str(len(_layers))
-    _layers[key], kernel._fftune_key = run, key
+    _layers[key], kernel._fftune_key = (run, list(problems.values()), plans.most_rows()), key
 
     def apply_weights(layer: nn.Module, x: Tensor, bias: Tensor | None = None, **_) -> Tensor:
         return torch.ops.fftune_vllm.linear(x, bias, key, n)

@@ -97,7 +97,8 @@ def config_of(c, dtype, **changes):
         pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
         prefill_context_parallel_size=1, enable_dbo=False)
     whole = dict(model_config=SimpleNamespace(hf_config=c, dtype=dtype, max_model_len=128),
-                 scheduler_config=SimpleNamespace(max_num_seqs=8), parallel_config=parallel, compilation_config=compilation, lora_config=None,
+                 scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=4096),
+                 parallel_config=parallel, compilation_config=compilation, lora_config=None,
                  quant_config=None, speculative_config=None, kv_transfer_config=None)
     for path, value in changes.items():
         home, _, name = path.partition("__")
